@@ -1,0 +1,76 @@
+"""Logs: one JSON line an event on standard error, structured, with the trace id where there is one.
+
+structlog with msgspec was chosen for its bound loggers: 5.3 us a line against 7.5 us for the standard
+library with the same encoder (research of 2026-11-21, 2 cores). Log a batch or a failure, never each
+photo. Field names that carry credentials are masked here, once, for all callers.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from penstock.kernel import trace
+
+SECRET_FIELDS: Final = frozenset({"authorization", "cookie", "password", "secret", "token"})
+
+
+def configure_logs(role: str, *, level: str = "info") -> None:
+    """Send this process's logs, also those of libraries, to standard error as JSON lines."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _add_trace_id,
+            _mask_secrets,
+            structlog.processors.JSONRenderer(serializer=_encode),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.BytesLoggerFactory(file=sys.stderr.buffer),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.bind_contextvars(role=role)
+    logging.basicConfig(handlers=[_ToStructlog()], level=max(number, logging.WARNING), force=True)
+
+
+def logger(name: str) -> Any:
+    """A logger whose lines carry `source=name`; events are past-tense words: `batch_claimed`."""
+    return structlog.get_logger(source=name)
+
+
+class _ToStructlog(logging.Handler):
+    """Carries the records of libraries into the same JSON lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger(source=record.name).log(
+            record.levelno, record.getMessage(), exc_info=record.exc_info
+        )
+
+
+def _encode(event: Any, **_options: Any) -> bytes:
+    return msgspec.json.encode(event, enc_hook=str)
+
+
+def _add_trace_id(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    trace_id = trace.trace_id(trace.current_traceparent.get())
+    if trace_id is not None:
+        event.setdefault("trace_id", trace_id)
+    return event
+
+
+def _mask_secrets(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    for name in event.keys() & SECRET_FIELDS:
+        event[name] = "(masked)"
+    return event

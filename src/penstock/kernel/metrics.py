@@ -1,0 +1,117 @@
+"""Prometheus series with bounded labels, and how several processes answer one scrape.
+
+Every metric is declared here or in a room's `model.py` through `counter`, `gauge` or `histogram`, with the
+full set of values each label may take: a value outside it is counted as `other`, so ids, hosts and
+addresses can never become series. Bound children cost 0.34 us an increment (research of 2026-11-21).
+
+Each role of a machine writes its series to `<folder>/<role>-<pid>.prom` every two seconds; the API merges
+the fresh ones under a `role` label. A file older than STALE_S belongs to a process that is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+REGISTRY: Final = CollectorRegistry()
+STALE_S: Final = 15.0
+WRITE_EVERY_S: Final = 2.0
+_ALLOWED: Final[dict[str, Mapping[str, frozenset[str]]]] = {}
+
+
+def counter(name: str, help_text: str, **labels: Iterable[str]) -> Counter:
+    """Declare a counter; each label names all its values."""
+    return Counter(name, help_text, _declare(name, labels), registry=REGISTRY)
+
+
+def gauge(name: str, help_text: str, **labels: Iterable[str]) -> Gauge:
+    """Declare a gauge; each label names all its values."""
+    return Gauge(name, help_text, _declare(name, labels), registry=REGISTRY)
+
+
+def histogram(name: str, help_text: str, **labels: Iterable[str]) -> Histogram:
+    """Declare a histogram of seconds; each label names all its values."""
+    return Histogram(name, help_text, _declare(name, labels), registry=REGISTRY)
+
+
+def _declare(name: str, labels: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    _ALLOWED[name] = {label: frozenset(values) | {"other"} for label, values in labels.items()}
+    return tuple(labels)
+
+
+def bound(metric: Any, name: str, **labels: str) -> Any:
+    """The child of `metric` for `labels`, where a value never declared becomes `other`."""
+    allowed = _ALLOWED[name]
+    return metric.labels(
+        **{key: value if value in allowed[key] else "other" for key, value in labels.items()}
+    )
+
+
+def allow_values(name: str, **labels: Iterable[str]) -> None:
+    """Add label values that are known only once the app is put together, such as its routes."""
+    allowed = _ALLOWED[name]
+    _ALLOWED[name] = {label: allowed[label] | set(labels.get(label, ())) for label in allowed}
+
+
+def declared_metrics() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Name -> (help, labels) of every metric declared by the modules imported so far."""
+    found = {family.name: family.documentation for family in REGISTRY.collect()}
+    return {
+        name: (found.get(name, found.get(name.removesuffix("_total"), "")), tuple(labels))
+        for name, labels in sorted(_ALLOWED.items())
+    }
+
+
+def write_snapshot(folder: Path, role: str) -> None:
+    """Write this process's series beside the others' (atomically; about 1 ms)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{role}-{os.getpid()}.prom"
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(generate_latest(REGISTRY))
+    draft.replace(path)
+
+
+def remove_snapshot(folder: Path, role: str) -> None:
+    """Take this process's series away at its end."""
+    (folder / f"{role}-{os.getpid()}.prom").unlink(missing_ok=True)
+
+
+def merged_metrics(folder: Path | None, role: str) -> bytes:
+    """The exposition text of this process and of every fresh snapshot in `folder`, by `role`."""
+    texts = [(role, generate_latest(REGISTRY).decode())]
+    for path in sorted(folder.glob("*.prom")) if folder is not None else []:
+        try:
+            fresh = time.time() - path.stat().st_mtime < STALE_S
+            if fresh and path.stem != f"{role}-{os.getpid()}":
+                texts.append((path.stem.rpartition("-")[0], path.read_text()))
+        except FileNotFoundError:
+            continue
+    merged = CollectorRegistry()
+    merged.register(_Merged(texts))
+    return generate_latest(merged)
+
+
+class _Merged:
+    """Families of several expositions as one, each sample with its role."""
+
+    def __init__(self, texts: list[tuple[str, str]]) -> None:
+        self._texts = texts
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for role, text in self._texts:
+            for family in text_string_to_metric_families(text):
+                target = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                for sample in family.samples:
+                    labels = {**sample.labels, "role": role}
+                    target.add_sample(sample.name, labels, sample.value)
+        return families.values()

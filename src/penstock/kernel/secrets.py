@@ -1,0 +1,70 @@
+"""Keys for what leaves the house and comes back: cursors, media URLs, webhooks, peer hops.
+
+One root secret a deployment, from `PENSTOCK_SECRET` or made once in the data folder, mode 0600. Each use
+derives its own key from it (HMAC-SHA256 of the use's name, as HKDF-Expand does in RFC 5869), so that a
+signature made for one use is worth nothing to another. The key id is derived from the key, so two
+machines with the same secret agree on it and a rotated secret is told apart at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.kernel.errors import InvalidInput
+
+ROOT_CHARACTERS_MIN: Final = 32
+
+
+class WeakSecret(InvalidInput):
+    """The root secret given is too short to sign with."""
+
+    code = "weak_secret"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Key:
+    """A signing key of one use; `id` may be shown, the rest never is."""
+
+    id: str
+    secret: bytes
+
+    def sign(self, message: bytes) -> bytes:
+        """HMAC-SHA256 of `message`, 32 bytes."""
+        return hmac.digest(self.secret, message, "sha256")
+
+    def verify(self, message: bytes, signature: bytes) -> bool:
+        """Whether `signature` is ours, compared in constant time."""
+        return hmac.compare_digest(self.sign(message), signature)
+
+
+def derive_key(root: str, use: str) -> Key:
+    """The key of one `use`, such as `cursor` or `media-url`.
+
+    Raises: WeakSecret.
+    """
+    if len(root) < ROOT_CHARACTERS_MIN:
+        raise WeakSecret(
+            f"PENSTOCK_SECRET has {len(root)} characters, at least {ROOT_CHARACTERS_MIN} are needed:"
+            " make one with `python -c 'import secrets; print(secrets.token_urlsafe(32))'`"
+        )
+    secret = hmac.digest(root.encode(), b"penstock " + use.encode(), "sha256")
+    return Key(hashlib.sha256(secret).hexdigest()[:8], secret)
+
+
+def load_or_make_root(folder: Path) -> str:
+    """The root secret kept in `folder`, made there on first use; safe with several processes."""
+    path = folder / "secret"
+    try:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(32))
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        pass
+    return path.read_text().strip()

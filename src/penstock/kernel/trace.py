@@ -1,0 +1,32 @@
+"""W3C trace context, carried enqueue -> job -> fetch -> blob -> media hop.
+
+Parsed and made by hand: 0.6 us against 3.6 us through OpenTelemetry, and an unsampled span of its costs
+6 us (research of 2026-11-21, 2 cores). Source: W3C Trace Context, section 3.2.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextvars import ContextVar
+from typing import Final
+
+_TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+current_traceparent: ContextVar[str | None] = ContextVar("current_traceparent", default=None)
+
+
+def new_traceparent() -> str:
+    """A fresh, unsampled traceparent."""
+    return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-00"
+
+
+def next_hop(traceparent: str | None) -> str:
+    """The traceparent to hand on: the same trace under a new span, or a new trace if none is valid."""
+    if traceparent is None or _TRACEPARENT.fullmatch(traceparent) is None:
+        return new_traceparent()
+    return f"{traceparent[:36]}{os.urandom(8).hex()}{traceparent[52:]}"
+
+
+def trace_id(traceparent: str | None) -> str | None:
+    """The 32 hex digits that name the trace, or None."""
+    return traceparent[3:35] if traceparent else None

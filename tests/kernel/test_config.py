@@ -1,0 +1,93 @@
+"""Configuration: sources in their order, units, and all faults at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from penstock.kernel import config
+from penstock.kernel.config import InvalidConfig, load_config, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueConfig:
+    lease_s: float = setting("30s", "How long a lease lasts.", config.parse_duration_s)
+    body_bytes: int = setting("64KiB", "Largest body.", config.parse_size_bytes)
+    url: str | None = setting(None, "Where it is.", config.parse_url("valkey"), secret=True)
+    ports: tuple[int, ...] = setting("80, 443", "Ports.", config.parse_ports)
+
+
+SECTIONS = {"queue": QueueConfig}
+
+
+def load(*, env=None, file=None, flags=None):
+    return load_config(SECTIONS, env=env or {}, file=file, flags=flags)
+
+
+def test_defaults_are_parsed_and_named_as_such():
+    loaded = load()
+    assert loaded.section(QueueConfig) == QueueConfig(
+        lease_s=30.0, body_bytes=65536, url=None, ports=(80, 443)
+    )
+    assert loaded.written["queue.lease"] == ("30s", "default")
+
+
+def test_a_flag_wins_over_the_environment_over_the_file(tmp_path):
+    file = tmp_path / "penstock.toml"
+    file.write_text('[queue]\nlease = "1s"\nbody = "1KiB"\nports = [8080]\n')
+    env = {"PENSTOCK_QUEUE_LEASE": "2s", "PENSTOCK_QUEUE_BODY": "2KiB", "HOME": "/nowhere"}
+    loaded = load(env=env, file=file, flags={"queue.lease": "3s"})
+    assert loaded.section(QueueConfig).lease_s == 3.0
+    assert loaded.section(QueueConfig).body_bytes == 2048
+    assert loaded.section(QueueConfig).ports == (8080,)
+    assert loaded.written["queue.body"] == ("2KiB", "PENSTOCK_QUEUE_BODY")
+    assert loaded.written["queue.ports"] == ("8080", str(file))
+
+
+def test_every_fault_is_told_at_once_and_no_secret_is(tmp_path):
+    file = tmp_path / "penstock.toml"
+    file.write_text('[queue]\nlease = "soon"\nleese = "1s"\n')
+    env = {"PENSTOCK_QUEUE_URL": "http://user:hunter2@host", "PENSTOCK_QUEUE_LEESE": "1s"}
+    with pytest.raises(InvalidConfig) as told:
+        load(env=env, file=file, flags={"queue.body": "much"})
+    text = str(told.value)
+    assert "expected a duration such as 30s, 10m or 2h, got 'soon'" in text
+    assert "did you mean queue.lease?" in text
+    assert "did you mean PENSTOCK_QUEUE_LEASE?" in text
+    assert "--body: expected a size such as 64KiB or 25MiB, got 'much'" in text
+    assert "PENSTOCK_QUEUE_URL: expected a URL starting with valkey://" in text
+    assert "hunter2" not in text
+    assert len(told.value.problems) == 5
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path):
+    with pytest.raises(InvalidConfig, match="expected a TOML file"):
+        load(file=tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("250ms", 0.25), ("30s", 30), ("1.5m", 90), ("2h", 7200), ("7d", 604800)]
+)
+def test_durations(text, seconds):
+    assert config.parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "s", "-1s", "1 week", "1e3s", "٣s"])
+def test_durations_without_a_known_unit_are_refused(text):
+    with pytest.raises(ValueError, match="duration such as"):
+        config.parse_duration_s(text)
+
+
+@pytest.mark.parametrize("text", ["0", "80-70", "65536", "http", "80;443"])
+def test_ports_that_are_none_are_refused(text):
+    with pytest.raises(ValueError, match="ports such as"):
+        config.parse_ports(text)
+
+
+def test_listen_addresses():
+    assert config.parse_listen("127.0.0.1:8080") == ("127.0.0.1", 8080)
+    assert config.parse_listen("[::1]:0") == ("::1", 0)
+    for text in ("8080", ":8080", "host:", "host:99999"):
+        with pytest.raises(ValueError, match="address and a port"):
+            config.parse_listen(text)

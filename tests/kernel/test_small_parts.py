@@ -1,0 +1,110 @@
+"""Ids, keys, traces, back-off, the virtual clock, logs and the error table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.kernel import errors, secrets, trace
+from penstock.kernel.backoff import Backoff
+from penstock.kernel.clock import VirtualClock
+from penstock.kernel.ids import InvalidId, new_uuid7, require_id
+
+
+@pytest.mark.parametrize("value", ["a", "ad:1", "user@shop.example", "A-_.~", "x" * 128])
+def test_ids_that_need_no_escaping_are_valid(value):
+    assert require_id("item", value) == value
+
+
+@pytest.mark.parametrize("value", ["", "a b", "a/b", "..%00", "é", "x" * 129, "a\n", "a{b}"])
+def test_other_ids_are_refused_by_name(value):
+    with pytest.raises(InvalidId, match="item "):
+        require_id("item", value)
+
+
+def test_uuid7_is_version_7_and_sorts_by_time():
+    ids = [new_uuid7() for _ in range(100)]
+    assert {i.version for i in ids} == {7}
+    assert [i.int >> 80 for i in ids] == sorted(i.int >> 80 for i in ids)
+
+
+def test_keys_of_two_uses_do_not_verify_each_other():
+    root = "r" * 32
+    cursor, media = secrets.derive_key(root, "cursor"), secrets.derive_key(root, "media-url")
+    signature = cursor.sign(b"page 2")
+    assert cursor.verify(b"page 2", signature)
+    assert not media.verify(b"page 2", signature)
+    assert not cursor.verify(b"page 3", signature)
+    assert root not in repr(cursor)
+
+
+def test_a_short_secret_is_refused():
+    with pytest.raises(secrets.WeakSecret, match="at least 32"):
+        secrets.derive_key("short", "cursor")
+
+
+def test_the_root_secret_is_made_once_and_readable_by_its_owner_alone(tmp_path):
+    first = secrets.load_or_make_root(tmp_path)
+    assert secrets.load_or_make_root(tmp_path) == first
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+@given(st.text())
+def test_any_traceparent_gives_a_valid_next_hop(text):
+    valid = trace.new_traceparent()
+    assert trace.next_hop(valid)[:36] == valid[:36]
+    assert trace.next_hop(valid)[36:52] != valid[36:52]
+    assert len(trace.next_hop(text)) == 55
+
+
+@given(st.integers(1, 10_000), st.floats(0, 0.999))
+def test_backoff_stays_between_half_its_cap_and_its_cap(attempt, draw):
+    delay_s = Backoff(first_s=1, max_s=60).delay_s(attempt, draw=draw)
+    cap_s = min(60, 2.0 ** min(attempt - 1, 62))
+    assert cap_s * 0.5 <= delay_s <= cap_s
+
+
+async def test_sleepers_of_a_virtual_clock_wake_in_order_of_their_time():
+    clock, woken = VirtualClock(), []
+
+    async def sleeper(delay_s):
+        await clock.sleep(delay_s)
+        woken.append(delay_s)
+
+    tasks = [asyncio.create_task(sleeper(s)) for s in (3, 1, 2)]
+    await asyncio.sleep(0)
+    clock.advance(2)
+    await asyncio.sleep(0)
+    assert woken == [1, 2]
+    clock.advance(1)
+    await asyncio.gather(*tasks)
+    assert woken == [1, 2, 3]
+
+
+def test_every_error_has_its_code_and_the_status_of_its_kind():
+    table = errors.error_table()
+    for code, error in table.items():
+        assert error.status == errors.kind_of(error).status, code
+        assert error.__doc__, code
+
+
+def test_a_log_line_is_one_json_document_and_masks_secrets():
+    code = (
+        "from penstock.kernel.logs import configure_logs, logger; configure_logs('test');"
+        "logger('t').info('token_made', token='pst_x', name='a\\nb')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    [line] = ran.stderr.splitlines()
+    row = json.loads(line)
+    assert (row["event"], row["role"], row["token"], row["name"]) == (
+        "token_made",
+        "test",
+        "(masked)",
+        "a\nb",
+    )
