@@ -1,0 +1,44 @@
+"""The engines' floor: the only importer of drivers. Three engines and no more.
+
+postgres   rows, the truth (asyncpg)            sql        named statements in files
+valkey     hot keys, may be lost (valkey-py)    functions  its versioned Lua libraries
+blobs      bytes, in a folder or S3 (obstore)   migrate    schema changes, `pre` and `post`
+embedded   all three on a new machine, out of PyPI wheels, in one data folder
+
+`Engines` is the opened set that rooms are given. It opens nothing by itself: a process that only
+serves media never connects to PostgreSQL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.engines.blobs import Blobs
+from penstock.engines.endpoints import Endpoints
+from penstock.engines.postgres import Postgres, PostgresConfig
+from penstock.engines.valkey import Valkey, ValkeyConfig
+from penstock.kernel.config import Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """One of each; every one connects on first use."""
+
+    postgres: Postgres
+    valkey: Valkey
+    blobs: Blobs
+
+    @classmethod
+    def at(cls, endpoints: Endpoints, config: Loaded, blobs: Blobs) -> Engines:
+        """Handles on the engines that answer at `endpoints`, beside an object store."""
+        return cls(
+            Postgres(endpoints.postgres_url, config.section(PostgresConfig)),
+            Valkey(endpoints.valkey_url, config.section(ValkeyConfig)),
+            blobs,
+        )
+
+    async def close(self) -> None:
+        """Close what was opened."""
+        await self.postgres.close()
+        await self.valkey.close()
+        await self.blobs.close()

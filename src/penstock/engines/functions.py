@@ -1,0 +1,55 @@
+"""Valkey's function libraries: one a room, versioned in the name, loaded on every start.
+
+A room's `lua/<room>_v<N>.lua` begins with `#!lua name=penstock_<room>_v<N>`. Releases overlap, so a
+library is never changed in place: a new version gets a new name, and the old one is dropped one release
+later. Loading is idempotent: the server is asked first, and only a library that differs is sent.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+
+from penstock.engines.valkey import Valkey
+
+_HEADER: Final = re.compile(r"#!lua name=(penstock_\w+_v\d+)\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One Lua file."""
+
+    name: str
+    code: str
+
+
+def find_libraries(packages: tuple[str, ...]) -> list[Library]:
+    """Every library of `packages`; a room without a `lua` folder has none."""
+    found = []
+    for package in packages:
+        folder = files(package).joinpath("lua")
+        if not folder.is_dir():
+            continue
+        for file in sorted(folder.iterdir(), key=lambda f: f.name):
+            if file.name.endswith(".lua"):
+                code = file.read_text(encoding="utf-8")
+                header = _HEADER.match(code)
+                assert header, (
+                    f"{package}/lua/{file.name} must begin with #!lua name=penstock_..._vN"
+                )
+                found.append(Library(header[1], code))
+    return found
+
+
+async def load_libraries(valkey: Valkey, packages: tuple[str, ...]) -> list[str]:
+    """Load what is missing or differs; return the names that were sent. Raises: ValkeyDown."""
+    sent = []
+    for library in find_libraries(packages):
+        reply = await valkey.command("FUNCTION", "LIST", "LIBRARYNAME", library.name, "WITHCODE")
+        stored = any(library.code.encode() in entry for entry in reply)
+        if not stored:
+            await valkey.command("FUNCTION", "LOAD", "REPLACE", library.code)
+            sent.append(library.name)
+    return sent

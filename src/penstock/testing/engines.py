@@ -1,0 +1,71 @@
+"""Real engines for a test run: started once, with a migrated template, one database a test.
+
+Copying a template database takes about 30 ms, against seconds for migrations, so every test has a
+database of its own and none can disturb another. Syncs are off here: a test that asks about durability
+starts engines of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from penstock.engines.embedded import EmbeddedEngines
+from penstock.engines.endpoints import Endpoints
+from penstock.engines.migrate import apply_migrations
+from penstock.engines.postgres import Postgres, PostgresConfig
+
+TEMPLATE = "penstock_template"
+
+
+@dataclass(frozen=True, slots=True)
+class EnginesForTests:
+    """Running engines whose PostgreSQL holds the template."""
+
+    endpoints: Endpoints
+
+    def database_url(self, name: str) -> str:
+        """The URL of a database on this server."""
+        parts = urlsplit(self.endpoints.postgres_url)
+        return urlunsplit(parts._replace(path=f"/{name}"))
+
+    async def statement(self, text: str) -> None:
+        """Run one statement on the server's own database."""
+        admin = Postgres(self.endpoints.postgres_url, PostgresConfig())
+        try:
+            async with admin.session() as session:
+                await session.connection.execute(text)
+        finally:
+            await admin.close()
+
+    @asynccontextmanager
+    async def database(self, *, template: str = TEMPLATE) -> AsyncIterator[str]:
+        """A database of its own, gone when the block ends; yields its URL."""
+        name = f"test_{secrets.token_hex(6)}"
+        await self.statement(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")
+        try:
+            yield self.database_url(name)
+        finally:
+            await self.statement(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@asynccontextmanager
+async def engines_for_tests(
+    folder: Path, packages: tuple[str, ...]
+) -> AsyncIterator[EnginesForTests]:
+    """Start the embedded engines in `folder` and make the template of `packages`."""
+    embedded = EmbeddedEngines(folder, durable=False)
+    endpoints = await embedded.start()
+    try:
+        engines = EnginesForTests(endpoints)
+        await engines.statement(f"CREATE DATABASE {TEMPLATE}")
+        template = Postgres(engines.database_url(TEMPLATE), PostgresConfig())
+        await apply_migrations(template, packages)
+        await template.close()
+        yield engines
+    finally:
+        await embedded.stop()

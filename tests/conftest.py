@@ -1,0 +1,53 @@
+"""The tests' floor: real engines started once a run, a database, key prefix and folder of its own a test."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from penstock.app import PACKAGES
+from penstock.engines.blobs import Blobs
+from penstock.engines.postgres import Postgres, PostgresConfig
+from penstock.engines.valkey import Valkey, ValkeyConfig
+from penstock.testing.engines import engines_for_tests
+
+
+@pytest.fixture(scope="session")
+async def test_engines(tmp_path_factory):
+    """The embedded engines of this run."""
+    async with engines_for_tests(tmp_path_factory.mktemp("engines"), PACKAGES) as engines:
+        yield engines
+
+
+@pytest.fixture
+async def database_url(test_engines):
+    """A migrated database of this test's own."""
+    async with test_engines.database() as url:
+        yield url
+
+
+@pytest.fixture
+async def postgres(database_url):
+    """A pool on this test's database."""
+    postgres = Postgres(database_url, PostgresConfig())
+    yield postgres
+    await postgres.close()
+
+
+@pytest.fixture
+async def valkey(test_engines):
+    """A client whose keys nobody else uses."""
+    config = ValkeyConfig(prefix=f"test-{secrets.token_hex(4)}")
+    valkey = Valkey(test_engines.endpoints.valkey_url, config)
+    yield valkey
+    await valkey.close()
+
+
+@pytest.fixture
+async def blobs(tmp_path: Path):
+    """An empty object store in a folder."""
+    blobs = Blobs((tmp_path / "blobs").as_uri())
+    yield blobs
+    await blobs.close()

@@ -1,0 +1,152 @@
+"""The object store's contract, once over a folder and once over S3."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.engines.blobs import BlobMissing, Blobs, BlobsDown, InvalidBlobKey, put_file
+from penstock.testing.processes import wait_until
+
+
+@pytest.fixture(scope="module")
+def s3_url():
+    """An S3 server on loopback with one bucket."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    endpoint = f"http://127.0.0.1:{port}"
+
+    def answers():
+        try:
+            return httpx.put(f"{endpoint}/photos-for-tests", timeout=1).is_success
+        except httpx.TransportError:
+            return None
+
+    settings = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    try:
+        wait_until(answers, what="the S3 server answers")
+        os.environ.update(settings)
+        yield "s3://photos-for-tests/site"
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        server.terminate()
+        server.wait(10)
+
+
+@pytest.fixture(params=["folder", "s3"])
+async def store(request, tmp_path):
+    url = tmp_path.as_uri() if request.param == "folder" else request.getfixturevalue("s3_url")
+    store = Blobs(url)
+    yield store
+    await store.close()
+
+
+async def test_what_was_put_comes_back_whole_and_in_part(store):
+    await store.put("photos/ab/one.jpg", b"0123456789")
+    assert await store.get("photos/ab/one.jpg") == b"0123456789"
+    assert await store.read_range("photos/ab/one.jpg", 3, 4) == b"3456"
+    info = await store.info("photos/ab/one.jpg")
+    assert (info.size_bytes, bool(info.etag)) == (10, True)
+
+
+async def test_a_second_put_replaces_in_one_step(store):
+    await store.put("a.bin", b"old")
+    await store.put("a.bin", b"newer")
+    assert await store.get("a.bin") == b"newer"
+
+
+async def test_what_is_missing_is_told_and_deleting_it_is_no_error(store):
+    with pytest.raises(BlobMissing, match=r"no object 'gone\.bin'"):
+        await store.get("gone.bin")
+    with pytest.raises(BlobMissing):
+        await store.info("gone.bin")
+    assert not await store.is_stored("gone.bin")
+    await store.delete("gone.bin")
+
+
+async def test_listing_sees_what_is_there(store):
+    for name in ("list/x/1", "list/x/2", "list/y/1"):
+        await store.put(name, b".")
+    assert sorted([info.key async for info in store.list("list/x")]) == ["list/x/1", "list/x/2"]
+    await store.delete("list/x/1")
+    assert [info.key async for info in store.list("list/x")] == ["list/x/2"]
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/etc/passwd", "a//b", "../x", "a/../b", "a/.b", "a b", "a\0", "é"]
+)
+async def test_keys_that_are_no_plain_path_are_refused(store, key):
+    with pytest.raises(InvalidBlobKey):
+        await store.put(key, b"")
+    with pytest.raises(InvalidBlobKey):
+        await store.get(key)
+
+
+async def test_a_full_or_forbidden_disk_is_told_and_nothing_half_is_seen(tmp_path):
+    store = Blobs((tmp_path / "store").as_uri())
+    (tmp_path / "store" / "a").write_text("a file where a folder is needed")
+    with pytest.raises(BlobsDown, match="penstock doctor"):
+        await store.put("a/b.bin", b"x")
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["a"]
+    await store.close()
+
+
+def test_a_put_killed_at_any_moment_leaves_the_old_or_the_new_object(tmp_path):
+    put_file(tmp_path, "k/object.bin", b"old" * 100_000)
+    code = (
+        "import sys; from pathlib import Path; from penstock.engines.blobs import put_file\n"
+        "print('go', flush=True)\n"
+        "while True: put_file(Path(sys.argv[1]), 'k/object.bin', b'new' * 100_000)\n"
+    )
+    for _ in range(5):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout.readline() == "go\n"
+        child.send_signal(signal.SIGKILL)
+        child.wait(10)
+        child.stdout.close()
+        assert (tmp_path / "k" / "object.bin").read_bytes() in (b"old" * 100_000, b"new" * 100_000)
+
+
+def test_a_put_syncs_the_file_before_its_name_and_then_the_folder(tmp_path):
+    """The order that makes a put durable, seen through the calls that Python makes."""
+    calls: list[str] = []
+    real_fsync = os.fsync
+
+    def fsync(descriptor):
+        target = Path(f"/proc/self/fd/{descriptor}").readlink()
+        calls.append("fsync folder" if target.is_dir() else "fsync file")
+        real_fsync(descriptor)
+
+    sys.addaudithook(lambda event, _: calls.append("rename") if event == "os.rename" else None)
+    os.fsync = fsync
+    try:
+        put_file(tmp_path, "a/b/c.bin", b"x")
+    finally:
+        os.fsync = real_fsync
+    assert calls[:3] == ["fsync file", "rename", "fsync folder"]
+    assert calls.count("fsync folder") == 3

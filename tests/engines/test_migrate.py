@@ -1,0 +1,96 @@
+"""Migrations: applied once, in order, all or nothing, refused when edited or too new."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from penstock.app import PACKAGES
+from penstock.engines.migrate import (
+    MigrationEdited,
+    SchemaAhead,
+    SchemaBehind,
+    apply_migrations,
+    check_schema,
+    plan_migrations,
+)
+from penstock.engines.postgres import Postgres, PostgresConfig
+from penstock.engines.sql import compile_query
+
+EXISTS = compile_query("exists", "-- Is it there?\nSELECT to_regclass(:name) IS NOT NULL")
+
+
+@pytest.fixture
+async def empty(test_engines):
+    async with test_engines.database(template="template0") as url:
+        postgres = Postgres(url, PostgresConfig())
+        yield postgres
+        await postgres.close()
+
+
+@pytest.fixture
+def room(tmp_path, monkeypatch):
+    """A package with migrations of its own; call it to write one."""
+    folder = tmp_path / "roomfortests" / "sql" / "migrations"
+    folder.mkdir(parents=True)
+    (tmp_path / "roomfortests" / "__init__.py").write_text('"""A room."""\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda name, text: (folder / name).write_text(text)
+    sys.modules.pop("roomfortests", None)
+
+
+async def test_many_migrators_at_once_apply_each_file_once(empty):
+    done = await asyncio.gather(*(apply_migrations(empty, PACKAGES) for _ in range(4)))
+    assert sum(len(migrations) for migrations in done) == len({m.label for d in done for m in d})
+    assert await plan_migrations(empty, PACKAGES) == []
+    await check_schema(empty, PACKAGES, version="0.1.0")
+
+
+async def test_a_database_without_the_schema_is_refused_with_the_command(empty):
+    with pytest.raises(SchemaBehind, match="run `penstock migrate`"):
+        await check_schema(empty, PACKAGES, version="0.1.0")
+
+
+async def test_a_migration_that_fails_leaves_nothing_of_itself(empty, room):
+    room("0001_pre_good.sql", "CREATE TABLE penstock.good (id int);")
+    room("0002_pre_bad.sql", "CREATE TABLE penstock.half (id int); SELECT 1 / 0;")
+    with pytest.raises(Exception, match="division by zero"):
+        await apply_migrations(empty, ("roomfortests",))
+    assert await empty.value(EXISTS, name="penstock.good")
+    assert not await empty.value(EXISTS, name="penstock.half")
+    assert [m.number for m in await plan_migrations(empty, ("roomfortests",))] == [2]
+
+
+async def test_post_waits_until_it_is_asked_for(empty, room):
+    room("0001_pre_add.sql", "CREATE TABLE penstock.new_way (id int);")
+    room("0002_post_drop.sql", "-- oldest-code: 0.3.0\nDROP TABLE penstock.new_way;")
+    await apply_migrations(empty, ("roomfortests",), phases=("pre",))
+    await check_schema(empty, ("roomfortests",), version="0.2.0")
+    await apply_migrations(empty, ("roomfortests",), phases=("post",))
+    await check_schema(empty, ("roomfortests",), version="0.3.0")
+    with pytest.raises(SchemaAhead, match=r"0\.3\.0 or newer, this is 0\.2\.0"):
+        await check_schema(empty, ("roomfortests",), version="0.2.0")
+
+
+async def test_an_edited_migration_is_refused(empty, room):
+    room("0001_pre_add.sql", "CREATE TABLE penstock.one (id int);")
+    await apply_migrations(empty, ("roomfortests",))
+    room("0001_pre_add.sql", "CREATE TABLE penstock.one (id bigint);")
+    with pytest.raises(MigrationEdited, match="put the change into a new migration"):
+        await plan_migrations(empty, ("roomfortests",))
+
+
+async def test_a_migration_does_not_queue_the_site_behind_a_lock(empty, room):
+    room("0001_pre_add.sql", "CREATE TABLE penstock.busy (id int);")
+    await apply_migrations(empty, ("roomfortests",))
+    room(
+        "0002_pre_alter.sql",
+        "SET LOCAL lock_timeout = '50ms';\nALTER TABLE penstock.busy ADD b int;",
+    )
+    async with empty.transaction() as tx:
+        await tx.run(compile_query("lock", "-- Hold it.\nLOCK TABLE penstock.busy"))
+        with pytest.raises(Exception, match="nothing was done"):
+            await apply_migrations(empty, ("roomfortests",))
+    assert len(await apply_migrations(empty, ("roomfortests",))) == 1

@@ -1,0 +1,87 @@
+"""PostgreSQL: transactions, errors in our words, and life through the loss of connections."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.engines.postgres import (
+    ConstraintViolated,
+    Postgres,
+    PostgresBusy,
+    PostgresConfig,
+    PostgresDown,
+)
+from penstock.engines.sql import compile_query
+
+MAKE = compile_query("make", "-- Make a table.\nCREATE TABLE note (id int PRIMARY KEY, body text)")
+ADD = compile_query("add", "-- Add one.\nINSERT INTO note (id, body) VALUES (:id, :body)")
+COUNT = compile_query("count", "-- Count.\nSELECT count(*) FROM note")
+SLEEP = compile_query("sleep", "-- Take long.\nSELECT pg_sleep(30)")
+CUT = compile_query(
+    "cut",
+    "-- Cut the others.\nSELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()",
+)
+
+
+async def test_a_transaction_is_all_or_nothing(postgres):
+    await postgres.run(MAKE)
+
+    async def fail_half_way():
+        async with postgres.transaction() as tx:
+            await tx.run(ADD, id=1, body="a")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        await fail_half_way()
+    assert await postgres.value(COUNT) == 0
+    async with postgres.transaction() as tx:
+        await tx.many(ADD, [{"id": n, "body": "b"} for n in range(3)])
+    assert await postgres.value(COUNT) == 3
+
+
+async def test_a_broken_rule_is_a_conflict_that_names_the_constraint(postgres):
+    await postgres.run(MAKE)
+    await postgres.run(ADD, id=1, body="a")
+    with pytest.raises(ConstraintViolated) as told:
+        await postgres.run(ADD, id=1, body="secret text")
+    assert told.value.constraint == "note_pkey"
+    assert "secret text" not in str(told.value)
+
+
+async def test_a_statement_that_takes_too_long_is_stopped(database_url):
+    postgres = Postgres(database_url, PostgresConfig(statement_timeout_s=0.1))
+    with pytest.raises(PostgresBusy, match="nothing was done"):
+        await postgres.run(SLEEP)
+    await postgres.close()
+
+
+async def test_the_pool_heals_after_its_connections_were_cut(postgres, database_url):
+    other = Postgres(database_url, PostgresConfig())
+    await postgres.run(MAKE)
+    sleeping = asyncio.create_task(postgres.run(SLEEP))
+    active = compile_query(
+        "active",
+        "-- Busy ones.\nSELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(30)%'"
+        " AND datname = current_database() AND pid <> pg_backend_pid()",
+    )
+    while not await other.value(active):
+        await asyncio.sleep(0)
+    await other.run(CUT)
+    with pytest.raises(PostgresDown, match="penstock doctor"):
+        await sleeping
+    assert await postgres.value(COUNT) == 0
+    await other.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://nobody@127.0.0.1:1/none", "postgresql://penstock@/none?host=/nowhere"]
+)
+async def test_a_server_that_is_not_there_is_told_with_the_way_to_mend_it(url):
+    postgres = Postgres(url, PostgresConfig(connect_timeout_s=1))
+    with pytest.raises(PostgresDown, match="penstock doctor") as told:
+        await postgres.open()
+    assert told.value.retryable
+    assert told.value.retry_after_s
