@@ -1,0 +1,160 @@
+"""Embedded engines, really started: odd folders, twice in a row, crashes, refusals, nothing outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from penstock.engines.embedded import (
+    EmbeddedEngines,
+    FolderInUse,
+    StartFailed,
+    WrongVersion,
+    running_endpoints,
+)
+from penstock.engines.embedded.leftovers import processes_in
+from penstock.engines.embedded.lock import is_locked
+from penstock.engines.valkey import Valkey, ValkeyConfig
+from penstock.testing.processes import is_alive
+
+pytestmark = pytest.mark.slow
+
+
+async def keep(endpoints, word):
+    """Commit a row and write a key."""
+    connection = await asyncpg.connect(endpoints.postgres_url)
+    await connection.execute("CREATE TABLE IF NOT EXISTS kept (word text)")
+    await connection.execute("INSERT INTO kept VALUES ($1)", word)
+    await connection.close()
+    valkey = Valkey(endpoints.valkey_url, ValkeyConfig())
+    await valkey.command("RPUSH", "kept", word)
+    await valkey.close()
+
+
+async def kept(endpoints):
+    """The words kept in both engines, which must agree."""
+    connection = await asyncpg.connect(endpoints.postgres_url)
+    rows = [row["word"] for row in await connection.fetch("SELECT word FROM kept ORDER BY word")]
+    await connection.close()
+    valkey = Valkey(endpoints.valkey_url, ValkeyConfig())
+    words = await valkey.command("LRANGE", "kept", 0, -1)
+    await valkey.close()
+    assert sorted(word.decode() for word in words) == rows
+    return rows
+
+
+def outside(folder, pid):
+    """What process `pid` has open beyond `folder`: files, and sockets that are not unix ones."""
+    unix = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
+    harmless = ("/dev/null", "pipe:", "anon_inode:")
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        target = str(entry.readlink())
+        is_ours = target.startswith((f"{folder}/", *harmless))
+        if not is_ours and not (target.startswith("socket:[") and target[8:-1] in unix):
+            found.add(target)
+    lines = [line.split(None, 5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    shared = {line[5] for line in lines if line[1][3] == "s" and len(line) > 5}
+    return found | {
+        s
+        for s in shared
+        if s.startswith("/") and not s.startswith(("/dev/zero", f"{folder}/", "/SYSV"))
+    }
+
+
+async def test_engines_in_a_folder_with_spaces_start_twice_and_touch_nothing_outside(tmp_path):
+    folder = tmp_path / "data of the shop" / "été"
+    engines = EmbeddedEngines(folder)
+    endpoints = await engines.start()
+    assert await engines.start() == endpoints
+    assert running_endpoints(folder) == endpoints
+    await keep(endpoints, "first")
+    connection = await asyncpg.connect(endpoints.postgres_url)
+    for name, value in (("fsync", "on"), ("listen_addresses", ""), ("synchronous_commit", "on")):
+        assert await connection.fetchval(f"SHOW {name}") == value
+    await connection.close()
+    with pytest.raises(FolderInUse, match=str(os.getpid())):
+        await EmbeddedEngines(folder).start()
+    pids = processes_in(folder)
+    assert {engines.postgres_pid, engines.valkey_pid} <= set(pids)
+    assert {pid: outside(folder, pid) for pid in pids} == {pid: set() for pid in pids}
+    assert {path.stat().st_mode & 0o777 for path in (folder, folder / "run")} == {0o700}
+    await engines.stop()
+    assert processes_in(folder) == []
+    assert not is_locked(folder)
+    endpoints = await engines.start()
+    await keep(endpoints, "second")
+    assert await kept(endpoints) == ["first", "second"]
+    await engines.stop()
+
+
+async def test_a_path_longer_than_a_socket_allows_and_with_odd_characters_works(tmp_path):
+    folder = tmp_path / ("very long " * 12) / "a,b;c%20d'e\\f:é"
+    (folder / "run").mkdir(parents=True)
+    (folder / "postgres.new").mkdir()
+    (folder / "postgres.new" / "PG_VERSION").write_text("half made by a killed initdb")
+    (folder / "layout").touch()
+    engines = EmbeddedEngines(folder, durable=False)
+    await keep(await engines.start(), "first")
+    await engines.stop()
+    # What a kill and a stranger who took over the pid look like together.
+    (folder / "postgres" / "postmaster.pid").write_text(f"{os.getpid()}\n{folder}/postgres\n")
+    (folder / "run" / ".s.PGSQL.5432.lock").write_text(f"{os.getpid()}\n")
+    (folder / "run" / ".s.PGSQL.5432").touch()
+    assert await kept(await engines.start()) == ["first"]
+    await engines.stop()
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+async def test_an_engine_that_dies_is_named_and_restarts_with_its_data(tmp_path, signal_number):
+    engines = EmbeddedEngines(tmp_path / "data", durable=False)
+    endpoints = await engines.start()
+    try:
+        await keep(endpoints, "first")
+        for name in ("postgres", "valkey"):
+            pid = getattr(engines, f"{name}_pid")
+            os.kill(pid, signal_number)
+            assert await engines.wait_exit() == name
+            assert getattr(engines, f"{name}_pid") is None
+            await engines.restart(name)
+            assert getattr(engines, f"{name}_pid") not in (None, pid)
+        assert await kept(endpoints) == ["first"]
+    finally:
+        await engines.stop()
+
+
+async def test_a_refused_start_says_why_and_leaves_no_process_and_no_lock(tmp_path):
+    folder = tmp_path / "data"
+    with pytest.raises(StartFailed, match=r'(?s)logs/postgres.log.*"shared_buffers": "a lot"'):
+        await EmbeddedEngines(folder, durable=False, extra={"shared_buffers": "a lot"}).start()
+    assert (processes_in(folder), is_locked(folder)) == ([], False)
+    version = folder / "postgres" / "PG_VERSION"
+    version.write_text("16\n")
+    with pytest.raises(WrongVersion, match=r"version 16.*pg_upgrade"):
+        await EmbeddedEngines(folder).start()
+    version.write_text("18\n")
+    aof = folder / "valkey" / "appendonlydir"
+    shutil.rmtree(aof)
+    aof.write_text("a file where a folder should be")
+    with pytest.raises(StartFailed, match=r"valkey ended.*logs/valkey.log"):
+        await EmbeddedEngines(folder, durable=False).start()
+    assert (processes_in(folder), is_locked(folder)) == ([], False)
+
+
+async def test_a_stop_ends_engines_that_hang(tmp_path):
+    engines = EmbeddedEngines(tmp_path / "data", durable=False)
+    await engines.start()
+    pids = [engines.postgres_pid, engines.valkey_pid]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    hurry = asyncio.Event()
+    hurry.set()
+    await engines.stop(hurry)
+    assert not any(is_alive(pid) for pid in pids)
+    assert processes_in(tmp_path) == []
