@@ -1,0 +1,100 @@
+"""`penstock tokens`: make, list and revoke the tokens of API callers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+import click
+
+from penstock.kernel.config import parse_duration_s
+from penstock.kernel.terminal import Terminal
+from penstock.web.model import SCOPES
+from penstock.web.tokens import NewToken, Token, Tokens
+
+
+class Duration(click.ParamType[float]):
+    """`30d`, `12h`, as in settings."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Seconds."""
+        try:
+            return parse_duration_s(str(value))
+        except ValueError as error:
+            self.fail(f"expected {error}, got {value!r}", param, ctx)
+
+
+@click.group()
+def tokens() -> None:
+    """Make, list and revoke the tokens of API callers."""
+
+
+@tokens.command()
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    required=True,
+    metavar="SCOPE",
+    help=f"What it may do, once for each scope: {', '.join(SCOPES)}.",
+)
+@click.option("--expires", "expires_s", type=Duration(), help="Ends after this time, such as 90d.")
+@click.pass_obj
+def create(terminal: Terminal, name: str, scopes: tuple[str, ...], expires_s: float | None) -> None:
+    """Make a token NAME and print it; it is never shown again."""
+    made: NewToken = terminal.run(
+        Tokens, lambda service: service.create(name, scopes, expires_s=expires_s)
+    )
+    terminal.show({"token": made.text, **_shown(made.token)}, made.text)
+
+
+@tokens.command("ls")
+@click.pass_obj
+def list_tokens(terminal: Terminal) -> None:
+    """List tokens, also expired and revoked ones."""
+    found: list[Token] = terminal.run(Tokens, lambda service: service.list())
+    lines = [f"{'NAME':<24} {'STATE':<28} {'LAST USED':<20} SCOPES"]
+    lines += [
+        f"{token.name:<24} {_state(token):<28} {_moment(token.last_used_at):<20}"
+        f" {', '.join(token.scopes)}"
+        for token in found
+    ]
+    terminal.show([_shown(token) for token in found], "\n".join(lines))
+
+
+@tokens.command()
+@click.argument("name")
+@click.pass_obj
+def revoke(terminal: Terminal, name: str) -> None:
+    """End the token NAME; servers refuse it within 5 seconds."""
+    token: Token = terminal.run(Tokens, lambda service: service.revoke(name))
+    terminal.show(_shown(token), f"token {token.name} is revoked")
+
+
+COMMANDS: Final[list[click.Command]] = [tokens]
+
+
+def _shown(token: Token) -> dict[str, Any]:
+    return {
+        "name": token.name,
+        "scopes": list(token.scopes),
+        "created_at": token.created_at,
+        "expires_at": token.expires_at,
+        "revoked_at": token.revoked_at,
+        "last_used_at": token.last_used_at,
+    }
+
+
+def _state(token: Token) -> str:
+    if token.revoked_at is not None:
+        return f"revoked {_moment(token.revoked_at)}"
+    return "valid" if token.expires_at is None else f"until {_moment(token.expires_at)}"
+
+
+def _moment(at: datetime | None) -> str:
+    return "never" if at is None else f"{at:%Y-%m-%d %H:%M}"

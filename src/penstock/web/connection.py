@@ -1,0 +1,253 @@
+"""One connection: deadlines and bounds that uvicorn leaves out, all answered as problems.
+
+uvicorn limits neither the time nor the size of a request's head (seen in 0.54), so a few hundred slow
+senders could hold every connection. Here a head must be complete in `web.head_timeout`, a body must bring
+4 KiB in each `web.body_stall`, fields and targets are bounded, and what cannot be framed without doubt
+is refused and the connection closed. A refused body is read and dropped for a moment before the close:
+closing at once resets the connection, and the sender would never see the answer (RFC 9112, section 9.6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from penstock.kernel.errors import PenstockError
+from penstock.web.model import (
+    HEAD_BYTES_MAX,
+    HEAD_FIELD_BYTES_MAX,
+    HEAD_FIELDS_MAX,
+    TARGET_BYTES_MAX,
+    BadRequest,
+    HeadTooLarge,
+    Overloaded,
+    RequestTooSlow,
+    TargetTooLong,
+    WebConfig,
+)
+from penstock.web.problems import MEDIA_TYPE, headers_of, problem_of
+
+STALL_BYTES_MIN: Final = 4 * 1024
+LINGER_S: Final = 2.0
+LINGER_BYTES_MAX: Final = 32 * 1024 * 1024
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with deadlines and bounds."""
+
+    def __init__(self, *, limits: WebConfig, **uvicorn_arguments: Any) -> None:
+        super().__init__(**uvicorn_arguments)
+        self._limits = limits
+        self._refusal: PenstockError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_head = True
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._lingering = False
+        self._linger_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock of the first head; one connection too many is refused."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.connections_max:
+            self.refuse(
+                Overloaded(
+                    "the server has as many connections open as it may: try again",
+                    retry_after_s=1,
+                )
+            )
+            return
+        self._start_timer(self._limits.head_timeout_s, self._head_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; a head that grows over its bound is refused."""
+        if self._lingering:
+            self._linger_bytes += len(data)
+            if self._linger_bytes > LINGER_BYTES_MAX:
+                self.transport.abort()
+            return
+        if self.transport.is_closing():
+            return
+        self._body_bytes += len(data)
+        was_in_head = self._in_head
+        super().data_received(data)
+        if was_in_head and self._in_head and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX + TARGET_BYTES_MAX:
+                self.refuse(_head_too_large())
+
+    def on_message_begin(self) -> None:
+        """A request begins with its first byte, also on a connection kept alive."""
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        if self._timer is None:
+            self._start_timer(self._limits.head_timeout_s, self._head_late)
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request target."""
+        super().on_url(url)
+        if len(self.url) > TARGET_BYTES_MAX:
+            self._refuse_parsing(
+                TargetTooLong(f"the request target is longer than {TARGET_BYTES_MAX} bytes")
+            )
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header field."""
+        super().on_header(name, value)
+        self._head_bytes += len(name) + len(value)
+        if (
+            len(name) + len(value) > HEAD_FIELD_BYTES_MAX
+            or len(self.headers) > HEAD_FIELDS_MAX
+            or self._head_bytes > HEAD_BYTES_MAX
+        ):
+            self._refuse_parsing(_head_too_large())
+
+    def on_headers_complete(self) -> None:
+        """The head is here: judge its target, then let uvicorn start the request."""
+        self._stop_timer()
+        self._in_head = False
+        self._check_target()
+        super().on_headers_complete()
+        self.cycle.transport = _Lingering(self.transport, self)  # type: ignore[assignment]
+        self._body_bytes = 0
+        self._start_timer(self._limits.body_stall_s, self._body_late)
+
+    def on_message_complete(self) -> None:
+        """The body is here too."""
+        self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A connection that lingers starts nothing new."""
+        if not self._lingering:
+            super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What could not be parsed, or was refused on the way."""
+        self.refuse(self._refusal or BadRequest(f"the request cannot be parsed: {msg}"))
+
+    def refuse(self, error: PenstockError) -> None:
+        """Answer `error` unless an answer is under way already, and close."""
+        self._stop_timer()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(answer_bytes(error))
+        self.linger()
+
+    def linger(self) -> None:
+        """Close, after dropping for a moment what the peer still sends."""
+        if self._lingering or self.transport.is_closing():
+            return
+        self._lingering = True
+        self._unset_keepalive_if_required()
+        self._stop_timer()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def is_body_open(self) -> bool:
+        """Whether the peer still owes a part of a request."""
+        return self._in_head or bool(self.cycle and self.cycle.more_body)
+
+    def shutdown(self) -> None:
+        """The server stops: idle and lingering connections go at once."""
+        if self._lingering:
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def _check_target(self) -> None:
+        """Origin form, `*`, or the absolute form of the same host (RFC 9112, section 3.2)."""
+        if self.url.startswith(b"/") or self.url == b"*":
+            return
+        hosts = [value for name, value in self.headers if name == b"host"]
+        parts = urlsplit(self.url)
+        if parts.scheme not in (b"http", b"https") or [parts.netloc] != hosts:
+            self._refuse_parsing(BadRequest("the request target is no path of this host"))
+
+    def _refuse_parsing(self, error: PenstockError) -> None:
+        self._refusal = error
+        # The parser stops on any exception and reports it to data_received, which answers.
+        raise ValueError(error.code)
+
+    def _head_late(self) -> None:
+        self._timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._start_timer(self._limits.head_timeout_s, self._head_late)
+            return
+        if not self.transport.is_closing():
+            limit_s = self._limits.head_timeout_s
+            self.refuse(RequestTooSlow(f"the head of the request took longer than {limit_s:g} s"))
+
+    def _body_late(self) -> None:
+        self._timer = None
+        if self.transport.is_closing() or not self.is_body_open():
+            return
+        # Reading pauses when the handler is the slow one; that is not the sender's fault.
+        if self._body_bytes < STALL_BYTES_MIN and not self.flow.read_paused:
+            limit_s = self._limits.body_stall_s
+            self.refuse(RequestTooSlow(f"the body brought less than 4 KiB in {limit_s:g} s"))
+            return
+        self._body_bytes = 0
+        self._start_timer(self._limits.body_stall_s, self._body_late)
+
+    def _start_timer(self, delay_s: float, then: Any) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(delay_s, then)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Lingering:
+    """The transport as one request sees it: closing it lingers while the peer still sends."""
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        self._transport = transport
+        self._connection = connection
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+
+    def close(self) -> None:
+        if self._connection.is_body_open():
+            self._connection.linger()
+        else:
+            self._transport.close()
+
+
+def answer_bytes(error: PenstockError) -> bytes:
+    """A whole HTTP answer that tells `error`, for requests that never became one."""
+    body = msgspec.json.encode(problem_of(error))
+    headers = {
+        "content-type": MEDIA_TYPE,
+        "content-length": str(len(body)),
+        "x-content-type-options": "nosniff",
+        **headers_of(error),
+        "connection": "close",
+    }
+    head = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return head.encode() + b"\r\n" + body
+
+
+def _head_too_large() -> HeadTooLarge:
+    return HeadTooLarge(
+        f"the head is too large: expected at most {HEAD_FIELDS_MAX} fields,"
+        f" {HEAD_FIELD_BYTES_MAX} bytes each and {HEAD_BYTES_MAX} bytes together"
+    )

@@ -1,0 +1,195 @@
+"""What holds for every request, before any route is looked at, as one plain ASGI layer.
+
+It names the request, carries the trace (W3C), asks whether the Host is ours (a browser page can make its
+own name point at a loopback address; only the Host header tells) and whether a change comes from a page
+of another origin, adds the security headers, and counts. Successful requests are counted, not logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from typing import Any, Final
+
+import msgspec
+
+from penstock.kernel import metrics
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.ids import new_uuid7
+from penstock.kernel.logs import logger
+from penstock.kernel.trace import current_traceparent, next_hop
+from penstock.web.model import (
+    LOOPBACK_NAMES,
+    BadRequest,
+    HostRefused,
+    OriginRefused,
+    Stopping,
+    WebConfig,
+    current_request_id,
+)
+from penstock.web.problems import MEDIA_TYPE, as_ours, headers_of, problem_of
+
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+METHODS: Final = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
+UNMATCHED: Final = "unmatched"
+SECURITY_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
+_LOG: Final = logger(__name__)
+_REQUESTS: Final = metrics.counter(
+    "web_requests_total",
+    "Requests answered, by route template and status class.",
+    route=(UNMATCHED,),
+    method=METHODS,
+    status=("2xx", "3xx", "4xx", "5xx"),
+)
+_SECONDS: Final = metrics.histogram(
+    "web_request_seconds", "From the head of a request to its last byte.", route=(UNMATCHED,)
+)
+
+
+class Guard:
+    """The outermost ASGI layer around `app`; `routes` are the templates that metrics may name."""
+
+    def __init__(self, app: Any, config: WebConfig, routes: set[str]) -> None:
+        self._app = app
+        self._hosts = LOOPBACK_NAMES | {config.listen[0].lower(), *config.allowed_hosts}
+        self._origins = frozenset(config.allowed_hosts)
+        self._bound: dict[tuple[str, str, str], Any] = {}
+        metrics.allow_values("web_requests_total", route=routes)
+        metrics.allow_values("web_request_seconds", route=routes)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request; other kinds of connection are passed on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s = time.perf_counter()
+        # HEAD is GET without the body, which uvicorn leaves out by the scope that it keeps.
+        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        answer = _Answer(send, str(new_uuid7()))
+        headers = scope["headers"]
+        current_request_id.set(answer.request_id)
+        current_traceparent.set(next_hop(_last(headers, b"traceparent")))
+        try:
+            self._check(scope["method"], headers)
+            await self._app(inner, receive, answer.send)
+        except PenstockError as refusal:
+            await answer.refuse(refusal)
+        except asyncio.CancelledError:
+            if answer.status:
+                raise
+            # Only a stop cancels a request, and this is its last act: it ends either way.
+            await answer.refuse(
+                Stopping("the server stops and the request took too long", retry_after_s=1)
+            )
+        except Exception as error:
+            if answer.status:
+                raise
+            await answer.refuse(as_ours(error))
+        finally:
+            route = inner.get("path_template") or UNMATCHED
+            self._record(scope["method"], route, answer, time.perf_counter() - started_s)
+
+    def _check(self, method: str, headers: list[tuple[bytes, bytes]]) -> None:
+        hosts = [value for name, value in headers if name == b"host"]
+        if len(hosts) != 1:
+            raise BadRequest(f"expected one Host header, got {len(hosts)}")
+        host = hosts[0].decode("latin-1").lower()
+        name = host_name(host)
+        if name not in self._hosts and not _is_address(name):
+            raise HostRefused(
+                f"host {name[:80]!r} is not served here: use one that is, or add it to"
+                " web.allowed_hosts (PENSTOCK_WEB_ALLOWED_HOSTS)"
+            )
+        origin = None if method in SAFE_METHODS else _last(headers, b"origin")
+        if origin is None:
+            return
+        _, _, place = origin.lower().partition("://")
+        if place != host and host_name(place) not in self._origins:
+            raise OriginRefused(
+                f"origin {origin[:80]!r} may not change anything here: call from a server, or add its"
+                " host to web.allowed_hosts"
+            )
+
+    def _record(self, method: str, route: str, answer: _Answer, seconds: float) -> None:
+        key = (route, method, f"{answer.status // 100}xx")
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = self._bound[key] = (
+                metrics.bound(
+                    _REQUESTS, "web_requests_total", route=route, method=method, status=key[2]
+                ),
+                metrics.bound(_SECONDS, "web_request_seconds", route=route),
+            )
+        bound[0].inc()
+        bound[1].observe(seconds)
+        if answer.status >= 500:
+            _LOG.warning(
+                "request_answered_5xx",
+                request_id=answer.request_id,
+                method=method,
+                route=route,
+                status=answer.status,
+                seconds=round(seconds, 4),
+            )
+
+
+class _Answer:
+    """What is sent back, with the headers that every answer carries."""
+
+    def __init__(self, send: Any, request_id: str) -> None:
+        self._send = send
+        self.request_id = request_id
+        self.status = 0
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = list(message.get("headers", ()))
+            present = {name.lower() for name, _ in headers}
+            headers += [pair for pair in SECURITY_HEADERS if pair[0] not in present]
+            headers.append((b"x-request-id", self.request_id.encode()))
+            headers.append((b"traceparent", (current_traceparent.get() or "").encode()))
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    async def refuse(self, error: PenstockError) -> None:
+        body = msgspec.json.encode(problem_of(error))
+        headers = {
+            "content-type": MEDIA_TYPE,
+            "content-length": str(len(body)),
+            "connection": "close",
+            **headers_of(error),
+        }
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": error.status, "headers": pairs})
+        await self.send({"type": "http.response.body", "body": body})
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without its port: `[::1]:80` -> `::1`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _is_address(name: str) -> bool:
+    """Whether `name` is an IP address, which no one can make point elsewhere."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _last(headers: list[tuple[bytes, bytes]], wanted: bytes) -> str | None:
+    found = None
+    for name, value in headers:
+        if name == wanted:
+            found = value.decode("latin-1")
+    return found

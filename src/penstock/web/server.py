@@ -1,0 +1,181 @@
+"""The app and its server: rooms' routes in one Litestar app, served by uvicorn in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+import uvicorn
+from litestar import Litestar, Response, get
+from litestar.di import Provide
+from litestar.openapi.config import OpenAPIConfig
+
+from penstock.web import http
+from penstock.web.auth import Callers, ScopeGuard
+from penstock.web.bodies import JsonBody, require_json
+from penstock.web.connection import Connection
+from penstock.web.guard import Guard
+from penstock.web.model import AddressInUse, AddressRefused, House, WebConfig
+from penstock.web.openapi import (
+    describe,
+    route_templates,
+    routes_of_same_shape,
+    routes_without_scope,
+)
+from penstock.web.problems import render_error
+from penstock.web.tokens import Tokens
+
+
+def create_api(house: House) -> Guard:
+    """The ASGI app of `house`. Asserts that each route names its scope and has a shape of its own."""
+    app = create_app(house)
+    return Guard(app, house.config.section(WebConfig), route_templates(app))
+
+
+def create_app(house: House) -> Litestar:
+    """The Litestar app inside, without what the guard adds."""
+    app = _assemble(house, None)
+    missing, doubled = routes_without_scope(app), routes_of_same_shape(app)
+    assert not missing, f"routes without a known scope, add opt={{'scope': ...}}: {missing}"
+    assert not doubled, f"routes of the same shape: {doubled}"
+    return app
+
+
+def describe_api(house: House) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of `house`."""
+    described = _assemble(
+        house,
+        OpenAPIConfig(
+            title="Penstock",
+            version=house.version,
+            description="Jobs, photo fetching and media of a content platform.",
+            use_handler_docstrings=True,
+        ),
+    )
+    return describe(_assemble(house, None), described)
+
+
+def _assemble(house: House, openapi: OpenAPIConfig | None) -> Litestar:
+    config = house.config.section(WebConfig)
+    callers = Callers(Tokens(house.engines.postgres))
+    services = {**house.services(), "about": http.About(house)}
+    return Litestar(
+        route_handlers=[*http.ROUTES, _openapi_route(house), *house.routes()],
+        dependencies={
+            name: Provide(_giver(service), sync_to_thread=False)
+            for name, service in services.items()
+        },
+        guards=[ScopeGuard(callers), require_json],
+        dto=JsonBody,
+        return_dto=None,
+        exception_handlers={Exception: render_error},
+        request_max_body_size=config.body_max_bytes,
+        openapi_config=openapi,
+        logging_config=None,
+        debug=False,
+    )
+
+
+def _openapi_route(house: House) -> Any:
+    @functools.cache
+    def encoded() -> bytes:
+        return msgspec.json.encode(describe_api(house))
+
+    @get(
+        "/openapi.json",
+        operation_id="getOpenApi",
+        opt=http.OPEN,
+        sync_to_thread=True,
+        tags=["about"],
+        media_type="application/json",
+    )
+    def get_openapi() -> Response[bytes]:
+        """This description of the API, OpenAPI 3.1."""
+        return Response(encoded(), media_type="application/json")
+
+    return get_openapi
+
+
+def _giver(service: Any) -> Callable[[], Any]:
+    return lambda: service
+
+
+async def run_api(house: House, stop: asyncio.Event, on_ready: Callable[[str, int], None]) -> None:
+    """Serve until `stop`; `on_ready(host, port)` is called once connections are taken.
+
+    On stop no new connection is taken, and requests under way have `web.graceful_stop` to end.
+    Raises: AddressInUse, AddressRefused.
+    """
+    config = house.config.section(WebConfig)
+    listener = bind(config.listen)
+    try:
+        host, port = listener.getsockname()[:2]
+        server = _Server(
+            uvicorn.Config(
+                create_api(house),
+                http=partial(Connection, limits=config),  # type: ignore[arg-type]
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=max(1, int(config.keep_alive_s)),
+                timeout_graceful_shutdown=max(1, int(config.graceful_stop_s)),
+            ),
+            partial(on_ready, host, port),
+        )
+        stopping = asyncio.create_task(_stop_when(stop, server))
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            stopping.cancel()
+    finally:
+        listener.close()
+
+
+def bind(listen: tuple[str, int]) -> socket.socket:
+    """A listening socket. Raises: AddressInUse, AddressRefused."""
+    host, port = listen
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        where = f"{host}:{port}"
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(
+                f"{where} is taken by another program: stop it, or set web.listen"
+                " (PENSTOCK_WEB_LISTEN) to another address; port 0 takes a free one"
+            ) from error
+        raise AddressRefused(
+            f"cannot listen at {where} ({error.strerror}): set web.listen (PENSTOCK_WEB_LISTEN) to an"
+            " address of this machine and a port that may be used"
+        ) from error
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server that tells when it is ready and leaves signals to whoever runs the role."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _stop_when(stop: asyncio.Event, server: _Server) -> None:
+    await stop.wait()
+    server.should_exit = True

@@ -1,0 +1,210 @@
+"""Tokens: made once, shown once, kept as their SHA-256.
+
+A token is `pst_`, 43 characters of 256 random bits, and 6 characters of CRC-32 over them, all base 62:
+one word to a double click, found by secret scanners through its prefix, and a truncated paste is told
+without asking PostgreSQL. The hash is looked up by equality in an index; a timing difference there tells
+of hashes, never of tokens (the scheme of the large code hosts).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import zlib
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.engines.postgres import ConstraintViolated, Postgres
+from penstock.engines.sql import load_queries
+from penstock.kernel.ids import require_id
+from penstock.kernel.limits import PAGE_ROWS_MAX
+from penstock.web.model import ALL_SCOPES, SCOPES, ScopeUnknown, TokenNameTaken, TokenUnknown
+
+SQL: Final = load_queries("penstock.web")
+PREFIX: Final = "pst_"
+ROOT_NAME: Final = "root"
+_DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_SHAPE: Final = re.compile(r"pst_([0-9A-Za-z]{43})([0-9A-Za-z]{6})")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is known of a token; the token itself is not."""
+
+    id: int
+    name: str
+    scopes: tuple[str, ...]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NewToken:
+    """A token just made; `text` is never to be had again."""
+
+    text: str
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: a token by name, and what it may do."""
+
+    token_id: int
+    name: str
+    scopes: frozenset[str]
+
+    def may(self, scope: str) -> bool:
+        """Whether the token carries `scope`."""
+        return scope in self.scopes or ALL_SCOPES in self.scopes
+
+
+def make_token() -> str:
+    """A fresh token."""
+    body = _base62(int.from_bytes(secrets.token_bytes(32)), 43)
+    return PREFIX + body + _checksum(body)
+
+
+def is_token(text: str) -> bool:
+    """Whether `text` has the shape and the checksum of a token."""
+    match = _SHAPE.fullmatch(text)
+    return match is not None and _checksum(match[1]) == match[2]
+
+
+def hash_of(token: str) -> bytes:
+    """What is stored of a token."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+class Tokens:
+    """The verbs on tokens."""
+
+    def __init__(self, postgres: Postgres) -> None:
+        self._postgres = postgres
+
+    async def create(
+        self, name: str, scopes: tuple[str, ...], *, expires_s: float | None = None
+    ) -> NewToken:
+        """Make and store a token. Raises: InvalidId, ScopeUnknown, TokenNameTaken."""
+        require_id("token name", name)
+        chosen = _require_scopes(scopes)
+        text = make_token()
+        try:
+            row = await self._postgres.one(
+                SQL.insert_token,
+                name=name,
+                sha256=hash_of(text),
+                scopes=chosen,
+                expires_s=expires_s,
+            )
+        except ConstraintViolated as error:
+            raise TokenNameTaken(
+                f"token {name!r} exists: choose another name, or `penstock tokens revoke {name}` first"
+            ) from error
+        return NewToken(text, _token_from(row))
+
+    async def list(self) -> list[Token]:
+        """The newest tokens, also those revoked; one page at most."""
+        rows = await self._postgres.all(SQL.list_tokens, rows_max=PAGE_ROWS_MAX)
+        return [_token_from(row) for row in rows]
+
+    async def revoke(self, name: str) -> Token:
+        """End the valid token of `name`; every API process refuses it within 5 s.
+
+        Raises: TokenUnknown.
+        """
+        row = await self._postgres.one(SQL.revoke_token, name=name)
+        if row is None:
+            raise TokenUnknown(
+                f"no valid token {name!r}: `penstock tokens ls` shows the names and what was revoked"
+            )
+        return _token_from(row)
+
+    async def find_caller(self, token: str) -> Caller | None:
+        """Whose token this is, or None if it is not valid. One statement."""
+        if not is_token(token):
+            return None
+        row = await self._postgres.one(SQL.find_caller, sha256=hash_of(token))
+        return None if row is None else Caller(row["id"], row["name"], frozenset(row["scopes"]))
+
+    async def keep_root(self, token: str) -> None:
+        """Make `token` the valid one named root, unless it was revoked. Idempotent."""
+        async with self._postgres.transaction() as tx:
+            await tx.run(SQL.revoke_other_token, name=ROOT_NAME, sha256=hash_of(token))
+            await tx.run(
+                SQL.insert_token_once,
+                name=ROOT_NAME,
+                sha256=hash_of(token),
+                scopes=[ALL_SCOPES],
+            )
+
+
+async def ensure_root_token(folder: Path, tokens: Tokens) -> Path:
+    """The file with a token of all scopes, made on first use with mode 0600, and known to PostgreSQL.
+
+    The file is written first: a crash in between is mended by the next call, and a token that was
+    revoked stays revoked. Deleting the file and calling again makes a new one and ends the old.
+    """
+    path = folder / "token"
+    text = await asyncio.to_thread(_load_or_make_file, path)
+    await tokens.keep_root(text)
+    return path
+
+
+def _load_or_make_file(path: Path) -> str:
+    """The token in `path`, made there if there is none; safe with several processes."""
+    if not path.exists():
+        draft = path.with_name(f".token.{secrets.token_hex(4)}")
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            os.write(descriptor, make_token().encode() + b"\n")
+            os.fsync(descriptor)
+            # A link, unlike a rename, does not replace the token of a process that was faster.
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(draft)
+        finally:
+            os.close(descriptor)
+            draft.unlink()
+    return path.read_text().strip()
+
+
+def _require_scopes(scopes: tuple[str, ...]) -> list[str]:
+    unknown = sorted(set(scopes) - SCOPES.keys())
+    if unknown or not scopes:
+        raise ScopeUnknown(
+            f"scopes {', '.join(unknown) or '(none)'} are not known: expected one or more of"
+            f" {', '.join(SCOPES)}"
+        )
+    return sorted(set(scopes))
+
+
+def _token_from(row: Any) -> Token:
+    return Token(
+        row["id"],
+        row["name"],
+        tuple(row["scopes"]),
+        row["created_at"],
+        row["expires_at"],
+        row["revoked_at"],
+        row["last_used_at"],
+    )
+
+
+def _base62(number: int, length: int) -> str:
+    digits = []
+    for _ in range(length):
+        number, digit = divmod(number, 62)
+        digits.append(_DIGITS[digit])
+    return "".join(reversed(digits))
+
+
+def _checksum(body: str) -> str:
+    return _base62(zlib.crc32(body.encode()), 6)

@@ -1,0 +1,208 @@
+"""A small house with routes of its own, served on a real socket over the test's PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from litestar import Request, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody
+
+from penstock.kernel.config import load_config
+from penstock.kernel.errors import LimitExceeded
+from penstock.web.model import WebConfig
+from penstock.web.server import run_api
+from penstock.web.tokens import Tokens
+
+
+class Thing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An item of a body."""
+
+    url: str
+    position: int = 1
+
+
+class NewThings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A body."""
+
+    things: list[Thing]
+    payload: Any = None
+
+
+class Shop:
+    """A service that handlers ask for by name; `reached` tells when a slow one began."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+
+@post("/v1/things", operation_id="addThings", opt={"scope": "jobs:write"})
+async def add_things(data: JSONBody[NewThings], shop: NamedDependency[Shop]) -> dict[str, int]:
+    """Count the things."""
+    return {"things": len(data.things)}
+
+
+@get("/v1/things/{thing_id:int}", operation_id="getThing", opt={"scope": "jobs:read"})
+async def get_thing(thing_id: FromPath[int], limit: FromQuery[int] = 10) -> dict[str, int]:
+    """Echo a thing."""
+    return {"id": thing_id, "limit": limit}
+
+
+@post(
+    "/v1/uploads",
+    operation_id="upload",
+    opt={"scope": "jobs:write"},
+    request_max_body_size=None,
+)
+async def upload(request: Request) -> dict[str, int]:
+    """Count the bytes of a body that is streamed."""
+    return {"bytes": sum([len(chunk) async for chunk in request.stream()])}
+
+
+@get("/v1/slow", operation_id="getSlow", opt={"scope": None})
+async def get_slow(shop: NamedDependency[Shop]) -> dict[str, bool]:
+    """Wait until the test says go on."""
+    shop.reached.set()
+    await shop.go_on.wait()
+    return {"done": True}
+
+
+@get("/v1/broken", operation_id="getBroken", opt={"scope": None})
+async def get_broken() -> None:
+    """Fail as nobody expected."""
+    raise RuntimeError("secret inside")
+
+
+@get("/v1/limited", operation_id="getLimited", opt={"scope": None})
+async def get_limited() -> None:
+    """Fail in the house's words."""
+    raise LimitExceeded("too many calls: wait", retry_after_s=2.4)
+
+
+ROUTES = [add_things, get_thing, upload, get_slow, get_broken, get_limited]
+
+
+class SmallHouse:
+    """Implements `penstock.web.model.House`."""
+
+    version = "0.0.0"
+    metrics_folder = None
+
+    def __init__(self, postgres, *, routes=None, valkey=None, blobs=None, **settings) -> None:
+        loaded = load_config({"web": WebConfig}, env={})
+        web = dataclasses.replace(loaded.section(WebConfig), listen=("127.0.0.1", 0), **settings)
+        self.config = dataclasses.replace(loaded, sections={"web": web})
+        self.engines = SimpleNamespace(postgres=postgres, valkey=valkey, blobs=blobs)
+        self.shop = Shop()
+        self._routes = ROUTES if routes is None else routes
+
+    def services(self):
+        return {"shop": self.shop}
+
+    def routes(self):
+        return list(self._routes)
+
+
+@asynccontextmanager
+async def serving_at(house):
+    """`house` on a free port; yields the address and the event that stops it."""
+    stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(run_api(house, stop, lambda *at: ready.set_result(at)))
+    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+    host, port = ready.result()
+    try:
+        yield SimpleNamespace(host=host, port=port, stop=stop, task=task)
+    finally:
+        stop.set()
+        house.shop.go_on.set()
+        await task
+
+
+@pytest.fixture
+def make_house(postgres):
+    """Make a house of its own settings, over this test's PostgreSQL."""
+
+    def make(**settings):
+        return SmallHouse(postgres, **settings)
+
+    return make
+
+
+@pytest.fixture
+async def house(make_house):
+    """The house that `api` serves."""
+    return make_house()
+
+
+@pytest.fixture
+async def api(house):
+    """A client of a running API, without a token."""
+    async with (
+        serving_at(house) as at,
+        httpx.AsyncClient(base_url=f"http://{at.host}:{at.port}") as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+async def token(postgres):
+    """The header with a token for jobs."""
+    made = await Tokens(postgres).create("tester", ("jobs:read", "jobs:write"))
+    return {"authorization": f"Bearer {made.text}"}
+
+
+async def converse(at, *pieces: bytes, wait_s: float = 5.0) -> bytes:
+    """Send raw bytes and read until the server closes, or says nothing for `wait_s`."""
+    reader, writer = await asyncio.open_connection(at.host, at.port)
+    answer = b""
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        async with asyncio.timeout(wait_s):
+            while chunk := await reader.read(65536):
+                answer += chunk
+    except (TimeoutError, ConnectionError):
+        answer += b" (not closed)"
+    finally:
+        writer.close()
+    return answer
+
+
+@pytest.fixture
+def serve():
+    """Serve a house; the client is closed and the server stopped when the block ends."""
+
+    @asynccontextmanager
+    async def run(house, **engines):
+        vars(house.engines).update(engines)
+        async with (
+            serving_at(house) as at,
+            httpx.AsyncClient(base_url=f"http://{at.host}:{at.port}") as client,
+        ):
+            client.at = at
+            yield client
+
+    return run
+
+
+@pytest.fixture
+def serving():
+    """`async with serving(house) as at`: the address, the stop event and the task of a server."""
+    return serving_at
+
+
+@pytest.fixture
+def talk():
+    """`await talk(at, *pieces)`: raw bytes out, raw bytes back."""
+    return converse

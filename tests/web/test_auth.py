@@ -1,0 +1,136 @@
+"""Tokens and scopes: one answer to every wrong token, and a revoked one stops within five seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engines.postgres import Postgres, PostgresConfig
+from penstock.kernel.clock import VirtualClock
+from penstock.web.auth import CACHED_S, Callers
+from penstock.web.model import ScopeUnknown, TokenNameTaken, TokenRefused, TokenUnknown
+from penstock.web.tokens import Tokens, ensure_root_token, is_token, make_token
+
+
+async def all_rows(postgres, text):
+    async with postgres.session() as session:
+        return await session.connection.fetch(text)
+
+
+def test_tokens_have_a_checksum():
+    token = make_token()
+    assert len(token) == 53
+    assert is_token(token)
+    assert token != make_token()
+    assert not is_token(token[:-1])
+    assert not is_token(token[:20] + ("a" if token[20] != "a" else "b") + token[21:])
+
+
+async def test_only_the_hash_of_a_token_is_stored(postgres):
+    made = await Tokens(postgres).create("ci", ("jobs:write",), expires_s=3600)
+    rows = await all_rows(postgres, "SELECT token::text FROM penstock.token")
+    assert made.text not in rows[0][0]
+    assert made.token.expires_at > made.token.created_at
+    assert made.text not in repr(made)
+
+
+async def test_names_are_unique_until_revoked(postgres):
+    tokens = Tokens(postgres)
+    await tokens.create("ci", ("jobs:write",))
+    with pytest.raises(TokenNameTaken, match="revoke ci"):
+        await tokens.create("ci", ("jobs:write",))
+    await tokens.revoke("ci")
+    await tokens.create("ci", ("jobs:read",))
+    assert [token.revoked_at is None for token in await tokens.list()] == [True, False]
+    with pytest.raises(TokenUnknown):
+        await tokens.revoke("nobody")
+    with pytest.raises(ScopeUnknown, match="jobs:write"):
+        await tokens.create("other", ("jobs:all",))
+    with pytest.raises(ScopeUnknown):
+        await tokens.create("other", ())
+
+
+async def test_a_missing_scope_is_told_by_name(api, postgres):
+    made = await Tokens(postgres).create("reader", ("jobs:read",))
+    headers = {"authorization": f"bearer {made.text}"}
+    assert (await api.get("/v1/things/7", headers=headers)).json() == {"id": 7, "limit": 10}
+    answer = await api.post("/v1/things", headers=headers, json={"things": []})
+    assert answer.status_code == 403
+    assert answer.json()["code"] == "web.insufficient_scope"
+    assert "jobs:write" in answer.json()["detail"]
+
+
+async def test_every_token_that_is_not_valid_gets_the_same_answer(api, postgres):
+    tokens = Tokens(postgres)
+    revoked = (await tokens.create("revoked", ("jobs:read",))).text
+    expired = (await tokens.create("expired", ("jobs:read",), expires_s=60)).text
+    await tokens.revoke("revoked")
+    await all_rows(postgres, "UPDATE penstock.token SET expires_at = now() WHERE name = 'expired'")
+    wrong = [f"Bearer {t}" for t in (revoked, expired, make_token(), "pst_short", "a b", "\xe9")]
+    bodies = set()
+    for header in (None, "Basic YTpi", "Bearer", *wrong):
+        headers = {} if header is None else {"authorization": header.encode("latin-1")}
+        answer = await api.get("/v1/things/7", headers=headers)
+        assert answer.status_code == 401, header
+        assert answer.headers["www-authenticate"] == "Bearer"
+        body = answer.json()
+        body.pop("request_id")
+        bodies.add(str(body))
+    assert len(bodies) == 1
+
+
+async def test_a_revoked_token_stops_within_five_seconds(postgres):
+    tokens, clock = Tokens(postgres), VirtualClock()
+    callers = Callers(tokens, clock)
+    header = f"Bearer {(await tokens.create('ci', ('jobs:read',))).text}"
+    assert (await callers.require_caller(header)).name == "ci"
+    await tokens.revoke("ci")
+    clock.advance(CACHED_S - 0.1)
+    assert (await callers.require_caller(header)).name == "ci"
+    clock.advance(0.1)
+    with pytest.raises(TokenRefused):
+        await callers.require_caller(header)
+
+
+async def test_use_is_noted_once_a_minute(postgres):
+    tokens = Tokens(postgres)
+    made = await tokens.create("ci", ("jobs:read",))
+    await tokens.find_caller(made.text)
+    first = (await tokens.list())[0].last_used_at
+    await tokens.find_caller(made.text)
+    assert first is not None
+    assert (await tokens.list())[0].last_used_at == first
+
+
+async def test_a_database_that_is_down_is_no_wrong_token(make_house, serve, token):
+    down = Postgres("postgresql://penstock@127.0.0.1:9/penstock", PostgresConfig())
+    async with serve(make_house(), postgres=down) as client:
+        answer = await client.get("/v1/things/7", headers=token)
+    assert answer.status_code == 503
+    assert answer.json()["code"] == "postgres.unavailable"
+    assert answer.json()["retryable"] is True
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_the_root_token_is_made_once_and_mended(postgres, tmp_path):
+    tokens = Tokens(postgres)
+    path = await ensure_root_token(tmp_path, tokens)
+    first = path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (await ensure_root_token(tmp_path, tokens)).read_text() == first
+    assert (await tokens.find_caller(first.strip())).may("media:write")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["token"]
+    # the database was emptied: the token of the file works again
+    await all_rows(postgres, "DELETE FROM penstock.token")
+    await ensure_root_token(tmp_path, tokens)
+    assert await tokens.find_caller(first.strip())
+    # revoked on purpose: stays revoked
+    await tokens.revoke("root")
+    await ensure_root_token(tmp_path, tokens)
+    assert await tokens.find_caller(first.strip()) is None
+    # the file was lost: a new token takes the name
+    path.unlink()
+    second = (await ensure_root_token(tmp_path, tokens)).read_text().strip()
+    path.unlink()
+    third = (await ensure_root_token(tmp_path, tokens)).read_text().strip()
+    assert await tokens.find_caller(second) is None
+    assert await tokens.find_caller(third)

@@ -1,0 +1,145 @@
+"""JSON bodies: 400 for what cannot be parsed, 422 with every fault for what means nothing valid."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.web.bodies import DEPTH_MAX, FAULTS_MAX, decode_body
+from penstock.web.model import BodyInvalid, BodyMalformed
+
+
+class Item(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    position: int = 1
+
+
+class Order(msgspec.Struct, forbid_unknown_fields=True):
+    items: list[Item]
+    labels: dict[str, int] = {}
+    payload: object = None
+
+
+MALFORMED = {
+    "truncated": b'{"items": [',
+    "NaN": b'{"items": [], "payload": NaN}',
+    "Infinity": b'{"items": [], "payload": -Infinity}',
+    "byte order mark": b'\xef\xbb\xbf{"items": []}',
+    "not UTF-8": b'{"items": [], "payload": "\xff"}',
+    "lone surrogate": b'{"items": [], "payload": "\\ud800"}',
+    "doubled key": b'{"items": [], "items": []}',
+    "doubled key inside": b'{"items": [], "payload": [{"a": 1, "a": 2}]}',
+    "too deep": b'{"items": [], "payload": ' + b"[" * DEPTH_MAX + b"]" * DEPTH_MAX + b"}",
+    "far too deep": b'{"items": [], "payload": ' + b"[" * 9000 + b"]" * 9000 + b"}",
+    "two documents": b'{"items": []} {}',
+    "text": b"items=1",
+}
+INVALID = {
+    "wrong type": (b'{"items": [{"url": 5}]}', "/items/0/url", "wrong_type"),
+    "a number as text": (
+        b'{"items": [{"url": "a", "position": "5"}]}',
+        "/items/0/position",
+        "wrong_type",
+    ),
+    "missing": (b'{"items": [{}]}', "/items/0/url", "missing"),
+    "unknown": (b'{"items": [], "a/b": 1}', "/a~1b", "unknown"),
+    "beyond 64 bits": (
+        b'{"items": [{"url": "a", "position": 9223372036854775808}]}',
+        "/items/0/position",
+        "invalid",
+    ),
+    "4,301 digits": (b'{"items": [], "payload": ' + b"9" * 4301 + b"}", "/payload", "invalid"),
+    "NUL": (b'{"items": [{"url": "a\\u0000b"}]}', "/items/0/url", "invalid"),
+    "NUL in a key": (b'{"items": [], "payload": {"\\u0000": 1}}', "/payload", "invalid"),
+    "in a map": (b'{"items": [], "labels": {"x": "y"}}', "/labels/x", "wrong_type"),
+    "the whole": (b"[]", "", "wrong_type"),
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_what_is_no_json_is_malformed(body):
+    with pytest.raises(BodyMalformed) as caught:
+        decode_body(body, Order)
+    assert len(caught.value.text) < 300
+
+
+@pytest.mark.parametrize(("body", "pointer", "code"), INVALID.values(), ids=INVALID)
+def test_what_is_not_valid_is_told_with_its_pointer(body, pointer, code):
+    with pytest.raises(BodyInvalid) as caught:
+        decode_body(body, Order)
+    assert [(p.pointer, p.code) for p in caught.value.problems] == [(pointer, code)]
+
+
+def test_all_faults_are_told_up_to_a_bound():
+    body = b'{"items": [{"url": 1, "position": "x"}, {"nope": 1}], "labels": 5}'
+    with pytest.raises(BodyInvalid) as caught:
+        decode_body(body, Order)
+    assert {p.pointer for p in caught.value.problems} == {
+        "/items/0/url",
+        "/items/0/position",
+        "/items/1/url",
+        "/items/1/nope",
+        "/labels",
+    }
+    with pytest.raises(BodyInvalid) as caught:
+        decode_body(b'{"items": [' + b"{}," * 500 + b"{}]}", Order)
+    assert len(caught.value.problems) == FAULTS_MAX
+
+
+def test_what_only_looks_rare_passes():
+    order = decode_body(b'{"items": [{"url": "\\\\u0000 12345678901234567890"}]}', Order)
+    assert order.items[0].url == "\\u0000 12345678901234567890"
+
+
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,0e-\\u1', max_size=60).map(str.encode))
+def test_any_bytes_are_a_value_or_our_error(body):
+    try:
+        decode_body(body, object)
+    except (BodyMalformed, BodyInvalid) as error:
+        assert error.text  # noqa: PT017
+
+
+async def test_bodies_over_http(api, token):
+    answer = await api.post("/v1/things", headers=token, json={"things": [{"url": "a"}] * 3})
+    assert (answer.status_code, answer.json()) == (201, {"things": 3})
+    answer = await api.post("/v1/things", headers=token, json={"things": [{"url": 1}, {}]})
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert [fault["pointer"] for fault in problem["errors"]] == ["/things/0/url", "/things/1/url"]
+    assert problem["request_id"] == answer.headers["x-request-id"]
+    for headers, content, status in (
+        ({}, b"", 400),
+        ({"content-type": "application/json"}, b"{", 400),
+        ({"content-type": "application/x-www-form-urlencoded"}, b"things=1", 415),
+        ({"content-type": "text/plain"}, b'{"things": []}', 415),
+        ({"content-type": "application/json", "content-encoding": "gzip"}, b"\x1f\x8b", 415),
+        ({"content-type": "application/json; charset=utf-8"}, b'{"things": []}', 201),
+    ):
+        answer = await api.post("/v1/things", headers={**token, **headers}, content=content)
+        assert answer.status_code == status, (headers, content, answer.text)
+
+
+async def test_the_token_is_asked_for_before_the_body(api):
+    answer = await api.post("/v1/things", content=b"{")
+    assert answer.status_code == 401
+
+
+async def test_a_body_over_its_bound_is_refused_and_the_answer_arrives(make_house, serve, token):
+    headers = {**token, "content-type": "application/json"}
+    async with serve(make_house(body_max_bytes=1000)) as client:
+        answer = await client.post("/v1/things", headers=headers, content=b"x" * 8_000_000)
+        assert answer.status_code == 413
+        assert answer.json()["code"] == "web.body_too_large"
+        assert answer.headers["connection"] == "close"
+
+        async def chunks():
+            for _ in range(50):
+                yield b"x" * 100_000
+
+        answer = await client.post("/v1/things", headers=headers, content=chunks())
+        assert answer.status_code == 413
+        answer = await client.post("/v1/uploads", headers=token, content=b"x" * 2_000_000)
+        assert answer.json() == {"bytes": 2_000_000}

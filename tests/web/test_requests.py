@@ -1,0 +1,195 @@
+"""What holds for every request: problems, Host and Origin, headers, trace, metrics, description."""
+
+from __future__ import annotations
+
+import re
+
+import jsonschema
+import pytest
+from litestar import get
+
+from penstock.engines.postgres import Postgres, PostgresConfig
+from penstock.kernel.errors import error_table
+from penstock.kernel.trace import trace_id
+from penstock.web.guard import SECURITY_HEADERS, host_name
+from penstock.web.openapi import operations_of, routes_without_scope
+from penstock.web.server import create_api, create_app, describe_api
+
+MEMBERS = {"type", "title", "status", "detail", "code", "request_id", "retryable"}
+
+
+async def test_unknown_routes_and_methods_are_problems(api):
+    answer = await api.get("/v1/nowhere/%2e%2e/x")
+    assert (answer.status_code, answer.json()["code"]) == (404, "web.not_found")
+    assert answer.json().keys() == MEMBERS
+    answer = await api.get("/v1/things/seven")
+    assert answer.status_code == 404
+    answer = await api.delete("/v1/things/7")
+    assert (answer.status_code, answer.json()["code"]) == (405, "web.method_not_allowed")
+    assert answer.headers["allow"] == "GET, OPTIONS"
+
+
+async def test_a_wrong_parameter_is_told(api, token):
+    answer = await api.get("/v1/things/7?limit=many", headers=token)
+    assert answer.status_code == 422
+    assert [fault["pointer"] for fault in answer.json()["errors"]] == ["query: limit"]
+
+
+async def test_our_errors_keep_their_code_and_wait(api):
+    answer = await api.get("/v1/limited")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+    assert answer.json()["code"] == "limit_exceeded"
+    assert answer.json()["retryable"] is True
+    meaning = (await api.get(answer.json()["type"])).json()
+    assert (meaning["status"], meaning["kind"]) == (429, "LimitExceeded")
+
+
+async def test_an_unexpected_error_tells_nothing_but_its_id(api, capfd):
+    answer = await api.get("/v1/broken")
+    assert answer.status_code == 500
+    assert "secret inside" not in answer.text
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+    logged = "".join(capfd.readouterr())
+    assert logged.count("request_failed") == 1
+    assert answer.headers["x-request-id"] in logged
+
+
+async def test_every_answer_carries_the_security_headers(api):
+    for path in ("/healthz", "/v1/nowhere", "/v1/broken", "/"):
+        answer = await api.get(path)
+        for name, value in SECURITY_HEADERS:
+            assert answer.headers[name.decode()] == value.decode()
+        assert "server" not in answer.headers
+
+
+async def test_the_trace_goes_on(api):
+    sent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    answer = await api.get("/healthz", headers={"traceparent": sent})
+    assert trace_id(answer.headers["traceparent"]) == trace_id(sent)
+    assert answer.headers["traceparent"] != sent
+    answer = await api.get("/healthz", headers={"traceparent": "junk"})
+    assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-00", answer.headers["traceparent"])
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8080", 200),
+        ("10.1.2.3", 200),
+        ("api.example.com", 200),
+        ("API.EXAMPLE.COM:8080", 200),
+        ("rebound.example.net", 421),
+        ("localhost.example.net", 421),
+    ],
+)
+async def test_only_our_hosts_are_served(make_house, serve, host, status):
+    async with serve(make_house(allowed_hosts=("api.example.com",))) as client:
+        answer = await client.get("/healthz", headers={"host": host})
+    assert answer.status_code == status
+
+
+def test_host_names():
+    assert [host_name(h) for h in ("[::1]:80", "a:1", "a", "")] == ["::1", "a", "a", ""]
+
+
+async def test_pages_of_other_origins_change_nothing(api, token):
+    own = str(api.base_url).rstrip("/")
+    for origin, status in (
+        (own, 201),
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("http://localhost:3000", 403),
+        ("http://[::1", 403),
+    ):
+        headers = {**token, "origin": origin}
+        answer = await api.post("/v1/things", headers=headers, json={"things": []})
+        assert answer.status_code == status, origin
+        assert "access-control-allow-origin" not in answer.headers
+    assert (await api.get("/healthz", headers={"origin": "http://evil.example"})).status_code == 200
+
+
+async def test_metrics_name_route_templates_only(api, token):
+    for number in range(3):
+        await api.get(f"/v1/things/{number}", headers=token)
+        await api.get(f"/v1/unheard-of-{number}")
+    answer = await api.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    text = answer.text
+    assert 'route="/v1/things/{thing_id}"' in text
+    assert "unheard-of" not in text
+    assert 'route="unmatched"' in text
+    assert "web_request_seconds_bucket" in text
+
+
+async def test_readiness_names_what_is_down(make_house, serve, valkey, blobs):
+    async with serve(make_house(), valkey=valkey, blobs=blobs) as client:
+        answer = await client.get("/readyz")
+        assert answer.status_code == 200
+        assert answer.json()["engines"] == {"postgres": "up", "valkey": "up", "blobs": "up"}
+    down = Postgres("postgresql://penstock@127.0.0.1:9/penstock", PostgresConfig())
+    async with serve(make_house(), postgres=down, valkey=valkey) as client:
+        answer = await client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json() == {"ready": False, "engines": {"postgres": "down", "valkey": "up"}}
+        assert (await client.get("/healthz")).json() == {"alive": True}
+
+
+async def test_the_index_leads_everywhere(api):
+    links = (await api.get("/")).json()["links"]
+    for path in links.values():
+        assert (await api.get(path)).status_code == 200, path
+    codes = {row["code"] for row in (await api.get("/problems")).json()}
+    assert codes == {*error_table(), "internal"}
+    assert (await api.get("/problems/no.such")).status_code == 404
+
+
+async def test_the_description_is_openapi_and_agrees_with_the_app(api, house):
+    answer = await api.get("/openapi.json")
+    document = answer.json()
+    assert document == describe_api(house)
+    assert document["openapi"].startswith("3.1")
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    ids = [operation["operationId"] for operation in operations_of(document)]
+    assert len(ids) == len(set(ids))
+    assert {"addThings", "getThing", "getMetrics"} <= set(ids)
+    things = document["paths"]["/v1/things"]["post"]
+    assert things["security"] == [{"bearer": ["jobs:write"]}]
+    assert things["responses"].keys() == {"201", "default"}
+    assert document["paths"]["/healthz"]["get"]["security"] == []
+    body = things["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert body.rpartition("/")[2] in document["components"]["schemas"]
+    references = set(re.findall(r'"\$ref":"#/components/(\w+)/([^"]+)"', answer.text))
+    assert references
+    for section, name in references:
+        assert name in document["components"][section]
+
+
+async def test_a_problem_is_as_described(api, house):
+    schema = describe_api(house)["components"]["schemas"]
+    problem = (await api.post("/v1/things", content=b"{")).json()
+    text = {"$ref": "#/components/schemas/Problem", "components": {"schemas": schema}}
+    jsonschema.validate(problem, text)
+
+
+async def test_a_route_must_name_a_known_scope_and_a_shape_of_its_own(make_house):
+    @get("/v1/a", operation_id="a")
+    async def unscoped() -> None:
+        """No scope."""
+
+    @get("/v1/b", operation_id="b", opt={"scope": "jobs:everything"})
+    async def misspelt() -> None:
+        """A scope that no token can have."""
+
+    with pytest.raises(AssertionError, match=r"GET /v1/a.*GET /v1/b"):
+        create_api(make_house(routes=[unscoped, misspelt]))
+    assert routes_without_scope(create_app(make_house())) == []
+
+
+async def test_head_is_get_without_a_body(api):
+    answer = await api.head("/healthz")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert int(answer.headers["content-length"]) > 0
+    assert (await api.head("/v1/nowhere")).status_code == 404
