@@ -1,0 +1,281 @@
+"""`Penstock()`: the user's handle. It opens nothing until used, and assembles the rooms, lazily.
+
+    from penstock import Penstock
+
+    app = Penstock()
+
+    @app.on_item
+    async def publish(item): ...
+
+The same object is what every role of a running system stands on: `penstock up site:app` starts them
+with it. With no URLs configured the engines are the embedded ones of the data folder, which `penstock up`
+keeps running; this process connects to them and says so when they are not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import penstock
+from penstock.engines import Engines
+from penstock.engines.blobs import Blobs, BlobsConfig
+from penstock.engines.endpoints import Endpoints
+from penstock.engines.postgres import PostgresConfig
+from penstock.engines.valkey import ValkeyConfig
+from penstock.kernel.config import Loaded, load_config, parse_text, setting
+from penstock.kernel.errors import InvalidInput
+from penstock.kernel.secrets import load_or_make_root
+
+if TYPE_CHECKING:
+    from penstock.fetch import Fetch
+    from penstock.jobs import Jobs, Registry
+    from penstock.media import Media
+
+CONFIG_FILE: Final = "penstock.toml"
+PACKAGES: Final = ("penstock.jobs", "penstock.fetch", "penstock.web")
+"""Whoever keeps tables, in the order their migrations are applied."""
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
+
+
+class ExtraMissing(InvalidInput):
+    """A room is used whose libraries are not installed."""
+
+    code = "extra_missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Section `data`."""
+
+    folder: str = setting(
+        "penstock-data", "Where the embedded engines, the secret and the token live.", parse_text
+    )
+    log_level: str = setting("info", "Least severe line that is logged.", parse_text)
+
+
+def sections() -> dict[str, type[Any]]:
+    """Every section of the configuration, of the rooms whose extras are installed."""
+    from penstock.jobs import JobsConfig
+
+    found: dict[str, type[Any]] = {
+        "data": DataConfig,
+        "postgres": PostgresConfig,
+        "valkey": ValkeyConfig,
+        "blobs": BlobsConfig,
+        "jobs": JobsConfig,
+    }
+    if find_spec("pycurl"):
+        from penstock.fetch import FetchConfig
+
+        found["fetch"] = FetchConfig
+    if find_spec("httptools"):
+        from penstock.media import MediaConfig
+
+        found["media"] = MediaConfig
+    if find_spec("litestar"):
+        from penstock.web.model import WebConfig
+
+        found["web"] = WebConfig
+    return found
+
+
+class Penstock:
+    """One application: its configuration, its tasks and handlers, its rooms.
+
+    `config_file` defaults to `PENSTOCK_CONFIG`, then `penstock.toml` where there is one; `flags` are
+    `section.name` values that win over the environment and the file.
+
+    Raises: InvalidConfig, on first use.
+    """
+
+    version: str = penstock.__version__
+
+    def __init__(
+        self, config_file: str | Path | None = None, *, flags: Mapping[str, str] | None = None
+    ) -> None:
+        self._config_file = Path(config_file) if config_file else None
+        self._flags = dict(flags or {})
+        self._endpoints: Endpoints | None = None
+        self._item_handlers: list[Callable[..., Awaitable[None]]] = []
+
+    @cached_property
+    def config(self) -> Loaded:
+        """Every setting with its source. Raises: InvalidConfig."""
+        named = self._config_file or _path_of(os.environ.get("PENSTOCK_CONFIG"))
+        file = named or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None)
+        return load_config(sections(), env=os.environ, file=file, flags=self._flags)
+
+    def use_flags(self, flags: Mapping[str, str]) -> None:
+        """Let command-line flags win; only before the configuration was read."""
+        assert "config" not in self.__dict__, "flags came after the configuration was read"
+        self._flags.update(flags)
+
+    def use_config_file(self, file: str) -> None:
+        """Read this file instead; only before the configuration was read."""
+        assert "config" not in self.__dict__, "the file came after the configuration was read"
+        self._config_file = Path(file)
+
+    @property
+    def data_folder(self) -> Path:
+        """The data folder, absolute; it need not exist."""
+        return Path(self.config.section(DataConfig).folder).absolute()
+
+    @property
+    def metrics_folder(self) -> Path:
+        """Where the roles of this machine leave their series."""
+        return self.data_folder / "run" / "metrics"
+
+    @property
+    def uses_embedded(self) -> bool:
+        """Whether any engine is left to the embedded ones."""
+        urls = self.configured_urls()
+        return urls.postgres_url == "" or urls.valkey_url == ""
+
+    def configured_urls(self) -> Endpoints:
+        """The URLs as configured; empty where the embedded engine is meant."""
+        blobs = self.config.section(BlobsConfig).url
+        return Endpoints(
+            postgres_url=self.config.section(PostgresConfig).url or "",
+            valkey_url=self.config.section(ValkeyConfig).url or "",
+            blobs_url=blobs or (self.data_folder / "blobs").as_uri(),
+        )
+
+    def use_endpoints(self, endpoints: Endpoints) -> None:
+        """Use these engines instead of asking the data folder (tests, and the starter itself)."""
+        self._endpoints = endpoints
+
+    @cached_property
+    def engines(self) -> Engines:
+        """The three engines; they connect on first use. Raises: NotRunning."""
+        endpoints = self._endpoints or self.configured_urls()
+        if not endpoints.postgres_url or not endpoints.valkey_url:
+            from penstock.engines.embedded import running_endpoints
+
+            running = running_endpoints(self.data_folder)
+            endpoints = Endpoints(
+                postgres_url=endpoints.postgres_url or running.postgres_url,
+                valkey_url=endpoints.valkey_url or running.valkey_url,
+                blobs_url=endpoints.blobs_url,
+            )
+        return Engines.at(endpoints, self.config, self.blobs)
+
+    @cached_property
+    def blobs(self) -> Blobs:
+        """The object store, which needs neither of the other two."""
+        urls = self._endpoints or self.configured_urls()
+        return Blobs(urls.blobs_url, self.config.section(BlobsConfig))
+
+    @cached_property
+    def secret(self) -> str:
+        """The root secret, from `PENSTOCK_SECRET` or the data folder."""
+        return os.environ.get("PENSTOCK_SECRET") or load_or_make_root(self.data_folder)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """The tasks of this application and of the rooms."""
+        from penstock.jobs import Registry
+
+        registry = Registry()
+        registry.bind(lambda: self.jobs)
+        return registry
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        """The queue: `await app.jobs.enqueue(...)`."""
+        from penstock.jobs import Jobs, JobsConfig
+
+        return Jobs(self.engines.postgres, self.config.section(JobsConfig), self.registry)
+
+    @cached_property
+    def fetch(self) -> Fetch:
+        """Catalogues and photos. Raises: ExtraMissing."""
+        _require_extra("pycurl", "fetch")
+        from penstock.fetch import Fetch, FetchConfig
+
+        config = self.config.section(FetchConfig)
+        fetch = Fetch(self.engines.postgres, self.engines.blobs, self.jobs, config)
+        for handler in self._item_handlers:
+            fetch.on_item(handler)
+        fetch.register(self.registry)
+        return fetch
+
+    @cached_property
+    def media(self) -> Media:
+        """Objects served by range. Raises: ExtraMissing."""
+        _require_extra("httptools", "media")
+        from penstock.media import Media, MediaConfig
+
+        return Media(self.blobs, self.config.section(MediaConfig))
+
+    def task(self, queue: str, **options: Any) -> Callable[[Any], Any]:
+        """Register the decorated function as the code of `queue`; see `penstock.jobs.Registry.task`."""
+        return self.registry.task(queue, **options)
+
+    def on_item(self, handler: Handler) -> Handler:
+        """Call `handler(item)` for each item published, edited or unpublished; at least once."""
+        assert "fetch" not in self.__dict__, "register on_item handlers before the app is used"
+        self._item_handlers.append(handler)
+        return handler
+
+    def load_rooms(self) -> None:
+        """Assemble every room that is installed, so that all tasks are known (for workers)."""
+        if find_spec("pycurl"):
+            _ = self.fetch
+
+    def services(self) -> dict[str, Any]:
+        """The rooms by name, of those that are installed; what HTTP handlers and commands are given."""
+        found: dict[str, Any] = {"jobs": self.jobs}
+        if find_spec("pycurl"):
+            found["fetch"] = self.fetch
+        if find_spec("httptools"):
+            found["media"] = self.media
+        if find_spec("litestar"):
+            from penstock.web.tokens import Tokens
+
+            found["tokens"] = Tokens(self.engines.postgres)
+        return found
+
+    def routes(self) -> list[Any]:
+        """The HTTP handlers of the rooms that are installed."""
+        from penstock.jobs import http as jobs_http
+
+        found = [*jobs_http.ROUTES]
+        if find_spec("pycurl"):
+            from penstock.fetch import http as fetch_http
+
+            found += fetch_http.ROUTES
+        if find_spec("httptools"):
+            from penstock.media import http as media_http
+
+            found += media_http.ROUTES
+        return found
+
+    async def close(self) -> None:
+        """Close the engines that were opened; any later use connects anew."""
+        if "engines" in self.__dict__:
+            await self.engines.close()
+        elif "blobs" in self.__dict__:
+            await self.blobs.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _path_of(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+def _require_extra(module: str, extra: str) -> None:
+    if find_spec(module) is None:
+        raise ExtraMissing(
+            f"room {extra} needs libraries that are not installed: pip install 'penstock[{extra}]'"
+        )

@@ -1,0 +1,174 @@
+"""What `penstock doctor` looks at: each check is one function that returns findings, worst news plainly.
+
+A check never raises: an engine that is down is a finding, with the way to mend it. Sources of the
+thresholds: the minimum Valkey versions close CVE-2025-49844 and CVE-2026-21863; PostgreSQL 15 is the
+oldest this product is tested for; a clock more than a second off confuses people who read logs, never
+the queue, whose time is the database's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import secrets
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.cli.house import App
+from penstock.engines import Engines
+from penstock.engines.migrate import plan_migrations
+from penstock.engines.sql import load_queries
+from penstock.kernel.errors import PenstockError
+
+SQL: Final = load_queries("penstock.cli")
+POSTGRES_OLDEST: Final = 150000
+VALKEY_OLDEST: Final = {7: (7, 2, 11), 8: (8, 1, 6), 9: (9, 0, 3)}
+DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
+FILES_MIN: Final = 4096
+CHECK_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; `state` is ok, warn or fail."""
+
+    subject: str
+    state: str
+    text: str
+    mend: str = ""
+
+
+async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
+    """Every check, in the order in which a person would mend them."""
+    findings = [*check_disk(app.data_folder), *check_limits(), *check_secret(app)]
+    try:
+        engines = app.engines
+    except PenstockError as error:
+        return [*findings, Finding("engines", "fail", error.text, "run `penstock up`")]
+    checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
+        ("postgres", lambda: check_postgres(engines)),
+        ("schema", lambda: check_schema_state(engines, packages)),
+        ("valkey", lambda: check_valkey(engines)),
+        ("blobs", lambda: check_blobs(engines)),
+    ]
+    for subject, check in checks:
+        try:
+            findings += await asyncio.wait_for(check(), CHECK_S)
+        except TimeoutError:
+            findings.append(Finding(subject, "fail", f"no answer within {CHECK_S:.0f} s"))
+        except PenstockError as error:
+            findings.append(Finding(subject, "fail", error.text, "start it, or correct its URL"))
+    return findings
+
+
+def check_disk(folder: Path) -> list[Finding]:
+    """Room on the disk of the data folder."""
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    free_bytes = shutil.disk_usage(present).free
+    text = f"{free_bytes / 1024**3:.1f} GiB free at {present}"
+    if free_bytes < DISK_FREE_BYTES_MIN:
+        return [Finding("disk", "fail", text, "free some space: PostgreSQL stops on a full disk")]
+    return [Finding("disk", "ok", text)]
+
+
+def check_limits() -> list[Finding]:
+    """Open files this user may have."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < FILES_MIN:
+        mend = f"raise it with `ulimit -n {FILES_MIN}` or LimitNOFILE= in the unit"
+        return [Finding("open files", "warn", f"at most {files} a process", mend)]
+    return [Finding("open files", "ok", f"at most {files} a process")]
+
+
+def check_secret(app: App) -> list[Finding]:
+    """Where signatures' root secret comes from, and who may read it."""
+    if os.environ.get("PENSTOCK_SECRET"):
+        return [Finding("secret", "ok", "from PENSTOCK_SECRET")]
+    path = app.data_folder / "secret"
+    if not path.exists():
+        return [Finding("secret", "ok", f"will be made in {path} on the first start")]
+    if path.stat().st_mode & 0o077:
+        return [Finding("secret", "fail", f"{path} is readable by others", f"chmod 600 {path}")]
+    return [Finding("secret", "ok", f"in {path}")]
+
+
+async def check_postgres(engines: Engines) -> list[Finding]:
+    """Version, durability settings, clock, standbys, connections."""
+    before_s = time.time()
+    row: Any = await engines.postgres.one(SQL.server_settings)
+    offset_s = float(row["clock_s"]) - (before_s + time.time()) / 2
+    found = [Finding("postgres", "ok", f"version {row['version']} answers")]
+    if row["version_number"] < POSTGRES_OLDEST:
+        found = [
+            Finding("postgres", "fail", f"version {row['version']}", "use PostgreSQL 15 or newer")
+        ]
+    for name in ("fsync", "full_page_writes", "synchronous_commit"):
+        if row[name] == "off":
+            text = f"{name} is off: an acknowledged job may be lost in a power cut"
+            found.append(Finding("postgres", "fail", text, f"set {name} = on"))
+    if row["standbys"] == "" and row["replicas"] > 0:
+        text = "replication is asynchronous: a failover loses what was not yet sent"
+        found.append(Finding("postgres", "warn", text, "set synchronous_standby_names"))
+    if row["transaction_pooler"]:
+        text = "session settings do not stick: a pooler in transaction mode seems to be between"
+        found.append(
+            Finding("postgres", "warn", text, "connect workers directly, or in session mode")
+        )
+    if abs(offset_s) > 1:
+        text = f"its clock differs from this machine's by {offset_s:.1f} s"
+        found.append(Finding("clock", "warn", text, "run a time service on both"))
+    else:
+        found.append(
+            Finding("clock", "ok", f"within {abs(offset_s) * 1000:.0f} ms of PostgreSQL's")
+        )
+    return found
+
+
+async def check_schema_state(engines: Engines, packages: tuple[str, ...]) -> list[Finding]:
+    """Migrations that are missing."""
+    missing = await plan_migrations(engines.postgres, packages)
+    if missing:
+        text = f"{len(missing)} migration(s) missing, first {missing[0].label}"
+        return [Finding("schema", "fail", text, "run `penstock migrate`")]
+    return [Finding("schema", "ok", "up to date")]
+
+
+async def check_valkey(engines: Engines) -> list[Finding]:
+    """Version, eviction policy, persistence."""
+    info = await engines.valkey.command("INFO", "server")
+    version = str(info.get("valkey_version") or info.get("redis_version"))
+    parts = tuple(int(part) for part in version.split(".")[:3])
+    oldest = VALKEY_OLDEST.get(parts[0], VALKEY_OLDEST[9])
+    found = [Finding("valkey", "ok", f"version {version} answers")]
+    if parts < oldest:
+        text = f"version {version} has known holes"
+        needed = ".".join(str(part) for part in oldest)
+        found = [Finding("valkey", "fail", text, f"use {needed} or newer")]
+    wanted = {"maxmemory-policy": "noeviction", "appendonly": "yes"}
+    for name, value in wanted.items():
+        reply = await engines.valkey.command("CONFIG", "GET", name)
+        present = reply.get(name) if isinstance(reply, dict) else _text(reply[1])
+        if present != value:
+            text = f"{name} is {present}: counters would be lost silently"
+            found.append(Finding("valkey", "fail", text, f"set {name} {value}"))
+    return found
+
+
+async def check_blobs(engines: Engines) -> list[Finding]:
+    """Whether an object can be stored, read and removed."""
+    key, data = f"penstock-probe/{secrets.token_hex(8)}", b"penstock"
+    await engines.blobs.put(key, data)
+    same = await engines.blobs.get(key) == data
+    await engines.blobs.delete(key)
+    if not same:
+        return [Finding("blobs", "fail", "an object came back with other bytes", "check the store")]
+    return [Finding("blobs", "ok", "an object was stored, read and removed")]
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,116 @@
+"""The command `penstock`: global options, the commands of the house and of its rooms, exit codes.
+
+`--json`, `--config` and `--data` may stand anywhere before a lone `--`, since nobody remembers which side
+of the verb a global option goes. click was chosen for its help pages and its shell completion.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Final
+
+import click
+
+import penstock
+from penstock.cli.house import App
+from penstock.cli.terminal import CommandLine
+from penstock.kernel.errors import InvalidInput, PenstockError
+
+ROOMS: Final = {
+    "penstock.cli.up": "uvloop",
+    "penstock.cli.roles": "uvloop",
+    "penstock.cli.upkeep": "uvloop",
+    "penstock.jobs.cli": "asyncpg",
+    "penstock.fetch.cli": "pycurl",
+    "penstock.media.cli": "httptools",
+    "penstock.web.cli": "litestar",
+}
+"""Modules with `COMMANDS`, and the library that tells whether the room's extra is installed."""
+
+
+class OptionWithoutValue(InvalidInput):
+    """A global option stands last on the line, without its value."""
+
+    code = "cli.option_without_value"
+
+
+def run(
+    arguments: Sequence[str], *, make_app: Callable[[str | None], App], packages: tuple[str, ...]
+) -> int:
+    """Run one command line; returns the exit code."""
+    line = CommandLine(make_app, packages)
+    try:
+        words = take_global_options(arguments, line)
+        build_group().main(words, prog_name="penstock", standalone_mode=False, obj=line)
+    except PenstockError as error:
+        return line.show_error(error)
+    except click.exceptions.Exit as exit_request:
+        return exit_request.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        print("penstock: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    return 0
+
+
+def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str]:
+    """Note `--json`, `--config FILE` and `--data FOLDER` in `line`; return the other words.
+
+    Raises: OptionWithoutValue.
+    """
+    words = list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    kept: list[str] = []
+    heads = iter(words[:end])
+    for word in heads:
+        name, equals, value = word.partition("=")
+        if name == "--json" and not equals:
+            line.is_json = True
+        elif name in ("--config", "--data"):
+            given = value if equals else next(heads, "")
+            if not given:
+                raise OptionWithoutValue(f"{name} needs a value, such as {name} path")
+            if name == "--config":
+                line.config_file = given
+            else:
+                line.flags["data.folder"] = given
+        else:
+            kept.append(word)
+    return kept + words[end:]
+
+
+def build_group() -> click.Group:
+    """The whole command tree of the rooms that are installed."""
+    group = click.Group(
+        "penstock",
+        help=(
+            "The high-load backbone of a content platform: jobs, fetch, views, feed, media.\n\n"
+            "Anywhere on the line: --json prints one JSON document; --config FILE reads another file"
+            " than penstock.toml; --data FOLDER uses another data folder."
+        ),
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    click.version_option(penstock.__version__, message="penstock %(version)s")(group)
+    for module, library in ROOMS.items():
+        if find_spec(library) is not None:
+            for command in importlib.import_module(module).COMMANDS:
+                add_command(group, command)
+    return group
+
+
+def add_command(group: click.Group, command: click.Command) -> None:
+    """Add `command`, or its verbs where the noun is there already (a room's and a role's)."""
+    present = group.commands.get(command.name or "")
+    if isinstance(present, click.Group) and isinstance(command, click.Group):
+        for verb in command.commands.values():
+            present.add_command(verb)
+    else:
+        group.add_command(command)

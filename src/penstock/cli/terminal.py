@@ -1,0 +1,116 @@
+"""One run of a command: the application it works on, and how it shows answers and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import uvloop
+
+from penstock.cli.house import App, load_app
+from penstock.engines.migrate import check_schema
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.logs import configure_logs
+
+Service = TypeVar("Service")
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """The terminal of `penstock`; implements `kernel.terminal.Terminal`."""
+
+    make_app: Callable[[str | None], App]
+    packages: tuple[str, ...]
+    is_json: bool = False
+    config_file: str | None = None
+    """The file named by `--config`, handed on to the roles that `up` starts."""
+    flags: dict[str, str] = field(default_factory=dict)
+    _has_progress: bool = False
+
+    def app(self, name: str | None = None) -> App:
+        """The application named on the command line, or a plain one with the rooms alone."""
+        app = load_app(name) if name else self.make_app(self.config_file)
+        if name and self.config_file:
+            app.use_config_file(self.config_file)
+        app.use_flags(self.flags)
+        return app
+
+    def run(self, kind: type[Service], verb: Callable[[Service], Awaitable[Answer]]) -> Answer:
+        """Give the room's service of type `kind` to `verb`, with the engines open meanwhile."""
+        return self.run_app(lambda app: verb(_service(app, kind)))
+
+    def run_app(self, work: Callable[[App], Awaitable[Answer]], *, checked: bool = True) -> Answer:
+        """Run `work` on the plain application; `checked` asks whether the schema fits first."""
+        configure_logs("cli", level="warning")
+
+        async def in_loop() -> Answer:
+            app = self.app()
+            try:
+                if checked:
+                    await check_schema(app.engines.postgres, self.packages, version=app.version)
+                return await work(app)
+            finally:
+                await app.close()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(in_loop())
+
+    def show(self, value: Any, text: str) -> None:
+        """Print one JSON document under `--json`, else the text."""
+        self._end_progress()
+        if self.is_json:
+            print(msgspec.json.encode(value, enc_hook=str).decode())
+        else:
+            print(text)
+
+    def progress(self, text: str) -> None:
+        """Replace the progress line on standard error, where a person watches."""
+        if self.is_json or not sys.stderr.isatty():
+            return
+        print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+        self._has_progress = True
+
+    def show_error(self, error: PenstockError) -> int:
+        """Print the error on standard error; returns the exit code of its kind."""
+        self._end_progress()
+        if self.is_json:
+            problem = {
+                "code": error.code,
+                "detail": error.text,
+                "retryable": error.retryable,
+                "errors": error.problems,
+            }
+            print(msgspec.json.encode(problem).decode(), file=sys.stderr)
+        else:
+            print(f"penstock: {error.text} [{error.code}]", file=sys.stderr)
+            for problem_row in error.problems:
+                print(f"  {problem_row.pointer}: {problem_row.text}", file=sys.stderr)
+        return error.exit_code
+
+    def _end_progress(self) -> None:
+        if self._has_progress:
+            print(file=sys.stderr)
+            self._has_progress = False
+
+
+def _service(app: App, kind: type[Service]) -> Service:
+    for service in app.services().values():
+        if isinstance(service, kind):
+            return service
+    raise AssertionError(f"no room is a {kind.__name__}")
+
+
+def table(rows: Sequence[Sequence[Any]], *, header: Sequence[str]) -> str:
+    """Rows under a header, in columns as wide as they need."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)

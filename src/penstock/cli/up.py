@@ -1,0 +1,155 @@
+"""`penstock up`: engines and roles of one machine under one supervisor.
+
+With nothing configured it starts the embedded engines in the data folder; with URLs configured it starts
+none and the same roles stand on what the URLs name. Either way it migrates, makes the secret and the root
+token on the first run, prints where everything answers, and ends without leaving a process behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from penstock.cli.house import App
+from penstock.cli.roles import APP_ARGUMENT
+from penstock.cli.supervisor import Event, Role, Supervisor
+from penstock.cli.terminal import CommandLine
+from penstock.engines.embedded import EmbeddedEngines
+from penstock.engines.endpoints import Endpoints
+from penstock.engines.functions import load_libraries
+from penstock.engines.migrate import apply_migrations
+from penstock.kernel.errors import Conflict, InvalidInput
+from penstock.kernel.logs import configure_logs, logger
+from penstock.web.tokens import ensure_root_token
+
+READY_S: Final = 60.0
+REFUSALS: Final = (InvalidInput.exit_code, Conflict.exit_code)
+log = logger(__name__)
+
+
+@click.command("up", short_help="Start engines and all roles on this machine.")
+@APP_ARGUMENT
+@click.pass_obj
+def up(line: CommandLine, application: str | None) -> None:
+    """Start everything on this machine and keep it running until Ctrl-C or SIGTERM.
+
+    MODULE:APP is your application, such as shop.site:app; without it the rooms run alone.
+    """
+    app = line.app(application)
+    configure_logs("up", level=app.config.sections["data"].log_level)
+    asyncio.run(run_up(line, app, application))
+
+
+async def run_up(line: CommandLine, app: App, application: str | None) -> None:
+    """Start, print the addresses, supervise until told to stop."""
+    embedded = EmbeddedEngines(app.data_folder) if app.uses_embedded else None
+    watch = StartWatch()
+    supervisor = Supervisor(embedded, roles_of(line, application), on_event=watch.note)
+    watch.give_up = supervisor.request_stop
+    async with supervisor.started_engines() as started:
+        if started is not None:
+            app.use_endpoints(merged(app.configured_urls(), started))
+        token_file = await prepare(app, line.packages)
+        await app.close()
+        announcing = asyncio.create_task(announce(line, app, supervisor, token_file))
+        try:
+            await supervisor.run()
+        finally:
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
+    if watch.refused:
+        raise RoleRefused(
+            f"role {watch.refused} cannot start: its message stands above; mend it and try again"
+        )
+
+
+class RoleRefused(Conflict):
+    """A role ended over something that a restart does not mend: a setting, a port that is taken."""
+
+    code = "cli.role_refused"
+
+
+class StartWatch:
+    """Tells a role that crashed (restart it) from one that was refused before it ever served."""
+
+    def __init__(self) -> None:
+        self.refused = ""
+        self.give_up: Callable[[], None] = lambda: None
+        self._ready: set[str] = set()
+
+    def note(self, event: Event) -> None:
+        """Stop everything over a role that was never ready and ended by its user's fault."""
+        if event.kind == "role_ready":
+            self._ready.add(event.name)
+        is_final = event.kind == "role_died" and event.facts["exit_code"] in REFUSALS
+        if is_final and event.name not in self._ready and not self.refused:
+            self.refused = event.name
+            self.give_up()
+
+
+def roles_of(line: CommandLine, application: str | None) -> list[Role]:
+    """The roles of one machine, each as the command that a user would type."""
+    options = ["--data", line.flags["data.folder"]] if "data.folder" in line.flags else []
+    options += ["--config", line.config_file] if line.config_file else []
+    named = [application] if application else []
+    command = (sys.executable, "-m", "penstock", *options)
+    return [
+        Role("api", (*command, "api", *named)),
+        Role("work", (*command, "work", *named)),
+        Role("scheduler", (*command, "scheduler", *named)),
+        Role("media", (*command, "media", "serve", *named)),
+    ]
+
+
+def merged(configured: Endpoints, started: Endpoints) -> Endpoints:
+    """What was configured, and the embedded engines for the rest."""
+    return Endpoints(
+        postgres_url=configured.postgres_url or started.postgres_url,
+        valkey_url=configured.valkey_url or started.valkey_url,
+        blobs_url=configured.blobs_url,
+    )
+
+
+async def prepare(app: App, packages: tuple[str, ...]) -> Path:
+    """Migrate, load function libraries, make secret and root token; returns the token's file."""
+    applied = await apply_migrations(app.engines.postgres, packages)
+    await load_libraries(app.engines.valkey, packages)
+    await app.engines.blobs.open()
+    app.data_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _ = app.secret
+    token_file = await ensure_root_token(app.data_folder, app.services()["tokens"])
+    log.info("prepared", migrations_applied=len(applied))
+    return token_file
+
+
+async def announce(line: CommandLine, app: App, supervisor: Supervisor, token_file: Path) -> None:
+    """Print where everything answers, once every role is ready; a late role is only reported."""
+    try:
+        facts = await supervisor.wait_ready(READY_S)
+    except TimeoutError as error:
+        log.warning("roles_not_ready", error=str(error))
+        return
+    addresses = {
+        role: f"http://{told['listen']}" for role, told in facts.items() if "listen" in told
+    }
+    answer = {"data_folder": str(app.data_folder), "token_file": str(token_file), **addresses}
+    text = (
+        "Penstock is up; Ctrl-C stops it.\n"
+        f"  API          {addresses['api']}   (description: {addresses['api']}/openapi.json)\n"
+        f"  media        {addresses['media']}/m/KEY\n"
+        f"  data folder  {app.data_folder}\n"
+        f"  token        in {token_file}, try:\n"
+        f'    curl -H "Authorization: Bearer $(cat {shlex.quote(str(token_file))})"'
+        f" {addresses['api']}/v1/queues"
+    )
+    line.show(answer, text)
+    sys.stdout.flush()
+
+
+COMMANDS: Final[list[Any]] = [up]

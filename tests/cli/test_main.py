@@ -1,0 +1,86 @@
+"""The command line: global options anywhere, exit codes by kind, errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.__main__ import main
+from penstock.cli.main import build_group, take_global_options
+from penstock.cli.terminal import CommandLine
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder without configuration."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def words(*given):
+    line = CommandLine(lambda _: None, ())
+    return take_global_options(given, line), line
+
+
+def test_global_options_may_stand_anywhere_before_a_lone_dash_dash():
+    kept, line = words(
+        "jobs", "--json", "show", "7", "--data", "d", "--config=c.toml", "--", "--json"
+    )
+    assert kept == ["jobs", "show", "7", "--", "--json"]
+    assert (line.is_json, line.flags, line.config_file) == (True, {"data.folder": "d"}, "c.toml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (["no-such-noun"], 2, "No such command"),
+        (["jobs", "show"], 2, "Missing argument"),
+        (["config", "show", "--data"], 2, "--data needs a value"),
+        (["up", "nonsense"], 2, "write module:attribute"),
+        (["up", "no_such_module:app"], 2, "no module 'no_such_module'"),
+        (["up", "json:app"], 2, "module json has no Penstock() 'app'"),
+        (["jobs", "show", "1"], 7, "penstock up"),
+        (["migrate"], 7, "penstock up"),
+        (["config", "show", "--config", "absent.toml"], 2, "expected a TOML file"),
+    ],
+)
+def test_a_wrong_call_ends_with_the_code_of_its_kind_and_says_what_to_do(
+    folder, capfd, arguments, exit_code, said
+):
+    assert main(arguments) == exit_code
+    assert said in capfd.readouterr().err
+
+
+def test_under_json_an_error_is_one_document(folder, capfd):
+    assert main(["jobs", "show", "1", "--json"]) == 7
+    problem = json.loads(capfd.readouterr().err)
+    assert problem["code"] == "engines.not_running"
+    assert problem["retryable"] is True
+
+
+def test_config_show_names_sources_and_masks_secrets(folder, capfd, monkeypatch):
+    (folder / "penstock.toml").write_text('[web]\nlisten = "127.0.0.1:9999"\n')
+    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", "postgresql://me:hunter2@db/site")
+    assert main(["config", "show", "--json"]) == 0
+    out = capfd.readouterr().out
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert rows["web.listen"]["source"] == "penstock.toml"
+    assert rows["postgres.url"]["source"] == "PENSTOCK_POSTGRES_URL"
+    assert rows["blobs.put_threads"]["source"] == "default"
+    assert "hunter2" not in out
+
+
+def test_doctor_without_engines_says_how_to_start_them(folder, capfd):
+    assert main(["doctor"]) == 7
+    assert "mend: run `penstock up`" in capfd.readouterr().out
+
+
+def test_every_command_has_help():
+    def walk(command):
+        yield command
+        for inner in getattr(command, "commands", {}).values():
+            yield from walk(inner)
+
+    for command in walk(build_group()):
+        assert command.help, command.name
