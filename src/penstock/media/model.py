@@ -1,0 +1,243 @@
+"""What the media room speaks of: settings, errors, series, and what is known of one object.
+
+Statuses that HTTP defines more finely than the eleven kinds (405, 408, 412, 414, 416, 431, 501, 505) are
+set on the error itself, so that the table of errors still names every answer this room can give.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from penstock.kernel.config import (
+    parse_count,
+    parse_duration_s,
+    parse_listen,
+    parse_size_bytes,
+    parse_url,
+    setting,
+)
+from penstock.kernel.errors import (
+    Conflict,
+    InvalidInput,
+    Malformed,
+    NotFound,
+    TooLarge,
+    Unavailable,
+)
+from penstock.kernel.metrics import counter, gauge, histogram
+
+BLOCK_BYTES: Final = 256 * 1024
+"""What is asked of an origin at once, and what is looked at for being in memory at once."""
+
+LIST_OBJECTS_MAX: Final = 1000
+_CONTENT_ADDRESS: Final = re.compile(
+    r"photos/([0-9a-f]{2})/([0-9a-f]{2})/(\1\2[0-9a-f]{60})\.[a-z0-9]+"
+)
+
+CONTENT_TYPES: Final = {
+    "jpg": "image/jpeg",
+    "jpeg": "image/jpeg",
+    "png": "image/png",
+    "webp": "image/webp",
+    "gif": "image/gif",
+    "avif": "image/avif",
+    "mp3": "audio/mpeg",
+    "m4a": "audio/mp4",
+    "aac": "audio/aac",
+    "ogg": "audio/ogg",
+    "opus": "audio/ogg",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+    "mp4": "video/mp4",
+    "webm": "video/webm",
+}
+"""Nothing a browser would run (html, svg, xml, js) may enter: users' uploads are served from here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaConfig:
+    """Section `media`."""
+
+    listen: tuple[str, int] = setting(
+        "127.0.0.1:8081", "Address and port that serve media.", parse_listen
+    )
+    public_url: str | None = setting(
+        None,
+        "What stands in front of /m/ in URLs; unset: the listen address.",
+        parse_url("http", "https"),
+    )
+    connections_max: int = setting(
+        "4096",
+        "Clients held at once; one more is answered 503. The limit of files may lower it.",
+        parse_count,
+    )
+    header_timeout_s: float = setting(
+        "10s",
+        "A request's head must be complete within this, however it trickles.",
+        parse_duration_s,
+    )
+    idle_timeout_s: float = setting(
+        "60s", "How long a connection may wait for its next request.", parse_duration_s
+    )
+    send_timeout_s: float = setting(
+        "60s",
+        "The time in which a client must take send_progress bytes, or it is cut.",
+        parse_duration_s,
+    )
+    send_progress_bytes: int = setting(
+        "16KiB", "The least a client must take in each send_timeout.", parse_size_bytes
+    )
+    origin_timeout_s: float = setting(
+        "10s",
+        "How long an object store that is no folder may take for one answer.",
+        parse_duration_s,
+    )
+    stop_timeout_s: float = setting(
+        "10s", "How long answers under way may go on after a stop.", parse_duration_s
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an object's answer is decided from. `etag` is bare; `is_immutable`: the name is its hash."""
+
+    size_bytes: int
+    etag: str
+    modified_s: int
+    is_immutable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MediaObject:
+    """One object as people see it."""
+
+    key: str
+    size_bytes: int
+    etag: str
+    modified_at: datetime
+    content_type: str
+    url: str
+
+
+class ObjectUnknown(NotFound):
+    """No object of that key is stored, or the path can name none."""
+
+    code = "media.object_unknown"
+
+
+class BadRequest(Malformed):
+    """The bytes are no request that can be framed without doubt; the connection is closed."""
+
+    code = "media.bad_request"
+
+
+class MethodNotAllowed(Malformed):
+    """Objects are only read here."""
+
+    code, status = "media.method_not_allowed", 405
+
+
+class HeadTimeout(Malformed):
+    """The head of a request did not arrive in time."""
+
+    code, status = "media.head_timeout", 408
+
+
+class PreconditionFailed(Conflict):
+    """If-Match or If-Unmodified-Since names another version than the stored one."""
+
+    code, status = "media.precondition_failed", 412
+
+
+class TargetTooLong(TooLarge):
+    """The path is over its bound."""
+
+    code, status = "media.target_too_long", 414
+
+
+class RangeUnsatisfiable(InvalidInput):
+    """The range begins after the object's end."""
+
+    code, status = "media.range_unsatisfiable", 416
+
+
+class HeadTooLarge(TooLarge):
+    """The header fields are over their bounds."""
+
+    code, status = "media.head_too_large", 431
+
+
+class TransferCodingUnknown(Malformed):
+    """The request has a Transfer-Encoding that is not known here."""
+
+    code, status = "media.transfer_coding_unknown", 501
+
+
+class VersionUnknown(Malformed):
+    """The request is of another HTTP version than 1.0 or 1.1."""
+
+    code, status = "media.version_unknown", 505
+
+
+class StoreUnavailable(Unavailable):
+    """The object store does not answer."""
+
+    code = "media.store_unavailable"
+
+
+class SourceCut(Unavailable):
+    """An object ended, changed or failed while it was being sent; its connection is cut."""
+
+    code = "media.source_cut"
+
+
+class ListenFailed(Conflict):
+    """The address to serve on cannot be taken."""
+
+    code = "media.listen_failed"
+
+
+class WrongContentAddress(InvalidInput):
+    """The bytes are not those whose hash the key names."""
+
+    code = "media.wrong_content_address"
+
+
+class TooManyConnections(Unavailable):
+    """This node holds as many clients as it may."""
+
+    code = "media.too_many_connections"
+
+
+def content_address(key: str) -> str | None:
+    """The SHA-256 in the name of a content-addressed object, or None for any other key."""
+    match = _CONTENT_ADDRESS.fullmatch(key)
+    return match[3] if match else None
+
+
+def content_type(key: str) -> str:
+    """The type to serve `key` with: from its extension, out of a list of harmless ones."""
+    return CONTENT_TYPES.get(key.rpartition(".")[2].lower(), "application/octet-stream")
+
+
+STATUSES: Final = (
+    200, 206, 304, 400, 404, 405, 408, 412, 414, 416, 431, 500, 501, 503, 505,
+)  # fmt: skip
+REQUESTS: Final = counter(
+    "media_requests_total", "Answers begun, by status.", status=map(str, STATUSES)
+)
+SENT_BYTES: Final = counter(
+    "media_bytes_total", "Bytes of bodies sent, by source.", source=("disk", "origin")
+)
+CUTS: Final = counter(
+    "media_cuts_total",
+    "Connections cut before their answer was complete.",
+    reason=("client", "source", "stalled", "stop"),
+)
+CONNECTIONS: Final = gauge("media_connections", "Clients connected now.")
+TTFB: Final = histogram(
+    "media_ttfb_seconds", "From a complete head to the first byte handed to the kernel."
+)
