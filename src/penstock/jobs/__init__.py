@@ -1,0 +1,62 @@
+"""Jobs: a durable, fair queue on PostgreSQL, and the workers that drain it.
+
+    queue ---- job_ready --claim--> job_lease --settle--> (deleted) | job_ready | job_failed
+      lanes: lane_job + lane_event (journal) --fold, claim--> the same leases
+
+**Promise.** An enqueue that returned, or whose transaction committed, is never lost. Moving out of a lease
+happens exactly once (whoever removes the job from its lease row settles it), and so does a group's callback.
+A handler's body may repeat: after a lost lease, a raised call, or an ack whose answer was lost. A dead
+worker's jobs are ready again in at most 35 s. A lane never starts more than its limit in any window, as
+measured at handler start.
+
+**Everything is in PostgreSQL**, whose clock alone decides what is due and expired. The shape (two tables a
+state, a lease row a batch, a scan watermark, lanes with a journal) was measured best of seven: 118,000 jobs/s
+with one consumer, 97,000/s beside a 24 s transaction (PostgreSQL 18, 2 cores shared with the clients).
+
+**Limits**: `model.py`. **Files**: hearts `handling.py` (what a handler says), `tasks.py` (handlers by queue),
+`intake.py` (the checks at the door), `leases.py` (a claim's rows in hand, their settling), `hints.py`
+(coalesced NOTIFY); `reasons.py` (why a job waits), `running.py` (one
+queue in a worker); then `model`, `errors`, `store` + `sql/`, `service`, `worker`, `http`, `cli`.
+"""
+
+from __future__ import annotations
+
+from penstock.jobs.errors import InvalidJob, JobUnknown, LeaseLost, QueueUnknown
+from penstock.jobs.handling import Batch, Fail, JobInHand, Retry, Snooze
+from penstock.jobs.model import (
+    Job,
+    JobsConfig,
+    JobState,
+    Lane,
+    NewGroup,
+    NewJob,
+    QueueStatus,
+    Sweep,
+    Why,
+)
+from penstock.jobs.service import Jobs
+from penstock.jobs.tasks import Registry, Task
+
+__all__ = [
+    "Batch",
+    "Fail",
+    "InvalidJob",
+    "Job",
+    "JobInHand",
+    "JobState",
+    "JobUnknown",
+    "Jobs",
+    "JobsConfig",
+    "Lane",
+    "LeaseLost",
+    "NewGroup",
+    "NewJob",
+    "QueueStatus",
+    "QueueUnknown",
+    "Registry",
+    "Retry",
+    "Snooze",
+    "Sweep",
+    "Task",
+    "Why",
+]

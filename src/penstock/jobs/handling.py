@@ -1,0 +1,148 @@
+"""What a handler holds: a batch of jobs, and the words by which it says what became of each.
+
+A handler returns: every job it said nothing about is done. It raises: every such job goes to retry, or to
+where `Retry`, `Fail` or `Snooze` send it. Nothing here does I/O; the worker settles what was said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar, overload
+
+from penstock.jobs.model import AT_AWAY_S_MAX
+from penstock.kernel.backoff import Backoff
+
+P = TypeVar("P")
+
+
+class Retry(Exception):
+    """Run the job again, after `after_s` or the usual backoff; counts as a failed attempt."""
+
+    def __init__(self, after_s: float | None = None, why: str = "") -> None:
+        super().__init__(why or "the handler asked for a retry")
+        self.after_s = after_s
+
+
+class Fail(Exception):
+    """The job is failed for good, whatever retries are left."""
+
+
+class Snooze(Exception):
+    """Run the job again after `after_s`; no attempt is counted."""
+
+    def __init__(self, after_s: float) -> None:
+        super().__init__(f"the handler asked to wait {after_s} s")
+        self.after_s = after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is to become of a job: `done`, `retry`, `fail`, `snooze`, `unstarted` or `returned`."""
+
+    word: str
+    after_s: float | None = None
+    error: str = ""
+    traceback: str = ""
+
+
+DONE = Outcome("done")
+UNSTARTED = Outcome("unstarted")
+RETURNED = Outcome("returned")
+
+
+class JobInHand(Generic[P]):
+    """One job of a batch, under lease."""
+
+    __slots__ = ("attempt", "id", "lane", "outcome", "payload", "traceparent")
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the field's name in the public API
+        payload: P,
+        *,
+        attempt: int = 1,
+        lane: str | None = None,
+        traceparent: str | None = None,
+    ) -> None:
+        self.id = id
+        self.payload = payload
+        self.attempt = attempt
+        self.lane = lane
+        self.traceparent = traceparent
+        self.outcome: Outcome | None = None
+
+    def done(self) -> None:
+        """It is done."""
+        self.outcome = DONE
+
+    def retry(self, after_s: float | None = None, why: str = "") -> None:
+        """Run it again, after `after_s` or the usual backoff; failed once its retries are used up."""
+        self.outcome = Outcome("retry", _checked_delay_s(after_s), why)
+
+    def fail(self, why: str) -> None:
+        """It is failed for good."""
+        self.outcome = Outcome("fail", None, why)
+
+    def snooze(self, after_s: float) -> None:
+        """Run it again after `after_s`; no attempt is counted."""
+        self.outcome = Outcome("snooze", _checked_delay_s(after_s))
+
+    def __repr__(self) -> str:
+        return f"JobInHand(id={self.id}, attempt={self.attempt}, payload={self.payload!r})"
+
+
+class Batch(Sequence[JobInHand[P]], Generic[P]):
+    """The jobs of one handler call, all under the lease `lease_id`."""
+
+    def __init__(self, jobs: Sequence[JobInHand[P]], lease_id: int) -> None:
+        self._jobs = tuple(jobs)
+        self.lease_id = lease_id
+
+    @overload
+    def __getitem__(self, index: int) -> JobInHand[P]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[JobInHand[P]]: ...
+
+    def __getitem__(self, index: int | slice) -> JobInHand[P] | Sequence[JobInHand[P]]:
+        return self._jobs[index]
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[JobInHand[P]]:
+        return iter(self._jobs)
+
+
+def outcome_of(error: BaseException, traceback: str) -> Outcome:
+    """What a raised `error` means for the jobs that its call said nothing about."""
+    text = str(error) or type(error).__name__
+    match error:
+        case Retry():
+            return Outcome("retry", _checked_delay_s(error.after_s), text)
+        case Fail():
+            return Outcome("fail", None, text)
+        case Snooze():
+            return Outcome("snooze", _checked_delay_s(error.after_s), text)
+        case _:
+            return Outcome("retry", None, f"{type(error).__name__}: {text}", traceback)
+
+
+def _checked_delay_s(after_s: Any) -> float | None:
+    """`after_s` within what a date holds; a handler's slip must not make its ack fail."""
+    if after_s is None:
+        return None
+    delay_s = float(after_s)
+    return 0.0 if math.isnan(delay_s) else min(max(delay_s, 0.0), AT_AWAY_S_MAX)
+
+
+def settled_outcome(outcome: Outcome, *, attempt: int, retries: int, backoff: Backoff) -> Outcome:
+    """What is recorded for `outcome` of run number `attempt`: a retry gets its delay, the last fails."""
+    if outcome.word != "retry":
+        return outcome
+    if attempt > retries:
+        return replace(outcome, word="fail", after_s=None)
+    delay_s = backoff.delay_s(attempt) if outcome.after_s is None else outcome.after_s
+    return replace(outcome, after_s=delay_s)

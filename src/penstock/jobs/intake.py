@@ -1,0 +1,195 @@
+"""The door: what is asked for is checked whole, then turned into arrays for one statement. No I/O.
+
+Either every job of a call passes or nothing is enqueued; all faults of a call are told at once (the first
+hundred of them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from penstock.jobs.errors import BatchTooLarge, InvalidJob, PayloadTooLarge
+from penstock.jobs.model import (
+    AT_AWAY_S_MAX,
+    BYTES_PER_CALL_MAX,
+    JOBS_PER_CALL_MAX,
+    NAME_CHARACTERS_MAX,
+    PRIORITY_LAST,
+    WEIGHT_MAX,
+    WINDOW_S_MAX,
+    NewGroup,
+    NewJob,
+)
+from penstock.kernel.errors import FieldProblem
+from penstock.kernel.limits import PAYLOAD_BYTES_MAX
+
+PROBLEMS_MAX: Final = 100
+_encoder: Final = msgspec.json.Encoder()
+
+
+@dataclass(slots=True)
+class Rows:
+    """Jobs as columns, one list a column, in the order they were given."""
+
+    queues: list[str] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
+    run_ats: list[datetime | None] = field(default_factory=list)
+    delays_s: list[float | None] = field(default_factory=list)
+    lanes: list[str | None] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def __len__(self) -> int:
+        return len(self.queues)
+
+
+def prepare_jobs(jobs: Sequence[NewJob]) -> Rows:
+    """Check `jobs` and encode their payloads.
+
+    Raises: InvalidJob, PayloadTooLarge, BatchTooLarge.
+    """
+    if len(jobs) > JOBS_PER_CALL_MAX:
+        raise BatchTooLarge(
+            f"{len(jobs)} jobs in one call: send at most {JOBS_PER_CALL_MAX} at a time"
+        )
+    rows = _append_all(jobs)
+    if rows.size_bytes > BYTES_PER_CALL_MAX:
+        raise BatchTooLarge(
+            f"{rows.size_bytes} bytes of payload in one call: send at most {BYTES_PER_CALL_MAX}"
+        )
+    return rows
+
+
+def prepare_groups(groups: Sequence[NewGroup]) -> tuple[Rows, Rows]:
+    """Check `groups`; return their callbacks' rows and all their members' rows, in order.
+
+    Raises: InvalidJob, PayloadTooLarge, BatchTooLarge.
+    """
+    callbacks = prepare_jobs([group.on_done for group in groups])
+    for index, payload in enumerate(callbacks.payloads):
+        value = msgspec.json.decode(payload)
+        if value is None:
+            callbacks.payloads[index] = b"{}"
+        elif not isinstance(value, dict) or "group" in value:
+            raise InvalidJob(
+                f"group {index}: the payload of on_done is an object without the key 'group',"
+                " which is added"
+            )
+    members = [member for group in groups for member in group.members]
+    if any(member.unique is not None for member in members):
+        raise InvalidJob("members of a group take no unique keys: leave `unique` out")
+    return callbacks, _append_all(members)
+
+
+def _append_all(jobs: Sequence[NewJob]) -> Rows:
+    rows = Rows()
+    problems: list[FieldProblem] = []
+    latest = datetime.now(UTC) + timedelta(seconds=AT_AWAY_S_MAX)
+    for index, job in enumerate(jobs):
+        found = _faults(job, latest)
+        if found and len(problems) < PROBLEMS_MAX:
+            problems += [FieldProblem(f"/{index}/{name}", "invalid", text) for name, text in found]
+        if problems:
+            continue
+        _append(rows, index, job)
+    if problems:
+        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3])
+        raise InvalidJob(f"nothing was enqueued: {lines}", problems=tuple(problems[:PROBLEMS_MAX]))
+    return rows
+
+
+def _append(rows: Rows, index: int, job: NewJob) -> None:
+    payload = _encoded(index, job.payload)
+    rows.queues.append(job.queue)
+    rows.priorities.append(job.priority)
+    rows.run_ats.append(job.at)
+    rows.delays_s.append(job.after_s)
+    rows.lanes.append(job.lane)
+    rows.keys.append(job.unique)
+    rows.payloads.append(payload)
+    rows.size_bytes += len(payload)
+
+
+def _encoded(index: int, payload: Any) -> bytes:
+    try:
+        encoded = _encoder.encode(payload)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        text = f"expected what JSON can hold: {error}"
+        raise InvalidJob(
+            f"nothing was enqueued: /{index}/payload: {text}",
+            problems=(FieldProblem(f"/{index}/payload", "invalid", text),),
+        ) from error
+    if len(encoded) > PAYLOAD_BYTES_MAX:
+        raise PayloadTooLarge(
+            f"/{index}/payload: {len(encoded)} bytes, at most {PAYLOAD_BYTES_MAX} are taken: put the"
+            " bytes into the object store and their key into the payload"
+        )
+    return encoded
+
+
+def _faults(job: NewJob, latest: datetime) -> list[tuple[str, str]]:
+    """(field, what is wrong) of one job; empty for a good one."""
+    found = []
+    if type(job.priority) is not int or not 0 <= job.priority <= PRIORITY_LAST:
+        found.append(("priority", f"expected a whole number 0 to {PRIORITY_LAST}"))
+    if job.at is not None:
+        if not isinstance(job.at, datetime) or job.at.tzinfo is None:
+            found.append(("at", "expected a moment with its time zone"))
+        elif job.after_s is not None:
+            found.append(("at", "expected `at` or `after_s`, not both"))
+        elif job.at > latest:
+            found.append(("at", "expected a moment within a year"))
+    if job.after_s is not None and not _is_number(job.after_s, 0, AT_AWAY_S_MAX):
+        found.append(("after_s", f"expected seconds from 0 to {AT_AWAY_S_MAX:.0f}"))
+    found += [
+        (name, f"expected 1 to {NAME_CHARACTERS_MAX} printable characters")
+        for name, value in (("unique", job.unique), ("lane", job.lane))
+        if value is not None and not is_name(value)
+    ]
+    return found
+
+
+def is_name(value: Any) -> bool:
+    """Whether `value` may name a lane, a limiter or a key."""
+    return isinstance(value, str) and 1 <= len(value) <= NAME_CHARACTERS_MAX and value.isprintable()
+
+
+def require_lane(
+    limiter: str,
+    lane: str,
+    *,
+    starts_max: int | None,
+    window_s: float | None,
+    concurrency: int | None,
+    weight: int,
+) -> None:
+    """Check a lane's limits. Raises: InvalidJob, with every fault."""
+    found = []
+    if not is_name(limiter) or not is_name(lane):
+        found.append(("lane", f"expected names of 1 to {NAME_CHARACTERS_MAX} printable characters"))
+    if (starts_max is None) != (window_s is None):
+        found.append(("starts_max", "expected together with window_s, or both left out"))
+    if starts_max is not None and not _is_number(starts_max, 1, 10**9):
+        found.append(("starts_max", "expected 1 or more"))
+    if window_s is not None and not _is_number(window_s, 0.001, WINDOW_S_MAX):
+        found.append(("window_s", f"expected seconds over 0, up to {WINDOW_S_MAX:.0f}"))
+    if concurrency is not None and not _is_number(concurrency, 1, 10**9):
+        found.append(("concurrency", "expected 1 or more; to stop a lane set paused"))
+    if not _is_number(weight, 1, WEIGHT_MAX):
+        found.append(("weight", f"expected 1 to {WEIGHT_MAX}"))
+    if found:
+        problems = tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in found)
+        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
+        raise InvalidJob(f"lane {str(lane)[:160]!r}: {lines}", problems=problems)
+
+
+def _is_number(value: Any, least: float, most: float) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and least <= value <= most

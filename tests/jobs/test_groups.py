@@ -1,0 +1,139 @@
+"""Groups: the callback comes exactly once, with the right counts, however members end and whoever settles."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.jobs import Batch, InvalidJob, NewGroup, NewJob, store
+from penstock.jobs.handling import DONE, Outcome
+from penstock.jobs.leases import Scan
+from penstock.testing.waiting import wait_true
+
+
+@pytest.fixture
+def queues(registry):
+    """Two queues that no worker runs."""
+    for name in ("members", "callbacks"):
+        registry.task(name)(_nothing)
+
+
+async def _nothing(job: dict) -> None:
+    """Never called."""
+
+
+def group(members, **on_done):
+    """A group of `members` payloads."""
+    return NewGroup(
+        members=[NewJob(queue="members", payload={"n": n}) for n in members],
+        on_done=NewJob(queue="callbacks", **on_done),
+    )
+
+
+async def callbacks(sql):
+    rows = await sql("""
+        SELECT convert_from(payload, 'UTF8')::json AS payload FROM penstock.job_ready r
+        JOIN penstock.queue q ON q.id = r.queue WHERE q.name = 'callbacks' ORDER BY r.id""")
+    import json
+
+    return [json.loads(row["payload"]) for row in rows]
+
+
+@pytest.mark.usefixtures("queues")
+async def test_a_group_without_members_calls_back_at_once(jobs, sql):
+    [group_id] = await jobs.enqueue_groups([group([], payload={"item": 1})])
+    counts = {"id": group_id, "done": 0, "failed": 0, "cancelled": 0, "quarantined": 0}
+    assert await callbacks(sql) == [{"group": counts, "item": 1}]
+    assert await sql("SELECT id FROM penstock.job_group") == []
+
+
+@pytest.mark.usefixtures("queues")
+async def test_every_final_state_counts(jobs, sql, postgres):
+    [group_id] = await jobs.enqueue_groups([group(range(5))])
+    lease = await claim(jobs, postgres, "members", 4)
+    [left] = [job_id for job_id in range(1, 6) if job_id not in lease.ids]
+    await jobs.cancel(left)
+    outcomes = [DONE, Outcome("fail", None, "no"), Outcome("quarantined"), Outcome("retry", 0.0)]
+    assert await store.settle(postgres, lease.lease_id, dict(zip(lease.ids, outcomes, strict=True)))
+    assert await callbacks(sql) == []
+    again = await claim(jobs, postgres, "members", 4)
+    assert await store.settle(postgres, again.lease_id, DONE)
+    counts = {"id": group_id, "done": 2, "failed": 1, "cancelled": 1, "quarantined": 1}
+    assert await callbacks(sql) == [{"group": counts}]
+
+
+@pytest.mark.usefixtures("queues")
+async def test_concurrent_settlers_call_back_exactly_once(jobs, sql, postgres):
+    """Leases of 7 jobs cut across 60 groups of 5, so that settlers meet on the same groups."""
+    groups = [group(range(5), payload={"text": "\0"}) for _ in range(60)]
+    ids = await jobs.enqueue_groups(groups)
+    leases = []
+    while (lease := await claim(jobs, postgres, "members", 7)).lease_id is not None:
+        leases.append(lease.lease_id)
+    assert len(leases) == 43
+    settled = await asyncio.gather(*(store.settle(postgres, lease, DONE) for lease in leases * 2))
+    assert sorted(settled) == [False] * 43 + [True] * 43
+    raw = await sql("""
+        SELECT convert_from(payload, 'UTF8') AS payload FROM penstock.job_ready r
+        JOIN penstock.queue q ON q.id = r.queue WHERE q.name = 'callbacks'""")
+    assert len(raw) == 60
+    assert all('"done":5' in row["payload"] and "\\u0000" in row["payload"] for row in raw)
+    found = await sql("SELECT id FROM penstock.job_group")
+    assert found == []
+    assert len(ids) == len(set(ids)) == 60
+
+
+async def test_a_worker_runs_the_callback(registry, jobs, working):
+    told = []
+
+    @registry.task("parts", batch=3)
+    async def part(batch: Batch[dict]):
+        batch[0].fail("always the first")
+
+    @registry.task("whole")
+    async def whole(payload: dict):
+        told.append(payload)
+
+    await jobs.enqueue_groups(
+        [
+            NewGroup(
+                members=[part.job({"n": n}) for n in range(3)],
+                on_done=whole.job({"name": "x"}),
+            )
+        ]
+    )
+    async with working():
+        await wait_true(lambda: told)
+    assert told[0]["name"] == "x"
+    assert (told[0]["group"]["done"], told[0]["group"]["failed"]) == (2, 1)
+
+
+@pytest.mark.usefixtures("queues")
+@pytest.mark.parametrize("payload", [3, [1], "text", {"group": 1}])
+async def test_a_callback_takes_an_object_without_group(jobs, sql, payload):
+    with pytest.raises(InvalidJob):
+        await jobs.enqueue_groups([group([1], payload=payload)])
+    assert await sql("SELECT id FROM penstock.job_group") == []
+
+
+@pytest.mark.usefixtures("queues")
+async def test_members_take_no_unique_keys(jobs):
+    bad = NewGroup(members=[NewJob(queue="members", unique="k")], on_done=NewJob(queue="callbacks"))
+    with pytest.raises(InvalidJob):
+        await jobs.enqueue_groups([bad])
+
+
+async def claim(jobs, postgres, queue, jobs_max):
+    """Claim as a host of its own would."""
+    queues = await jobs.declare_queues()
+    host_id = await store.add_host(postgres, "test", [queues[queue].id], 30)
+    scan = Scan()
+    return await store.claim_ready(
+        postgres,
+        host_id,
+        queues[queue].id,
+        jobs_max=jobs_max,
+        priorities=scan.next_order(),
+        marks=scan.marks,
+    )

@@ -1,0 +1,192 @@
+"""Leases: fencing, partial settling, what a sweep gives back, scan marks."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from penstock.jobs import JobState, LeaseLost, store
+from penstock.jobs.handling import DONE, RETURNED, Outcome
+from penstock.jobs.leases import Desk, Scan
+from penstock.testing.waiting import wait_true
+
+
+@pytest.fixture
+async def desk(jobs, registry, postgres, config):
+    """A desk of a living host, with a queue `q`."""
+    registry.task("q")(_nothing)
+    queues = await jobs.declare_queues()
+    host_id = await store.add_host(postgres, "test", [queues["q"].id], 30)
+    return Desk(postgres, config, host_id)
+
+
+async def _nothing(job: dict) -> None:
+    """Never called."""
+
+
+async def claim(jobs, desk, jobs_max=10):
+    queues = await jobs.declare_queues()
+    return await desk.claim_ready(queues["q"].id, Scan(), jobs_max=jobs_max)
+
+
+async def expire_hosts(sql):
+    await sql("UPDATE penstock.host SET expires_at = now() - interval '1 s'")
+
+
+async def test_a_returned_lease_refuses_its_old_holder(jobs, registry, desk, sql, postgres):
+    job_id = await registry.get("q").enqueue({"n": 1})
+    lease = await claim(jobs, desk)
+    async with postgres.transaction() as tx:
+        await jobs.lock_lease(tx, lease.lease_id)
+    await expire_hosts(sql)
+    swept = await jobs.sweep()
+    assert (swept.leases_returned, swept.jobs_returned, swept.more) == (1, 1, False)
+    assert not await desk.settle(lease.lease_id, DONE, 1)
+    async with postgres.transaction() as tx:
+        with pytest.raises(LeaseLost):
+            await jobs.lock_lease(tx, lease.lease_id)
+    job = await jobs.job(job_id)
+    assert (job.state, job.losses, job.attempt) == (JobState.READY, 1, 0)
+    assert (await jobs.sweep()).leases_returned == 0
+
+
+async def test_an_expired_host_claims_nothing_and_cannot_renew(jobs, registry, desk, sql, postgres):
+    await registry.get("q").enqueue({})
+    await expire_hosts(sql)
+    assert (await claim(jobs, desk)).lease_id is None
+    assert not await store.renew_host(postgres, desk.host_id, 30)
+    assert (await jobs.sweep()).hosts_dropped == 1
+
+
+async def test_a_job_lost_three_times_is_quarantined(jobs, registry, desk, sql, postgres):
+    job_id = await registry.get("q").enqueue({}, unique="poison")
+    for _ in range(3):
+        queues = await jobs.declare_queues()
+        host_id = await store.add_host(postgres, "doomed", [queues["q"].id], 30)
+        assert (await claim(jobs, Desk(postgres, desk.config, host_id))).lease_id is not None
+        await sql(f"UPDATE penstock.host SET expires_at = now() WHERE id = {host_id}")
+        await jobs.sweep()
+    job = await jobs.job(job_id)
+    assert (job.state, job.losses) == (JobState.QUARANTINED, 3)
+    assert job.error == "the process that ran it died 3 times"
+    assert await sql("SELECT key FROM penstock.job_unique") == []
+
+
+async def test_settling_in_parts_and_twice_changes_nothing_twice(jobs, registry, desk, sql):
+    ids = await registry.get("q").enqueue_many([{"n": n} for n in range(4)])
+    lease = await claim(jobs, desk)
+    fail = Outcome("fail", None, "no")
+    for _ in range(2):
+        assert await desk.settle(lease.lease_id, {ids[0]: DONE, ids[1]: fail}, 2)
+    assert [job.id for job in await jobs.ended()] == [ids[1]]
+    assert (await jobs.job(ids[0])).state is JobState.GONE
+    assert (await jobs.job(ids[2])).state is JobState.LEASED
+    await expire_hosts(sql)
+    assert (await jobs.sweep()).jobs_returned == 2
+    assert [(await jobs.job(i)).state.value for i in ids] == ["gone", "failed", "ready", "ready"]
+
+
+async def test_a_handlers_own_transaction_holds_its_lease(jobs, registry, desk, sql, postgres):
+    await registry.get("q").enqueue({})
+    lease = await claim(jobs, desk)
+    async with postgres.transaction() as tx:
+        await jobs.lock_lease(tx, lease.lease_id)
+        await expire_hosts(sql)
+        assert (await jobs.sweep()).leases_returned == 0
+    assert (await jobs.sweep()).leases_returned == 1
+
+
+async def test_a_lease_whose_claim_was_never_answered_is_given_back(
+    jobs, registry, desk, postgres, config
+):
+    job_id = await registry.get("q").enqueue({})
+    forgetful = Desk(postgres, config, desk.host_id)
+    await claim(jobs, forgetful)
+    await desk.return_unknown()
+    assert (await jobs.job(job_id)).state is JobState.LEASED
+    await desk.return_unknown()
+    assert (await jobs.job(job_id)).state is JobState.READY
+
+
+async def test_the_lowest_priority_gets_its_turn():
+    scan = Scan()
+    orders = [scan.next_order() for _ in range(16)]
+    assert [order[0] for order in orders] == ([0] * 7 + [9]) * 2
+
+
+async def test_marks_move_on_full_claims_and_are_dropped_on_short_ones(jobs, registry, desk):
+    await registry.get("q").enqueue_many([{"n": n} for n in range(5)])
+    queues, scan = await jobs.declare_queues(), Scan()
+    first = scan.marks[5]
+    await desk.claim_ready(queues["q"].id, scan, jobs_max=2)
+    lease = await desk.claim_ready(queues["q"].id, scan, jobs_max=2)
+    assert scan.marks[5] == (lease.run_ats[-1], lease.ids[-1])
+    late = await desk.claim_ready(queues["q"].id, scan, jobs_max=2)
+    assert len(late.ids) == 1
+    assert scan.marks[5] == first
+
+
+async def test_many_claimers_share_without_doubling(jobs, registry, postgres, config, desk):
+    ids = await registry.get("q").enqueue_many([{"n": n} for n in range(500)])
+    queues = await jobs.declare_queues()
+
+    async def drain():
+        own, scan, found = Desk(postgres, config, desk.host_id), Scan(), []
+        while (lease := await own.claim_ready(queues["q"].id, scan, jobs_max=7)).lease_id:
+            found += lease.ids
+            await own.settle(lease.lease_id, DONE, len(lease.ids))
+        return found
+
+    found = await asyncio.gather(*(drain() for _ in range(4)))
+    claimed = [job_id for part in found for job_id in part]
+    assert sorted(claimed) == ids
+
+
+async def test_a_fenced_worker_drops_its_jobs_and_begins_anew(jobs, registry, working, sql, config):
+    runs, ended = [], []
+
+    @registry.task("held")
+    async def held():
+        runs.append(1)
+        try:
+            if len(runs) == 1:
+                await asyncio.Event().wait()
+        finally:
+            ended.append(1)
+
+    job_id = await held.enqueue()
+    import dataclasses
+
+    async with working(dataclasses.replace(config, heartbeat_s=0.05)) as worker:
+        await wait_true(lambda: runs)
+        await expire_hosts(sql)
+        await wait_true(lambda: worker.statistics()["hosts_lost"] == 1)
+        assert ended == [1]
+        await jobs.sweep()
+        await wait_true(lambda: _is_gone(jobs, job_id))
+    assert runs == [1, 1]
+
+
+async def test_failed_jobs_are_forgotten_in_time(jobs, registry, sql):
+    registry.task("q")(_nothing)
+    old, new = [await registry.get("q").enqueue({}) for _ in range(2)]
+    await jobs.cancel(old)
+    await jobs.cancel(new)
+    await sql(f"UPDATE penstock.job_failed SET ended_at = now() - interval '15 d' WHERE id = {old}")
+    assert (await jobs.sweep()).failed_dropped == 1
+    assert (await jobs.job(old)).state is JobState.GONE
+    assert (await jobs.job(new)).state is JobState.CANCELLED
+
+
+async def test_returned_jobs_keep_their_place(jobs, registry, desk):
+    ids = await registry.get("q").enqueue_many([{"n": n} for n in range(2)])
+    lease = await claim(jobs, desk, 1)
+    assert await desk.settle(lease.lease_id, RETURNED, 1)
+    assert list((await claim(jobs, desk, 1)).ids) == ids[:1]
+    assert datetime.now(UTC) - lease.claimed_at < timedelta(minutes=5)
+
+
+async def _is_gone(jobs, job_id):
+    return (await jobs.job(job_id)).state is JobState.GONE

@@ -1,0 +1,182 @@
+"""Pure rules: states, retries, reasons, tasks as they are declared, rates as they are written."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.jobs import Batch, Fail, JobState, Registry, Retry, Snooze, Task
+from penstock.jobs.cli import parse_rate
+from penstock.jobs.errors import InvalidJob, InvalidTask
+from penstock.jobs.handling import DONE, JobInHand, Outcome, outcome_of, settled_outcome
+from penstock.jobs.model import MOVES
+from penstock.jobs.store import _text
+from penstock.kernel.backoff import Backoff
+
+BACKOFF = Backoff(2.0, 60.0)
+
+
+class Photo(msgspec.Struct):
+    """A payload with a shape."""
+
+    number: int
+
+
+@dataclasses.dataclass
+class Point:
+    """Another one."""
+
+    x: int
+
+
+def test_every_state_says_where_it_may_go():
+    assert MOVES.keys() == set(JobState)
+    assert MOVES[JobState.GONE] == frozenset()
+    assert all(JobState.GONE in MOVES[s] for s in (JobState.DONE, JobState.FAILED))
+
+
+@given(attempt=st.integers(1, 40), retries=st.integers(0, 30))
+def test_a_retry_gets_a_delay_until_retries_are_used_up(attempt, retries):
+    settled = settled_outcome(
+        Outcome("retry", None, "why"), attempt=attempt, retries=retries, backoff=BACKOFF
+    )
+    assert settled.error == "why"
+    if attempt > retries:
+        assert (settled.word, settled.after_s) == ("fail", None)
+    else:
+        assert settled.word == "retry"
+        assert settled.after_s is not None
+        assert 1.0 <= settled.after_s <= 60.0
+
+
+def test_what_raised_errors_mean():
+    assert outcome_of(Retry(3, "busy"), "") == Outcome("retry", 3.0, "busy")
+    assert outcome_of(Fail("no"), "") == Outcome("fail", None, "no")
+    assert outcome_of(Snooze(5), "").word == "snooze"
+    assert outcome_of(KeyError("x"), "trace") == Outcome("retry", None, "KeyError: 'x'", "trace")
+
+
+@pytest.mark.parametrize(
+    ("given_s", "kept_s"),
+    [(-1, 0.0), (float("nan"), 0.0), (float("inf"), 366 * 86_400.0), (None, None), (2, 2.0)],
+)
+def test_delays_are_kept_within_what_a_date_holds(given_s, kept_s):
+    job = JobInHand(1, None)
+    job.retry(given_s)
+    assert job.outcome is not None
+    assert job.outcome.after_s == kept_s
+    job.done()
+    assert job.outcome is DONE
+
+
+@given(st.text())
+def test_any_text_can_be_stored(text):
+    stored = _text(text, 20)
+    assert "\0" not in stored
+    assert stored.encode().decode() == stored
+    assert len(stored) <= 24
+    assert _text("\ud800\0x", 20) == "?\N{SYMBOL FOR NULL}x"
+
+
+def test_payload_types_come_from_the_signature():
+    async def typed(batch: Batch[Photo]): ...
+    async def untyped(batch): ...
+    async def whole(photo: Photo): ...
+    async def point(point: Point): ...
+    async def fields(to: str, count: int = 1): ...
+    async def one_field(to: str): ...
+
+    def task(handler: Any, **options: Any) -> Task:
+        return Task(queue="q", handler=handler, **options)
+
+    assert task(typed, batch=5).decode(b'{"number":1}') == Photo(1)
+    assert task(untyped, batch=5).decode(b'{"number":1}') == {"number": 1}
+    assert task(whole).decode(b'{"number":1}') == Photo(1)
+    assert task(point).decode(b'{"x":1}') == Point(1)
+    assert task(fields).decode(b'{"to":"a"}').count == 1
+    assert task(one_field).decode(b'{"to":"a"}').to == "a"
+    assert task(untyped, payload=Photo).decode(b'{"number":1}') == Photo(1)
+    for wrong in (b'{"to":1}', b'{"to":"a","extra":1}', b"[]", b"{", b"null"):
+        with pytest.raises(ValueError):
+            task(fields).decode(wrong)
+
+
+def test_a_bound_method_is_a_handler():
+    class Room:
+        async def handle(self, batch: Batch[Photo]) -> None: ...
+
+    task = Task(queue="room", handler=Room().handle, batch=50)
+    assert task.is_async
+    assert task.decode(b'{"number":2}') == Photo(2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"queue": ""},
+        {"queue": "white space"},
+        {"queue": "a" * 129},
+        {"limiter": "/"},
+        {"timeout": "soon"},
+        {"timeout": "8d"},
+        {"batch": 0},
+        {"batch": 10_001},
+        {"retries": -1},
+        {"concurrency": 0},
+    ],
+)
+def test_tasks_that_mean_nothing_are_refused(options):
+    async def handler(job: dict): ...
+
+    with pytest.raises(InvalidTask):
+        Task(**{"queue": "q", "handler": handler, **options})
+
+
+def test_a_handler_whose_types_cannot_be_read_is_refused():
+    async def handler(photo: Unknown): ...  # noqa: F821
+
+    with pytest.raises(InvalidTask, match="payload="):
+        Task(queue="q", handler=handler)
+    assert Task(queue="q", handler=handler, payload=Photo).decode(b'{"number":1}') == Photo(1)
+
+
+async def test_tasks_know_their_queue_and_check_their_fields():
+    registry = Registry()
+
+    @registry.task("mail")
+    async def mail(to: str, text: str = "hi"):
+        return to + text
+
+    assert mail.job(to="ann").payload == {"to": "ann"}
+    assert mail.job({"to": "ann"}, lane="x").lane == "x"
+    assert await mail("a", text="b") == "ab"
+    for wrong in ({}, {"too": "ann"}):
+        with pytest.raises(InvalidTask):
+            mail.job(**wrong)
+    with pytest.raises(InvalidTask):
+        mail.job({"to": "ann"}, to="bob")
+    with pytest.raises(InvalidTask):
+        registry.task("mail")(mail.handler)
+    with pytest.raises(InvalidTask, match="bound to no app"):
+        await mail.enqueue(to="ann")
+    with pytest.raises(InvalidTask, match="belongs to no app"):
+        await Task(queue="x", handler=mail.handler).enqueue(to="ann")
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [(None, (None, None)), ("600/m", (600, 60.0)), ("10/30s", (10, 30.0)), ("5/500ms", (5, 0.5))],
+)
+def test_rates_as_they_are_written(text, rate):
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "600", "/m", "-1/m", "6/x", "6/", "1e3/m", "6/1.2.3s"])
+def test_rates_that_mean_nothing(text):
+    with pytest.raises(InvalidJob):
+        parse_rate(text)
