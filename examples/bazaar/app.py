@@ -1,0 +1,42 @@
+"""The site's code: all that its author writes to get sellers' items with their photos.
+
+    penstock up examples.bazaar.app:app
+
+Items come to `publish` once all their photos are decided: stored, or refused with a reason. It
+may be called again with the same version (at least once), so it writes by version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from examples.bazaar.adverts import Advert, Adverts, Photo, field_text
+
+from penstock import Penstock
+from penstock.fetch import Item
+
+app = Penstock()
+adverts = Adverts(Path(os.environ.get("BAZAAR_DATABASE", "bazaar.sqlite")))
+adverts.create()
+
+
+@app.on_item
+async def publish(item: Item) -> None:
+    """Show, bring up to date or take off the advert of this item."""
+    await asyncio.to_thread(apply, item)
+
+
+def apply(item: Item) -> None:
+    """Write what happened to the item into the site's table."""
+    if item.action == "unpublish":
+        adverts.hide(item.customer, item.id, version=item.version)
+        return
+    photos = tuple(
+        Photo(photo.url, photo.key or "", photo.sha256 or "", photo.outcome, photo.size_bytes or 0)
+        for photo in item.photos
+    )
+    title, price = field_text(item.fields, "title", "name"), field_text(item.fields, "price")
+    advert = Advert(item.customer, item.id, item.version, title, price, photos)
+    adverts.show(advert, action=item.action)

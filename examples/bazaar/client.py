@@ -1,0 +1,131 @@
+"""A small HTTP client over asyncio, so that the demo needs no library that the product does not.
+
+One connection an object, kept open; callers take turns on it. Only what Penstock's own servers send
+is understood: a Content-Length or chunks. Every exchange has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+_DEADLINE_S: Final = 30.0
+_LINE_BYTES_MAX: Final = 64 * 1024
+
+
+class ServerFailedError(Exception):
+    """The server answered with an error, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer. Header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON. Raises: ServerFailedError, with the server's words, unless 2xx."""
+        if self.status // 100 != 2:
+            raise ServerFailedError(
+                f"status {self.status}: {self.body[:600].decode('utf-8', 'replace')}"
+            )
+        return json.loads(self.body)
+
+
+class Client:
+    """A connection to `base`, such as `http://127.0.0.1:8080`, opened when needed."""
+
+    def __init__(self, base: str, *, token: str | None = None) -> None:
+        self._address = urlsplit(base)
+        self._token = token
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._turn = asyncio.Lock()
+
+    async def get_json(self, path: str) -> Any:
+        """The JSON at `path`. Raises: ServerFailedError."""
+        return (await self.request("GET", path)).json()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """One exchange, tried a second time where a kept connection turns out to be closed.
+
+        Raises: ServerFailedError, when nobody answers.
+        """
+        async with self._turn:
+            tries = 2 if self._streams is not None else 1
+            while True:
+                tries -= 1
+                try:
+                    async with asyncio.timeout(_DEADLINE_S):
+                        return await self._exchange(method, path, body, dict(headers or {}))
+                except (OSError, EOFError, TimeoutError) as error:
+                    self.close()
+                    if not tries or isinstance(error, TimeoutError):
+                        url = f"{self._address.netloc}{path}"
+                        raise ServerFailedError(f"{method} {url}: {error!r}") from error
+                except BaseException:
+                    self.close()  # a half-read answer must not be taken for the next one
+                    raise
+
+    def close(self) -> None:
+        """Close the connection; the next request opens a new one."""
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+    async def _exchange(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> Reply:
+        if self._streams is None:
+            host, port = self._address.hostname, self._address.port
+            self._streams = await asyncio.open_connection(host, port, limit=_LINE_BYTES_MAX)
+        reader, writer = self._streams
+        headers["Host"] = self._address.netloc
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        if body or method in ("PUT", "POST"):
+            headers["Content-Length"] = str(len(body))
+        lines = [
+            f"{method} {path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        await writer.drain()
+        reply = await _read_reply(reader, has_body=method != "HEAD")
+        if reply.headers.get("connection", "").lower() == "close":
+            self.close()
+        return reply
+
+
+async def _read_reply(reader: asyncio.StreamReader, *, has_body: bool) -> Reply:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.split("\r\n")
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    status = int(first.split()[1])
+    if not has_body or status in (204, 304):
+        return Reply(status, headers, b"")
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        return Reply(status, headers, await _read_chunks(reader))
+    return Reply(status, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
+
+
+async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
+    parts = []
+    while size := int((await reader.readline()).split(b";")[0], 16):
+        parts.append(await reader.readexactly(size))
+        await reader.readexactly(2)
+    await reader.readline()
+    return b"".join(parts)

@@ -1,0 +1,188 @@
+"""The demo: a small classifieds site with fifty sellers, on Penstock, on this machine.
+
+    python -m examples.bazaar.demo [--seconds 20] [--folder demo-data]
+
+Starts the sellers' hosts and `penstock up` with the site's code, lets sellers hand in catalogues
+and visitors look at photos, prints a line a room every second, and checks all the while that what
+happens is right. Runs until Ctrl-C, or for `--seconds` once everything is up; ends with a
+summary, exit code 0, or 1 with what did not work. Leaves its data folder behind and no process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from examples.bazaar.adverts import Adverts
+from examples.bazaar.client import ServerFailedError
+from examples.bazaar.figures import Figures
+from examples.bazaar.lock import DemoError, folder_of_one
+from examples.bazaar.sellers import Desk
+from examples.bazaar.shops import SHOPS_COUNT, shops
+from examples.bazaar.stage import LOOPBACK, Stage
+from examples.bazaar.story import Story
+from examples.bazaar.visitors import Crowd
+from examples.bazaar.window import Window
+
+LINES_EVERY_S: Final = 1.0
+CHECKED_FROM_S: Final = 10.0
+"""A shorter run is asked for less: it may end before the first change of a catalogue."""
+
+
+class Demo:
+    """One run of it."""
+
+    def __init__(self, stage: Stage, *, seconds: float | None) -> None:
+        self._stage, self._seconds = stage, seconds
+        self._adverts = Adverts(stage.database)
+        self._stop = asyncio.Event()
+        self._broken: list[str] = []
+
+    async def run(self) -> int:
+        """Play it; returns the exit code. Raises: DemoError, when it cannot begin."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+        self._adverts.create()
+        print(f"starting penstock and {len(self._stage.sellers)} sellers' hosts ...", flush=True)
+        began = time.monotonic()
+        async with self._stage.running(self._stop) as up:
+            desk, crowd = Desk(self._stage), Crowd(self._stage.media_url)
+            story = Story(self._stage, desk, self._adverts)
+            window = Window(self._adverts, self._stage.media_url)
+            port = self._stage.ports.window
+            async with await asyncio.start_server(window.serve, LOOPBACK, port):
+                self._print_addresses(time.monotonic() - began)
+                await story.prepare(self._stop)
+                figures = Figures(
+                    stage=self._stage,
+                    desk=desk,
+                    adverts=self._adverts,
+                    told=story.told,
+                    seen=crowd.seen,
+                )
+                await self._play(up, story=story, crowd=crowd, figures=figures)
+            desk.close()
+            return self._finish(story, crowd, figures)
+
+    async def _play(
+        self, up: asyncio.subprocess.Process, *, story: Story, crowd: Crowd, figures: Figures
+    ) -> None:
+        tasks = {
+            asyncio.create_task(story.run()): "the sellers",
+            asyncio.create_task(crowd.run()): "the visitors",
+            asyncio.create_task(self._show_lines(figures, crowd)): "the figures",
+            asyncio.create_task(self._watch(up)): "penstock up",
+        }
+        for task in tasks:
+            task.add_done_callback(lambda _: self._stop.set())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), self._seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task, who in tasks.items():
+            error = None if task.cancelled() else task.exception()
+            self._broken += [f"{who}: {leaf!r}" for leaf in leaves(error)] if error else []
+        with contextlib.suppress(ServerFailedError):
+            await figures.gather()
+
+    async def _watch(self, up: asyncio.subprocess.Process) -> None:
+        code = await up.wait()
+        raise DemoError(f"it ended with {code}, see {self._stage.penstock_log}")
+
+    async def _show_lines(self, figures: Figures, crowd: Crowd) -> None:
+        is_live, is_rewriting = sys.stdout.isatty(), False
+        while True:
+            await figures.gather()
+            crowd.show(self._adverts.shown())
+            lines = figures.lines()
+            if is_live:
+                width = shutil.get_terminal_size().columns
+                lines = [f"{line[: width - 1]}\x1b[K" for line in lines]
+            up = f"\x1b[{len(lines)}A" if is_rewriting else ""
+            print(up + "\n".join(lines), flush=True)
+            is_rewriting = is_live
+            await asyncio.sleep(LINES_EVERY_S)
+
+    def _print_addresses(self, took_s: float) -> None:
+        stage, command = self._stage, Path(sys.executable).with_name("penstock")
+        print(
+            f"up after {took_s:.1f} s\n\n"
+            f"  the site      http://{LOOPBACK}:{stage.ports.window}/\n"
+            f"  the API       {stage.api_url}/  (/openapi.json, /metrics)\n"
+            f"  the photos    {stage.media_url}/m/photos/...\n"
+            f"  the token     {stage.token_file}\n"
+            f"  by hand       {command} --config {stage.config} queues ls\n"
+            f"  logs          {stage.penstock_log}, {stage.origins_log}\n",
+            flush=True,
+        )
+
+    def _finish(self, story: Story, crowd: Crowd, figures: Figures) -> int:
+        print("\nSummary")
+        for line in figures.summary():
+            print(f"  {line}")
+        faults = self._broken + story.told.faults + crowd.seen.faults
+        if self._seconds is not None:
+            faults += missing(story, crowd, figures, seconds=self._seconds)
+        for fault in faults:
+            print(f"  did not work: {fault}")
+        print(
+            "everything worked" if not faults else f"{len(faults)} things did not work", flush=True
+        )
+        return 1 if faults else 0
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group, however deep; an error that is no group is its own leaf."""
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from leaves(part)
+    else:
+        yield error
+
+
+def missing(story: Story, crowd: Crowd, figures: Figures, *, seconds: float) -> Iterator[str]:
+    """What should have been seen within `seconds` and was not."""
+    if figures.jobs_done == 0:
+        yield "jobs: none was done"
+    if story.told.first_round_s is None:
+        yield f"fetch: the fast shops' first items were not all on the site after {seconds:.0f} s"
+    elif seconds >= CHECKED_FROM_S and not story.told.changes_right:
+        yield "fetch: no next version of a catalogue was seen through"
+    if crowd.seen.photos_whole == 0:
+        yield "media: no photo was seen"
+    if seconds >= CHECKED_FROM_S:
+        yield from (
+            f"media: no {s} was seen" for s in (206, 304, 416) if not crowd.seen.statuses[s]
+        )
+
+
+def main() -> int:
+    """Parse the command line and play; returns the exit code."""
+    parser = argparse.ArgumentParser(description="A small classifieds site on Penstock, at work.")
+    parser.add_argument("--seconds", type=float, help="end by itself after so long; else on Ctrl-C")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("demo-data"), help="where all of it lives"
+    )
+    parser.add_argument("--shops", type=int, default=SHOPS_COUNT, help="how many sellers, 5 to 50")
+    given = parser.parse_args()
+    sellers = shops(min(max(given.shops, 5), SHOPS_COUNT))
+    try:
+        with folder_of_one(given.folder) as lock_fd:
+            stage = Stage(given.folder, sellers, lock_fd=lock_fd)
+            return asyncio.run(Demo(stage, seconds=given.seconds).run())
+    except (DemoError, OSError) as error:
+        print(f"the demo cannot run: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The live lines and the summary, a room each: from the public API and what the visitors saw."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+from examples.bazaar.adverts import Adverts
+from examples.bazaar.sellers import Desk
+from examples.bazaar.stage import Stage
+from examples.bazaar.story import Told
+from examples.bazaar.visitors import Seen
+
+_AVERAGED_S: Final = 4.0
+_MB: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Everything that only grows, at one moment."""
+
+    at_s: float
+    jobs_done: int
+    photos: int
+    requests: int
+    body_bytes: int
+
+
+class Figures:
+    """Gathers figures once a second; `lines` says how things are, `summary` how they went."""
+
+    def __init__(
+        self, *, stage: Stage, desk: Desk, adverts: Adverts, told: Told, seen: Seen
+    ) -> None:
+        self._stage, self._desk, self._adverts = stage, desk, adverts
+        self._told, self._seen = told, seen
+        self._began_s = time.monotonic()
+        self._samples: deque[Sample] = deque()
+        self._queues: list[dict[str, Any]] = []
+        self._done_lines: Counter[str] = Counter()
+        self._photos: Counter[str] = Counter()
+        self._stored_bytes = self._files = self._shown = 0
+
+    async def gather(self) -> None:
+        """Ask the API and the site's table. Raises: ServerFailedError."""
+        await self._desk.look()
+        self._queues = await self._desk.queues()
+        done = await self._desk.jobs_done()
+        self._photos = Counter()
+        for run in self._desk.runs.values():
+            self._photos.update(run.photos_by_outcome)
+        self._done_lines = Counter(one.action for one in self._adverts.happened())
+        photos = [photo for advert in self._adverts.shown() for photo in advert.photos if photo.key]
+        sizes = {photo.key: photo.size_bytes for photo in photos}
+        self._stored_bytes, self._files, self._shown = sum(sizes.values()), len(sizes), len(photos)
+        self._samples.append(
+            Sample(
+                at_s=time.monotonic(), jobs_done=done, photos=sum(self._photos.values()),
+                requests=sum(self._seen.statuses.values()), body_bytes=self._seen.body_bytes,
+            )
+        )  # fmt: skip
+        while self._samples[-1].at_s - self._samples[0].at_s > _AVERAGED_S:
+            self._samples.popleft()
+
+    @property
+    def jobs_done(self) -> int:
+        """Jobs finished since `penstock up` started."""
+        return self._samples[-1].jobs_done if self._samples else 0
+
+    def lines(self) -> list[str]:
+        """One line a room."""
+        age_s = time.monotonic() - self._began_s
+        done, photos, requests, body_bytes = self._rates()
+        mb = body_bytes / _MB
+        return [
+            f"{age_s:5.0f} s  jobs   {done:.0f} done/s, {self._backlog()}",
+            f"         fetch  {self._items()} · {photos:.0f} photos/s: {self._outcomes()}",
+            f"         media  {requests:.0f} requests/s, {mb:.1f} MB/s · {self._answers()}",
+        ]
+
+    def summary(self) -> list[str]:
+        """One line a room, over the whole time."""
+        told, seen = self._told, self._seen
+        calm = sum(shop.manner == "fast" for shop in self._stage.sellers)
+        first = "not finished" if told.first_round_s is None else f"{told.first_round_s:.1f} s"
+        shown = f"{self._shown} on the site in {self._files} files,"
+        return [
+            f"jobs   {self.jobs_done} done, {self._backlog()}",
+            f"fetch  {self._items()}",
+            f"       photos: {self._outcomes()}; {shown} {self._stored_bytes / _MB:.0f} MB",
+            (
+                f"       first round of {calm} fast shops {first}, then"
+                f" {told.changes_right} next versions"
+                f" and {told.repeats_right} repeated catalogues seen through, each as it should be"
+            ),
+            f"media  {self._answers()}; {seen.body_bytes / _MB:.0f} MB",
+            (
+                f"       {seen.photos_whole} photos put together from ranges, SHA-256 right,"
+                f" {len(seen.keys)} different ones"
+            ),
+        ]
+
+    def _rates(self) -> tuple[float, float, float, float]:
+        if len(self._samples) < 2:
+            return 0.0, 0.0, 0.0, 0.0
+        first, last = self._samples[0], self._samples[-1]
+        took_s = last.at_s - first.at_s
+        pairs = (
+            (first.jobs_done, last.jobs_done), (first.photos, last.photos),
+            (first.requests, last.requests), (first.body_bytes, last.body_bytes),
+        )  # fmt: skip
+        done, photos, requests, body = (
+            max(0.0, after - before) / took_s for before, after in pairs
+        )
+        return done, photos, requests, body
+
+    def _backlog(self) -> str:
+        names = ("ready", "leased", "scheduled", "failed")
+        return ", ".join(f"{sum(int(row[name]) for row in self._queues)} {name}" for name in names)
+
+    def _items(self) -> str:
+        seen = self._done_lines
+        return (
+            f"{len(self._told.shops_settled)}/{len(self._stage.sellers)} shops, items:"
+            f" {seen['publish']} published, {seen['edit']} edited, {seen['unpublish']} unpublished"
+        )
+
+    def _outcomes(self) -> str:
+        return (
+            ", ".join(f"{n} {outcome}" for outcome, n in self._photos.most_common()) or "none yet"
+        )
+
+    def _answers(self) -> str:
+        statuses = ", ".join(f"{status}: {n}" for status, n in sorted(self._seen.statuses.items()))
+        return f"{statuses or 'no visits yet'} · wrong: {self._seen.faults_count}"

@@ -1,0 +1,55 @@
+"""One demo a folder, and none before the processes of the last one are gone.
+
+The lock is handed down to the programs that the demo starts, so it stays while any of them lives:
+after `kill -9` of the demo they need some seconds to end in order, and the next demo waits for
+that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+LEFTOVERS_END_S: Final = 45.0
+
+
+class DemoError(Exception):
+    """Something that the demo needs is not there; the text says what and where to look."""
+
+
+@contextlib.contextmanager
+def folder_of_one(folder: Path) -> Iterator[int]:
+    """Hold `folder` for this demo; gives the lock's file descriptor, to be handed to its programs.
+
+    Raises: DemoError, when another one runs there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "demo.lock").open("a+") as lock:
+        deadline = time.monotonic() + LEFTOVERS_END_S
+        while not _try_lock(lock.fileno()):
+            lock.seek(0)
+            owner = lock.read().strip()
+            if time.monotonic() > deadline or _is_other(owner):
+                raise DemoError(f"a demo (pid {owner}) runs in {folder}: end it, or give --folder")
+            time.sleep(0.1)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield lock.fileno()
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_other(owner: str) -> bool:
+    return owner not in ("", str(os.getpid())) and Path(f"/proc/{owner}").exists()

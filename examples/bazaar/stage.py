@@ -1,0 +1,223 @@
+"""What the demo runs on: a data folder, free ports, the sellers' hosts and `penstock up`.
+
+Everything lies in one folder. Ports are kept there, so that the photos' links stay the same from
+one run to the next; a port that somebody else took meanwhile is replaced. Both programs are real
+processes that end with the demo (see `leash`), and their output goes to files in the folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from examples.bazaar.client import Client, ServerFailedError
+from examples.bazaar.lock import DemoError
+from examples.bazaar.shops import Shop
+
+READY_S: Final = 90.0
+STOP_S: Final = 30.0
+ROOT: Final = Path(__file__).resolve().parents[2]
+LOOPBACK: Final = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where things listen."""
+
+    api: int
+    media: int
+    window: int
+    origins: int
+
+
+_PREFERRED: Final = Ports(api=8080, media=8081, window=8082, origins=8300)
+
+
+class Stage:
+    """The folder and the processes of one demo."""
+
+    def __init__(self, folder: Path, sellers: Sequence[Shop], *, lock_fd: int) -> None:
+        self.folder = folder.resolve()
+        self._lock_fd = lock_fd
+        self.sellers = sellers
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.origins_log = self.folder / "origins.log"
+        self.penstock_log = self.folder / "penstock.log"
+        self.database = self.folder / "bazaar.sqlite"
+        self.config = self.folder / "penstock.toml"
+        self.data = self.folder / "penstock"
+        self.ports = self._choose_ports()
+
+    @property
+    def api_url(self) -> str:
+        """The HTTP API."""
+        return f"http://{LOOPBACK}:{self.ports.api}"
+
+    @property
+    def media_url(self) -> str:
+        """The range server."""
+        return f"http://{LOOPBACK}:{self.ports.media}"
+
+    @property
+    def token_file(self) -> Path:
+        """The file with the token of all scopes, which only its owner may read."""
+        return self.data / "token"
+
+    def env(self) -> dict[str, str]:
+        """The environment of commands on this platform: none of the caller's own settings."""
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
+        }
+        paths = os.pathsep.join(path for path in (str(ROOT), kept.get("PYTHONPATH")) if path)
+        return kept | {
+            "PYTHONPATH": paths,
+            "PYTHONUNBUFFERED": "1",
+            "PENSTOCK_CONFIG": str(self.config),
+            "BAZAAR_DATABASE": str(self.database),
+        }
+
+    @contextlib.asynccontextmanager
+    async def running(self, stop: asyncio.Event) -> AsyncIterator[asyncio.subprocess.Process]:
+        """Hosts and `penstock up`, ready; both are ended on the way out. Raises: DemoError."""
+        self._write_config()
+        self.origins_log.write_bytes(b"")
+        module = [sys.executable, "-m"]
+        given = ["--port", str(self.ports.origins), "--log", str(self.origins_log)]
+        given += ["--shops", str(len(self.sellers))]
+        origins = await self._start([*module, "examples.bazaar.origins", *given], "origins.out")
+        try:
+            up_command = [*module, "penstock", "up", "examples.bazaar.app:app"]
+            up = await self._start(up_command, self.penstock_log.name)
+            try:
+                await self._wait_ready(up, origins, stop)
+                yield up
+            finally:
+                await _end(up)
+        finally:
+            await _end(origins)
+
+    def token(self) -> str:
+        """The token. Raises: OSError."""
+        return self.token_file.read_text(encoding="ascii").strip()
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `penstock` with these words, as a person at the terminal would."""
+        return subprocess.run(
+            [sys.executable, "-m", "penstock", *words],
+            env=self.env(), cwd=self.folder, capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    async def _start(self, program: list[str], output: str) -> asyncio.subprocess.Process:
+        # A session of its own: Ctrl-C reaches the demo alone, which ends things in order.
+        leash = [sys.executable, "-m", "examples.bazaar.leash", str(os.getpid())]
+        with (self.folder / output).open("wb") as out:
+            return await asyncio.create_subprocess_exec(
+                *leash, *program, env=self.env(), cwd=self.folder,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                pass_fds=(self._lock_fd,),
+            )  # fmt: skip
+
+    async def _wait_ready(
+        self,
+        up: asyncio.subprocess.Process,
+        origins: asyncio.subprocess.Process,
+        stop: asyncio.Event,
+    ) -> None:
+        deadline = time.monotonic() + READY_S
+        hosts = f"http://{self.sellers[0].address}:{self.ports.origins}"
+        waiting = {hosts: "/", self.media_url: "/m/", self.api_url: "/readyz"}
+        while waiting:
+            if stop.is_set():
+                raise DemoError("it was stopped before everything was up")
+            for process, log in ((up, self.penstock_log), (origins, self.folder / "origins.out")):
+                if process.returncode is not None:
+                    raise DemoError(f"a program ended with {process.returncode}:\n{_tail(log)}")
+            if time.monotonic() > deadline:
+                raise DemoError(
+                    f"not ready within {READY_S:.0f} s: {waiting}\n{_tail(self.penstock_log)}"
+                )
+            for url in [url for url, path in waiting.items() if await _answers(url, path)]:
+                del waiting[url]
+            await asyncio.sleep(0.1)
+        if not self.token_file.exists():
+            raise DemoError(f"`penstock up` is ready but made no token in {self.token_file}")
+
+    def _write_config(self) -> None:
+        self.config.write_text(
+            f"[data]\nfolder = {json.dumps(str(self.data))}\n\n"
+            f'[web]\nlisten = "{LOOPBACK}:{self.ports.api}"\n\n'
+            f'[media]\nlisten = "{LOOPBACK}:{self.ports.media}"\n\n'
+            "# The sellers' hosts are on this machine: forbidden without these two lines.\n"
+            f'[fetch]\nallow_networks = "127.0.0.0/8"\n'
+            f'allow_ports = "80, 443, {self.ports.origins}"\n',
+            encoding="utf-8",
+        )
+
+    def _choose_ports(self) -> Ports:
+        file = self.folder / "ports.json"
+        wanted = asdict(_PREFERRED)
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            wanted |= {name: int(kept[name]) for name in wanted if name in kept}
+        chosen: dict[str, int] = {}
+        for name, port in wanted.items():
+            hosts = [shop.address for shop in self.sellers] if name == "origins" else [LOOPBACK]
+            chosen[name] = _free_port(hosts, port, taken=chosen.values())
+        file.write_text(json.dumps(chosen), encoding="utf-8")
+        return Ports(**chosen)
+
+
+def _free_port(hosts: Sequence[str], wanted: int, *, taken: Iterable[int]) -> int:
+    port = wanted
+    for _ in range(50):
+        if port not in set(taken) and all(_can_bind(host, port) for host in hosts):
+            return port
+        with socket.create_server((LOOPBACK, 0)) as probe:
+            port = probe.getsockname()[1]
+    raise DemoError(f"no port is free on all of {hosts[0]} .. {hosts[-1]}")
+
+
+def _can_bind(host: str, port: int) -> bool:
+    try:
+        socket.create_server((host, port)).close()
+    except OSError:
+        return False
+    return True
+
+
+async def _answers(url: str, path: str) -> bool:
+    client = Client(url)
+    try:
+        reply = await client.request("GET", path)
+    except ServerFailedError:
+        return False
+    finally:
+        client.close()
+    return reply.status != 503
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _tail(file: Path) -> str:
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+    return "\n".join(["  " + line for line in lines] + [f"  (all of it: {file})"])
