@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.fetch import Fetch
     from penstock.jobs import Jobs, Registry
     from penstock.media import Media
+    from penstock.web.tokens import Tokens
 
 CONFIG_FILE: Final = "penstock.toml"
 PACKAGES: Final = ("penstock.jobs", "penstock.fetch", "penstock.web")
@@ -213,6 +214,14 @@ class Penstock:
 
         return Media(self.blobs, self.config.section(MediaConfig))
 
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The callers of the HTTP API. Raises: ExtraMissing."""
+        _require_extra("litestar", "web")
+        from penstock.web.tokens import Tokens
+
+        return Tokens(self.engines.postgres)
+
     def task(self, queue: str, **options: Any) -> Callable[[Any], Any]:
         """Register the decorated function as the code of `queue`; see `penstock.jobs.Registry.task`."""
         return self.registry.task(queue, **options)
@@ -236,9 +245,7 @@ class Penstock:
         if find_spec("httptools"):
             found["media"] = self.media
         if find_spec("litestar"):
-            from penstock.web.tokens import Tokens
-
-            found["tokens"] = Tokens(self.engines.postgres)
+            found["tokens"] = self.tokens
         return found
 
     def routes(self) -> list[Any]:

@@ -44,11 +44,11 @@ def run(
     line = CommandLine(make_app, packages)
     try:
         words = take_global_options(arguments, line)
-        build_group().main(words, prog_name="penstock", standalone_mode=False, obj=line)
+        # Outside its standalone mode click returns the code of a command's own Exit.
+        ended = build_group().main(words, prog_name="penstock", standalone_mode=False, obj=line)
+        return ended if isinstance(ended, int) else 0
     except PenstockError as error:
         return line.show_error(error)
-    except click.exceptions.Exit as exit_request:
-        return exit_request.exit_code
     except click.ClickException as error:
         error.show()
         return 2
@@ -58,7 +58,6 @@ def run(
     except BrokenPipeError:
         sys.stderr.close()
         return 0
-    return 0
 
 
 def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str]:

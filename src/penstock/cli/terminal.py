@@ -42,7 +42,8 @@ class CommandLine:
 
     def run(self, kind: type[Service], verb: Callable[[Service], Awaitable[Answer]]) -> Answer:
         """Give the room's service of type `kind` to `verb`, with the engines open meanwhile."""
-        return self.run_app(lambda app: verb(_service(app, kind)))
+        keeps_rows = getattr(kind, "keeps_rows", True)
+        return self.run_app(lambda app: verb(_service(app, kind)), checked=keeps_rows)
 
     def run_app(self, work: Callable[[App], Awaitable[Answer]], *, checked: bool = True) -> Answer:
         """Run `work` on the plain application; `checked` asks whether the schema fits first."""
@@ -99,10 +100,9 @@ class CommandLine:
 
 
 def _service(app: App, kind: type[Service]) -> Service:
-    for service in app.services().values():
-        if isinstance(service, kind):
-            return service
-    raise AssertionError(f"no room is a {kind.__name__}")
+    service = getattr(app, kind.__name__.lower())
+    assert isinstance(service, kind), f"the application's {kind.__name__.lower()} is another thing"
+    return service
 
 
 def table(rows: Sequence[Sequence[Any]], *, header: Sequence[str]) -> str:

@@ -123,7 +123,7 @@ async def prepare(app: App, packages: tuple[str, ...]) -> Path:
     await app.engines.blobs.open()
     app.data_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _ = app.secret
-    token_file = await ensure_root_token(app.data_folder, app.services()["tokens"])
+    token_file = await ensure_root_token(app.data_folder, app.tokens)
     log.info("prepared", migrations_applied=len(applied))
     return token_file
 

@@ -1,0 +1,54 @@
+# Two commands do all the set-up: `make demo` and `make test`. `make` alone shows this help.
+PYTHON ?= python3
+BIN := .venv/bin
+SET_UP := .venv/.set-up
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lint types layers soak lock reference clean
+
+help: ## Show this help
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(SET_UP) ## Run the demo site until Ctrl-C (SECONDS=20: end by itself, with a summary)
+	$(BIN)/python -m examples.bazaar.demo $(if $(filter command,$(firstword $(origin SECONDS))),--seconds $(SECONDS))
+
+test: $(SET_UP) ## Run the tests on real engines
+	$(BIN)/python -m pytest
+
+check: lint types layers test ## Format, lint, types, layers and tests: what must be green before a commit
+
+lint: $(SET_UP) ## Check format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(SET_UP) ## Check types, strictly
+	$(BIN)/mypy
+
+layers: $(SET_UP) ## Check who imports whom
+	$(BIN)/lint-imports
+
+soak: $(SET_UP) ## Run the slower fault tests
+	$(BIN)/python -m pytest -m soak
+
+format: $(SET_UP) ## Format the code and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+reference: $(SET_UP) ## Write docs/reference anew from the code
+	$(BIN)/python -m tools.reference
+
+lock: ## Resolve requirements.lock anew (hashes, no index in it)
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet uv==0.13.9
+	.venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --no-annotate --all-extras --upgrade pyproject.toml -o requirements.lock
+
+clean: ## Remove the environment, the caches and the demo's data folder
+	rm -rf .venv .venv-lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-data
+
+$(SET_UP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": name a newer one with make PYTHON=python3.x")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	touch $(SET_UP)
