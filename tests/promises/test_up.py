@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,7 @@ def pid_of(parent: int, word: bytes) -> int:
     """The process below `parent` whose command line begins with a program named `word`."""
 
     def name(pid: int) -> bytes:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().split(b"\0")[0].rpartition(b"/")[2]
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2]
 
     return next(pid for pid in descendants(parent) if name(pid) == word)
 
@@ -68,7 +68,7 @@ async def test_the_same_commands_run_on_engines_of_the_users_own(site, tmp_path)
         }
         process = site.up(**env)
         assert {b"postgres", b"valkey-server"}.isdisjoint(
-            {open(f"/proc/{pid}/comm", "rb").read().strip() for pid in process.family()}
+            {Path(f"/proc/{pid}/comm").read_bytes().strip() for pid in process.family()}
         )
         added = PenstockProcess(
             ["jobs", "add", "notes", '{"text": "elsewhere"}'], folder=site.folder, env=env

@@ -1,0 +1,173 @@
+"""Is it a photo, of which format and size: a reader of headers for JPEG, PNG, WebP, GIF and AVIF.
+
+About 1 us a photo, against 11 to 110 us through an imaging library, and nothing is decoded: a PNG of
+30,000 x 30,000 pixels is 109 KB on the wire. The end of a file is looked for too, since half a JPEG
+parses well and shows grey. What a header cannot show is left to a decoder in a guarded process.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+PIXELS_MAX: Final = 50_000_000
+_SIZES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_WITHOUT_LENGTH: Final = frozenset({0x01, *range(0xD0, 0xD9)})
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """What the header says; `format` is also the file's extension: jpg png webp gif avif."""
+
+    format: str
+    width: int
+    height: int
+
+
+class NotAPhoto(Exception):
+    """The bytes are refused; `outcome` says how."""
+
+    def __init__(self, outcome: str, text: str) -> None:
+        super().__init__(text)
+        self.outcome = outcome
+        self.text = text
+
+
+def inspect_image(data: bytes) -> ImageInfo:
+    """Format and size of the whole file `data`. Raises: NotAPhoto."""
+    if not data:
+        raise NotAPhoto("refused:empty", "the body is empty")
+    try:
+        info = _parse(data)
+    except (struct.error, IndexError):
+        raise NotAPhoto(
+            "failed:truncated", f"the image ends after {len(data)} bytes, in its header"
+        ) from None
+    if info is None or info.width < 1 or info.height < 1:
+        raise NotAPhoto("refused:not_an_image", "the body is no JPEG, PNG, WebP, GIF or AVIF image")
+    if info.width * info.height > PIXELS_MAX:
+        raise NotAPhoto(
+            "refused:too_many_pixels",
+            f"the image has {info.width} x {info.height} pixels, at most {PIXELS_MAX:,} are taken",
+        )
+    return info
+
+
+def _parse(data: bytes) -> ImageInfo | None:
+    if data.startswith(b"\xff\xd8\xff"):
+        return _parse_jpeg(data)
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return _parse_png(data)
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return _parse_webp(data)
+    if data[:6] in (b"GIF87a", b"GIF89a"):
+        width, height = struct.unpack_from("<HH", data, 6)
+        return ImageInfo("gif", width, height)
+    if data[4:8] == b"ftyp" and {b"avif", b"avis"} & _brands(data):
+        return _parse_avif(data)
+    return None
+
+
+def _truncated(text: str) -> NotAPhoto:
+    return NotAPhoto("failed:truncated", text)
+
+
+def _parse_jpeg(data: bytes) -> ImageInfo | None:
+    position, found = 2, None
+    while True:
+        if data[position] != 0xFF:
+            return None
+        marker = data[position + 1]
+        if marker == 0xFF:
+            position += 1
+            continue
+        if marker in _WITHOUT_LENGTH:
+            position += 2
+            continue
+        if marker == 0xD9:
+            return None
+        (length,) = struct.unpack_from(">H", data, position + 2)
+        if marker in _SIZES:
+            height, width = struct.unpack_from(">HH", data, position + 5)
+            found = ImageInfo("jpg", width, height)
+        if marker == 0xDA:
+            # In scan data 0xFF is always stuffed, so an end marker found behind here is one.
+            if data.rfind(b"\xff\xd9") < position:
+                raise _truncated("the JPEG has no end marker")
+            return found
+        if length < 2:
+            return None
+        position += 2 + length
+
+
+def _parse_png(data: bytes) -> ImageInfo | None:
+    if data[12:16] != b"IHDR":
+        return None
+    width, height = struct.unpack_from(">II", data, 16)
+    if data.rfind(b"IEND\xaeB`\x82") < 0:
+        raise _truncated("the PNG has no end")
+    return ImageInfo("png", width, height)
+
+
+def _parse_webp(data: bytes) -> ImageInfo | None:
+    (riff_bytes,) = struct.unpack_from("<I", data, 4)
+    kind = data[12:16]
+    if kind == b"VP8X":
+        width = int.from_bytes(data[24:27], "little") + 1
+        height = int.from_bytes(data[27:30], "little") + 1
+    elif kind == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    elif kind == b"VP8 ":
+        width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
+    else:
+        return None
+    if len(data) < riff_bytes + 8:
+        raise _truncated(f"the WebP says {riff_bytes + 8} bytes and has {len(data)}")
+    return ImageInfo("webp", width, height)
+
+
+def _brands(data: bytes) -> set[bytes]:
+    (length,) = struct.unpack_from(">I", data, 0)
+    brands = data[8 : min(length, 256)]
+    return {brands[i : i + 4] for i in range(0, len(brands), 4)}
+
+
+def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """(type, start, end) of the contents of each ISO box between `start` and `end`."""
+    while start + 8 <= end:
+        length, header = int.from_bytes(data[start : start + 4], "big"), 8
+        if length == 1:
+            length, header = int.from_bytes(data[start + 8 : start + 16], "big"), 16
+        stop = end if length == 0 else start + length
+        if stop < start + header:
+            return
+        yield data[start + 4 : start + 8], start + header, min(stop, end)
+        if stop > len(data):
+            raise _truncated(f"the AVIF ends after {len(data)} of {stop} bytes")
+        start = stop
+
+
+def _find(data: bytes, start: int, end: int, path: tuple[bytes, ...]) -> Iterator[int]:
+    """Where the contents of each box of `path` start."""
+    for kind, box_start, box_end in _boxes(data, start, end):
+        if kind != path[0]:
+            continue
+        if len(path) == 1:
+            yield box_start
+        else:
+            # `meta` alone has four bytes of version and flags before its boxes.
+            skipped = 4 if kind == b"meta" else 0
+            yield from _find(data, box_start + skipped, box_end, path[1:])
+
+
+def _parse_avif(data: bytes) -> ImageInfo | None:
+    """The largest `ispe` is the image: tiles of a grid have smaller ones of their own."""
+    places = _find(data, 0, len(data), (b"meta", b"iprp", b"ipco", b"ispe"))
+    sizes = [struct.unpack_from(">II", data, at + 4) for at in places]
+    if not sizes:
+        return None
+    width, height = max(sizes, key=lambda size: size[0] * size[1])
+    return ImageInfo("avif", width, height)

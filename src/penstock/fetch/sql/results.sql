@@ -1,0 +1,104 @@
+-- name: lock_changes
+-- The changes of a batch that are not published yet, with their items locked in order.
+SELECT c.run_id, c.item, c.version, i.customer, i.version AS item_version, i.is_gone,
+    i.fields, i.photos
+FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
+JOIN penstock.fetch_run r ON r.id = g.run_id
+JOIN penstock.fetch_change c ON c.run_id = g.run_id AND c.item = g.item AND c.published_at IS NULL
+JOIN penstock.fetch_item i ON i.customer = r.customer AND i.item = c.item
+ORDER BY i.customer, i.item
+FOR UPDATE OF i, c;
+
+-- name: take_turn
+-- One writer of results at a time, until its transaction ends: then `seq` grows in the order of commits.
+SELECT pg_advisory_xact_lock(hashtextextended('penstock.fetch_result', 0));
+
+-- name: last_actions
+-- The last action published of each item.
+SELECT DISTINCT ON (r.customer, r.item) r.customer, r.item, r.action
+FROM unnest(:customers::text[], :items::text[]) g (customer, item)
+JOIN penstock.fetch_result r ON r.customer = g.customer AND r.item = g.item
+ORDER BY r.customer, r.item, r.version DESC;
+
+-- name: photos_of_items
+-- Every link of some items, in order, with its outcome and its last good copy.
+SELECT i.customer, i.item, p.url, coalesce(l.outcome, 'failed:not_asked') AS outcome,
+    f.key, f.sha256, f.width, f.height, f.size_bytes
+FROM unnest(:customers::text[], :items::text[]) g (customer, item)
+JOIN penstock.fetch_item i ON i.customer = g.customer AND i.item = g.item
+CROSS JOIN LATERAL unnest(i.photos) WITH ORDINALITY AS p (url, position)
+LEFT JOIN penstock.fetch_link l ON l.customer = i.customer AND l.url = p.url
+LEFT JOIN penstock.fetch_photo f ON f.sha256 = l.sha256
+ORDER BY i.customer, i.item, p.position;
+
+-- name: insert_results
+-- Publish: one row for each version of an item, in the order given.
+INSERT INTO penstock.fetch_result (customer, item, version, action, fields, photos)
+SELECT customer, item, version, action, fields, photos FROM unnest(
+    :customers::text[], :items::text[], :versions::bigint[], :actions::text[], :fields::text[], :photos::text[]
+) WITH ORDINALITY AS g (customer, item, version, action, fields, photos, position)
+ORDER BY position
+ON CONFLICT (customer, item, version) DO NOTHING
+RETURNING seq;
+
+-- name: undecided_needs
+-- Photos of these items whose jobs ended without an outcome, which is ours to settle.
+SELECT n.run_id, n.item, n.url FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
+JOIN penstock.fetch_need n ON n.run_id = g.run_id AND n.item = g.item AND n.outcome IS NULL;
+
+-- name: note_published
+-- Close changes, and runs whose last change this was.
+WITH closed AS (
+    UPDATE penstock.fetch_change c SET published_at = now()
+    FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
+    WHERE c.run_id = g.run_id AND c.item = g.item AND c.published_at IS NULL
+    RETURNING c.run_id
+), sums AS (
+    SELECT run_id, count(*) AS items FROM closed GROUP BY run_id ORDER BY run_id
+)
+UPDATE penstock.fetch_run r SET
+    items_pending = r.items_pending - s.items,
+    state = CASE WHEN r.items_pending = s.items THEN 'done' ELSE r.state END,
+    ended_at = CASE WHEN r.items_pending = s.items THEN now() END
+FROM sums s WHERE r.id = s.run_id;
+
+-- name: results
+-- A page of results in the order of their commits.
+SELECT seq, customer, item, version, action, fields, photos, at FROM penstock.fetch_result
+WHERE seq > :after AND (:customer::text IS NULL OR customer = :customer)
+ORDER BY seq LIMIT :rows_max;
+
+-- name: result
+-- One result.
+SELECT seq, customer, item, version, action, fields, photos, at FROM penstock.fetch_result
+WHERE seq = :seq;
+
+-- name: item
+-- An item as it stands.
+SELECT customer, item, version, is_gone, run_id, fields FROM penstock.fetch_item
+WHERE customer = :customer AND item = :item;
+
+-- name: begin_delivery
+-- Take an item for a consumer, unless a newer version was delivered or another job is at it.
+INSERT INTO penstock.fetch_delivery AS d (consumer, customer, item, busy_job, busy_until)
+VALUES (:consumer, :customer, :item, :job_id, now() + make_interval(secs => :busy_s::double precision))
+ON CONFLICT (consumer, customer, item) DO UPDATE
+SET busy_job = excluded.busy_job, busy_until = excluded.busy_until
+WHERE d.version < :version
+    AND (d.busy_job IS NULL OR d.busy_job = excluded.busy_job OR d.busy_until < now())
+RETURNING is_shown;
+
+-- name: delivered_version
+-- The newest version that a consumer got of an item.
+SELECT version FROM penstock.fetch_delivery
+WHERE consumer = :consumer AND customer = :customer AND item = :item;
+
+-- name: end_delivery
+-- Note a version as delivered; `is_shown` says whether the consumer now shows the item.
+UPDATE penstock.fetch_delivery SET version = :version, is_shown = :is_shown, busy_job = NULL, busy_until = NULL
+WHERE consumer = :consumer AND customer = :customer AND item = :item AND busy_job = :job_id;
+
+-- name: drop_delivery
+-- Let go of an item whose handler failed.
+UPDATE penstock.fetch_delivery SET busy_job = NULL, busy_until = NULL
+WHERE consumer = :consumer AND customer = :customer AND item = :item AND busy_job = :job_id;

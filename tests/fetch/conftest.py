@@ -1,0 +1,104 @@
+"""A seller's host, the fetch room on real engines, and a worker that drains its queues."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from origin import Origin
+from patience import wait_until
+
+from penstock.fetch import Fetch, FetchConfig, Item, Run
+from penstock.fetch.model import FINAL_STATES
+from penstock.jobs import Jobs, JobsConfig, Registry
+from penstock.jobs.worker import Worker
+
+JOBS = JobsConfig(poll_s=0.05, retry_first_s=0.1)
+
+
+class Shop:
+    """A customer, its host and the room; `items` is what the app's handler was told."""
+
+    def __init__(self, fetch: Fetch, jobs: Jobs, postgres, folder: Path, origin: Origin) -> None:
+        self.fetch = fetch
+        self.jobs = jobs
+        self.postgres = postgres
+        self.folder = folder
+        self.origin = origin
+        self.items: list[Item] = []
+
+    async def run(self, text: str | bytes, *, name: str = "shop.csv", **options) -> Run:
+        """Run a catalogue of this text; photos follow."""
+        path = self.folder / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return await self.fetch.run_catalogue(path, "shop", **options)
+
+    async def wait_done(self, run: Run) -> Run:
+        """The run when all its items are published and delivered."""
+
+        async def ask() -> Run | None:
+            found = await self.fetch.run(run.run)
+            return found if found.state in FINAL_STATES else None
+
+        found = await wait_until(ask, what=f"run {run.run} done")
+
+        async def is_quiet() -> bool:
+            rows = await self.jobs.queues()
+            return not any(q.ready + q.leased + q.scheduled for q in rows)
+
+        await wait_until(is_quiet, what="all delivered")
+        return found
+
+    async def run_to_end(self, text: str | bytes, **options) -> Run:
+        return await self.wait_done(await self.run(text, **options))
+
+    def told(self) -> list[tuple[str, str, int]]:
+        """(action, item, version), since last asked."""
+        told = sorted((item.action, item.id, item.version) for item in self.items)
+        self.items.clear()
+        return told
+
+
+@pytest.fixture
+async def origin():
+    """A host that is running."""
+    origin = Origin()
+    await origin.start()
+    yield origin
+    await origin.close()
+
+
+@pytest.fixture
+def config(origin):
+    """Settings that allow loopback, which only tests do."""
+    return FetchConfig(allow_networks=("127.0.0.0/8",), allow_ports=(origin.port,), timeout_s=3.0)
+
+
+@pytest.fixture
+async def shop(postgres, blobs, config, origin, tmp_path):
+    """The room with customer `shop`, no worker."""
+    registry = Registry()
+    jobs = Jobs(postgres, JOBS, registry)
+    registry.bind(lambda: jobs)
+    fetch = Fetch(postgres, blobs, jobs, config)
+    fetch.register(registry)
+    found = Shop(fetch, jobs, postgres, tmp_path, origin)
+
+    async def publish(item: Item) -> None:
+        found.items.append(item)
+
+    fetch.on_item(publish)
+    await fetch.set_customer("shop", starts_max=100_000, window_s=60, connections=50)
+    yield found
+    await fetch.close()
+
+
+@pytest.fixture
+async def worker(shop, postgres):
+    """A worker on the room's queues."""
+    stop = asyncio.Event()
+    running = asyncio.create_task(Worker(postgres, shop.jobs, JOBS, host_name="test").run(stop))
+    yield running
+    stop.set()
+    await asyncio.wait_for(running, 20)

@@ -1,0 +1,105 @@
+"""The header reader agrees with a real decoder on every format, and refuses what is no whole photo."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from origin import photo
+from PIL import Image
+
+from penstock.fetch.images import PIXELS_MAX, NotAPhoto, inspect_image
+
+KINDS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "AVIF": "avif"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [(1, 1), (64, 48), (319, 201), (700, 3)])
+def test_format_and_size_are_those_of_a_decoder(kind, size):
+    found = inspect_image(photo("x", kind=kind, size=size) if min(size) > 20 else plain(kind, size))
+    assert (found.format, found.width, found.height) == (KINDS[kind], *size)
+
+
+def plain(kind: str, size, **options) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", size, (200, 10, 10)).save(out, kind, **options)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        plain("JPEG", (90, 60), progressive=True),
+        plain("JPEG", (90, 60), exif=b"Exif\x00\x00" + b"\xff\xd9" * 900),
+        plain("WEBP", (90, 60), lossless=True),
+        plain("WEBP", (90, 60), exif=b"Exif\x00\x00MM"),
+        plain("JPEG", (90, 60)) + b"\x00" * 5000,
+    ],
+)
+def test_variants_of_formats(data):
+    found = inspect_image(data)
+    assert (found.width, found.height) == (90, 60)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF"])
+def test_half_a_photo_is_truncated(kind):
+    data = photo("half", kind=kind)
+    with pytest.raises(NotAPhoto) as refused:
+        inspect_image(data[: len(data) // 2])
+    assert refused.value.outcome == "failed:truncated"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"<html><body>404</body></html>",
+        b'<svg xmlns="http://www.w3.org/2000/svg"/>',
+        b"%PDF-1.7\n",
+        b"%!PS-Adobe-3.0 EPSF-3.0",
+        b"8BPS\x00\x01" + b"\x00" * 100,
+        b"SIMPLE  =                    T",
+        b"II*\x00" + b"\x00" * 100,
+        b"BM" + b"\x00" * 100,
+        b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic",
+        b"RIFF\x10\x00\x00\x00WAVEfmt " + b"\x00" * 100,
+        b"GIF89a\x00\x00\x00\x00\x00\x00",
+        b"\xff\xd8\xff\xd9",
+        b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIDAT" + b"\x00" * 100,
+    ],
+)
+def test_what_is_no_photo_is_refused(data):
+    with pytest.raises(NotAPhoto) as refused:
+        inspect_image(data)
+    assert refused.value.outcome == "refused:not_an_image"
+
+
+def test_an_empty_body_and_a_bomb_are_refused():
+    with pytest.raises(NotAPhoto) as refused:
+        inspect_image(b"")
+    assert refused.value.outcome == "refused:empty"
+    side = int(PIXELS_MAX**0.5) + 1
+    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header
+    bomb += struct.pack(">I", zlib.crc32(header)) + b"\x00\x00\x00\x00IEND\xaeB`\x82"
+    with pytest.raises(NotAPhoto) as refused:
+        inspect_image(bomb)
+    assert refused.value.outcome == "refused:too_many_pixels"
+
+
+@given(st.sampled_from(sorted(KINDS)), st.data())
+def test_any_damage_ends_in_an_answer(kind, data):
+    photo_bytes = bytearray(photo("damage", kind=kind))
+    for _ in range(data.draw(st.integers(1, 5))):
+        photo_bytes[data.draw(st.integers(0, len(photo_bytes) - 1))] = data.draw(
+            st.integers(0, 255)
+        )
+    cut = data.draw(st.integers(0, len(photo_bytes)))
+    try:
+        found = inspect_image(bytes(photo_bytes[:cut]))
+    except NotAPhoto:
+        return
+    assert 1 <= found.width * found.height <= PIXELS_MAX

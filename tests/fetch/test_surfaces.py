@@ -1,0 +1,210 @@
+"""The same room through HTTP and the command line: one answer, and bad input named with a way out."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from penstock.fetch import http
+from penstock.fetch.cli import describe_run, fetch
+from penstock.kernel.config import load_config
+from penstock.web.model import WebConfig
+from penstock.web.server import create_api
+from penstock.web.tokens import Tokens
+
+CATALOGUE = b"id,name,price,photos\na,A,5,\nb,B,five,\n"
+
+
+@pytest.fixture
+async def client(shop, postgres):
+    """The room's routes behind the real web floor."""
+    house = SimpleNamespace(
+        config=load_config({"web": WebConfig}, env={}),
+        engines=SimpleNamespace(postgres=postgres),
+        metrics_folder=None,
+        version="0",
+        services=lambda: {"fetch": shop.fetch},
+        routes=lambda: http.ROUTES,
+    )
+    token = await Tokens(postgres).create("test", ("fetch:read", "fetch:write"))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_api(house)),
+        base_url="http://127.0.0.1",
+        headers={"Authorization": f"Bearer {token.text}"},
+    ) as client:
+        yield client
+
+
+async def test_a_catalogue_through_http(client, shop):
+    limits = {"starts_max": 10, "window_s": 1, "connections": 2}
+    made = await client.put("/v1/fetch/customers/web", json=limits)
+    assert made.json() == {"customer": "web", **limits}
+    assert (await client.get("/v1/fetch/customers/web")).json() == made.json()
+    for body in (CATALOGUE, gzip.compress(CATALOGUE)):
+        answer = await client.post("/v1/fetch/customers/web/catalogues", content=body)
+        assert answer.status_code == 202, answer.text
+    run = answer.json()
+    assert (run["rows"], run["unchanged"], run["invalid"]) == (2, 1, 1)
+    assert (await client.get(f"/v1/fetch/runs/{run['run']}")).json() == run
+    problems = (await client.get(f"/v1/fetch/runs/{run['run']}/errors")).json()["problems"]
+    assert [(p["item"], p["code"]) for p in problems] == [("b", "invalid_number")]
+    item = (await client.get("/v1/fetch/customers/web/items/a")).json()
+    assert item["fields"] == {"name": "A", "price": "5"}
+    results = (await client.get("/v1/fetch/results?after=0")).json()
+    assert results == {"results": [], "next_after": 0}
+    dry = await client.post("/v1/fetch/customers/web/catalogues?dry_run=true", content=CATALOGUE)
+    assert dry.json()["state"] == "dry"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "status", "code"),
+    [
+        ("GET", "customers/nobody", {}, 404, "fetch.customer_unknown"),
+        (
+            "POST",
+            "customers/nobody/catalogues",
+            {"content": CATALOGUE},
+            404,
+            "fetch.customer_unknown",
+        ),
+        ("POST", "customers/shop/catalogues", {"content": b"hello"}, 422, "fetch.not_a_catalogue"),
+        ("POST", "customers/shop/catalogues", {"content": b""}, 422, "fetch.not_a_catalogue"),
+        (
+            "POST",
+            "customers/shop/catalogues",
+            {"content": b"<!DOCTYPE yml_catalog><yml_catalog/>"},
+            422,
+            "fetch.catalogue_broken",
+        ),
+        ("GET", "runs/999999", {}, 404, "fetch.run_unknown"),
+        ("GET", "runs/999999/errors", {}, 404, "fetch.run_unknown"),
+        ("GET", "runs/99999999999999999999999", {}, 404, "fetch.run_unknown"),
+        ("POST", "runs/99999999999999999999999/confirm", {}, 404, "fetch.run_unknown"),
+        ("GET", "customers/%00", {}, 404, None),
+        ("GET", "customers/shop/items/%00", {}, 404, None),
+        ("GET", "results?customer=%00", {}, 404, "fetch.customer_unknown"),
+        ("POST", "runs/999999/confirm", {}, 404, "fetch.run_unknown"),
+        ("GET", "customers/shop/items/none", {}, 404, "fetch.item_unknown"),
+        ("PUT", "customers/a%20b", {"json": {"starts_max": 1}}, 422, "invalid_id"),
+        ("PUT", "customers/x", {"json": {"starts_max": 0}}, 422, "fetch.invalid_rate"),
+        ("PUT", "customers/x", {"json": {"starts_max": "1"}}, 422, None),
+        ("PUT", "customers/x", {"json": {"starts_max": 1, "typo": 1}}, 422, None),
+        ("GET", "results?limit=100000", {}, 422, None),
+        ("GET", "results?after=-1", {}, 422, None),
+    ],
+)
+async def test_bad_input_is_answered_with_its_status_and_code(
+    client, *, method, path, options, status, code
+):
+    answer = await client.request(method, f"/v1/fetch/{path}", **options)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"].startswith("application/problem+json")
+    problem = answer.json()
+    assert problem["detail"]
+    assert code is None or problem["code"] == code
+    good = await client.post("/v1/fetch/customers/shop/catalogues", content=CATALOGUE)
+    assert good.status_code == 202
+
+
+async def test_a_body_over_the_bound_is_refused_and_nothing_is_kept(client, shop):
+    object.__setattr__(shop.fetch.config, "catalogue_max_bytes", 1000)
+    answer = await client.post("/v1/fetch/customers/shop/catalogues", content=b"x" * 5000)
+    assert (answer.status_code, answer.json()["code"]) == (413, "fetch.catalogue_too_large")
+    assert await shop.fetch.runs() == []
+
+
+async def test_a_call_without_a_token_or_scope_is_refused(client, postgres):
+    reader = await Tokens(postgres).create("reader", ("fetch:read",))
+    path = "/v1/fetch/customers/shop/catalogues"
+    none = await client.post(path, content=CATALOGUE, headers={"Authorization": ""})
+    weak = await client.post(
+        path, content=CATALOGUE, headers={"Authorization": f"Bearer {reader.text}"}
+    )
+    assert (none.status_code, weak.status_code) == (401, 403)
+
+
+class RecordingTerminal:
+    """The terminal of a command: runs verbs on the test's loop, keeps what is shown."""
+
+    is_json = False
+
+    def __init__(self, service, loop) -> None:
+        self.service, self.loop, self.shown = service, loop, []
+
+    def run(self, kind, verb):
+        assert isinstance(self.service, kind)
+        return asyncio.run_coroutine_threadsafe(verb(self.service), self.loop).result(30)
+
+    def show(self, value, text) -> None:
+        self.shown.append((value, text))
+
+    def progress(self, text) -> None:
+        assert text
+
+
+@pytest.fixture
+async def command(shop):
+    """Run `penstock fetch WORDS`: (exit code or our error, the text shown)."""
+
+    async def run(*words: str):
+        terminal = RecordingTerminal(shop.fetch, asyncio.get_running_loop())
+        ended = await asyncio.to_thread(CliRunner().invoke, fetch, words, obj=terminal)
+        text = terminal.shown[-1][1] if terminal.shown else ended.output
+        return getattr(ended.exception, "code", ended.exit_code), text
+
+    return run
+
+
+async def test_commands_from_customer_to_run(command, shop, tmp_path):
+    assert await command("customer", "set", "cli", "--rate", "10/s", "--connections", "3") == (
+        0,
+        "cli: 10 requests in 1 s, 3 connections",
+    )
+    assert "cli: 10 requests" in (await command("customer", "show"))[1]
+    file = tmp_path / "c.csv"
+    file.write_bytes(CATALOGUE)
+    code, text = await command("catalogue", "run", str(file), "--customer", "cli", "--dry-run")
+    assert code == 0
+    assert "dry" in text
+    code, text = await command("catalogue", "run", str(file), "--customer", "cli", "--no-wait")
+    assert code == 0
+    assert "1 new, 0 changed, 0 unchanged, 1 invalid" in text
+    run = (await shop.fetch.runs("cli"))[0]
+    assert "price" in (await command("catalogue", "errors", str(run.run)))[1]
+    assert (await command("run", "show", str(run.run)))[1] == describe_run(run)
+    assert "c.csv" in (await command("catalogue", "ls"))[1]
+    unfinished = await command("catalogue", "run", str(file), "--customer", "cli", "--wait", "0")
+    assert unfinished[0] == 0, "nothing changed, so nothing to wait for"
+    file.write_bytes(CATALOGUE.replace(b"a,A,5", b"a,A2,5"))
+    code, _ = await command("catalogue", "run", str(file), "--customer", "cli", "--wait", "0.1")
+    assert code == "fetch.run_unfinished"
+    file.write_bytes(b"id,name,price,photos\n")
+    code, text = await command("catalogue", "run", str(file), "--customer", "cli")
+    assert code == "fetch.run_held"
+    assert "empty" in text
+    held = (await shop.fetch.runs("cli"))[0]
+    assert (await command("catalogue", "confirm", str(held.run), "--no-wait"))[0] == 0
+    assert (await shop.fetch.item("cli", "a")).is_gone
+
+
+async def test_commands_about_one_url(command, shop, origin):
+    code, text = await command("photo", origin.url("/photo/1"))
+    assert code == 0
+    assert "a jpg of 64 x 48 pixels" in text
+    code, text = await command("photo", "http://169.254.169.254/x")
+    assert code == 1
+    assert text.startswith("refused:forbidden_address")
+    assert "no run has asked it" in (await command("why", origin.url("/photo/1")))[1]
+    assert "refused:userinfo" in (await command("why", "http://u@example.com/"))[1]
+
+
+async def test_wrong_words_end_with_our_error(command, tmp_path):
+    assert (await command("customer", "set", "x", "--rate", "fast"))[0] == "fetch.invalid_rate"
+    assert (await command("customer", "show", "nobody"))[0] == "fetch.customer_unknown"
+    assert (await command("run", "show", "999"))[0] == "fetch.run_unknown"
+    assert (await command("catalogue", "run", "/no/such/file", "--customer", "x"))[0] == 2
