@@ -66,7 +66,7 @@ def test_what_raised_errors_mean():
     [(-1, 0.0), (float("nan"), 0.0), (float("inf"), 366 * 86_400.0), (None, None), (2, 2.0)],
 )
 def test_delays_are_kept_within_what_a_date_holds(given_s, kept_s):
-    job = JobInHand(1, None)
+    job = JobInHand(1, None, lease_id=7)
     job.retry(given_s)
     assert job.outcome is not None
     assert job.outcome.after_s == kept_s

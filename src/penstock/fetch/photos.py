@@ -1,13 +1,17 @@
-"""The photo task: a batch of links is asked at once, and becomes outcomes in one transaction.
+"""The photo task: one link is asked, checked, stored, and becomes an outcome under its lease.
 
-    state of links -> downloads -> image check -> bytes stored -> ONE transaction under the lease:
-    photo rows, links, needs, counts
+    state of the link -> download -> image check -> bytes stored -> ONE transaction under the lease:
+    photo row, link, need, count
+
+Each photo is a job of its own, refilled as calls end: a host that hangs holds one place, never the
+others of a batch (in batches of 50 the photos beside a hanging host waited for it). What is read and
+written in PostgreSQL is gathered over a few milliseconds, so many photos still share a transaction.
 
 Bytes are stored before their row, so a stored row always has its bytes; a crash in between leaves bytes
-that the next try finds or writes again. The transaction locks the batch's lease: a worker that lost it
-writes nothing, and a repeated batch finds its needs decided. Temporary failures go back to the queue
-with backoff and become an outcome only when the tries are used up. When our own engines are down, the
-jobs are snoozed, which uses up no try.
+that the next try finds or writes again. The transaction locks the lease: a worker that lost it writes
+nothing, and a repeated job finds its need decided. Temporary failures go back to the queue with backoff
+and become an outcome only when the tries are used up. When our own engines are down, jobs are snoozed,
+which uses up no try.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from penstock.engines.blobs import Blobs
 from penstock.engines.postgres import Postgres
 from penstock.fetch import store
 from penstock.fetch.download import SPOOL_BYTES, Download, Downloader, Known
+from penstock.fetch.gathering import Gathering
 from penstock.fetch.images import NotAPhoto, inspect_image
 from penstock.fetch.model import (
     PHOTO_RETRIES,
@@ -30,13 +35,14 @@ from penstock.fetch.model import (
     photo_key,
 )
 from penstock.fetch.store import Decision, NewPhoto
-from penstock.jobs import Batch, JobInHand, Jobs, Snooze
+from penstock.jobs import JobInHand, Jobs, Snooze
 from penstock.kernel import metrics
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.crash import crash_point
-from penstock.kernel.errors import Unavailable
+from penstock.kernel.errors import PenstockError, Unavailable
 
-PHOTOS_OF_BATCH: Final = 50
+PHOTOS_AT_ONCE: Final = 200
+"""Downloads under way in a worker; a silent host costs a place and 8 KB for as long as it is awaited."""
 LARGE_AT_ONCE: Final = 4
 """Bodies over 1 MiB held in memory at once, while they are checked and stored."""
 RETRY: Final = Backoff(first_s=5, max_s=300)
@@ -63,6 +69,15 @@ class _Asked:
     retry_after_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A decision to record under a lease, with the photo it found."""
+
+    lease_id: int
+    decision: Decision
+    photo: NewPhoto | None = None
+
+
 class Photos:
     """Handles the photo queue."""
 
@@ -74,66 +89,81 @@ class Photos:
         self._jobs = jobs
         self._downloader = downloader
         self._large: asyncio.Semaphore | None = None
+        self._states: Gathering[tuple[int, str, str, str], Any] = Gathering(self._read_states)
+        self._writes: Gathering[_Write, None] = Gathering(self._write_all)
+        self._asking: dict[tuple[str, str], asyncio.Future[_Asked]] = {}
 
-    async def handle(self, batch: Batch[PhotoJob]) -> None:
-        """Decide every photo of `batch`, or send it to another try."""
+    async def handle(self, job: JobInHand[PhotoJob]) -> None:
+        """Decide one photo, or send it to another try."""
         try:
-            await self._handle(batch)
+            await self._handle(job)
         except Unavailable as error:
             raise Snooze(error.retry_after_s or 5.0) from error
 
-    async def _handle(self, batch: Batch[PhotoJob]) -> None:
-        keys = [(j.payload.run, j.payload.customer, j.payload.item, j.payload.url) for j in batch]
-        states = await store.photo_states(self._postgres, keys)
-        decisions: list[Decision] = []
-        waiting: dict[tuple[str, str], list[JobInHand[PhotoJob]]] = {}
-        links: dict[tuple[str, str], Any] = {}
-        for job, state in zip(batch, states, strict=True):
-            payload = job.payload
-            if state["decided"] is not None or not state["is_needed"]:
-                job.done()
-            elif state["link_run_id"] == payload.run:
-                # Another item of this run has the same link: asked once is enough.
-                outcome = (
-                    "known" if state["outcome"] in ("stored", "unchanged") else state["outcome"]
-                )
-                decisions.append(_decision(payload, outcome, touches_link=False))
-            else:
-                link = (payload.customer, payload.url)
-                waiting.setdefault(link, []).append(job)
-                links[link] = state
-        asked = await self._ask_all([(link[1], links[link]) for link in waiting])
-        photos: list[NewPhoto] = []
-        for jobs, answer in zip(waiting.values(), asked, strict=True):
-            decided = _decide(jobs, answer)
-            decisions.extend(decided)
-            if decided and answer.photo is not None:
-                photos.append(answer.photo)
-        await self._write(batch.lease_id, photos, decisions)
-
-    async def _ask_all(self, links: list[tuple[str, Any]]) -> list[_Asked]:
-        """Ask every link at once; when our own engines fail for one, nobody else is asked on."""
-        tasks = [asyncio.create_task(self._ask(url, link)) for url, link in links]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _write(
-        self, lease_id: int, photos: list[NewPhoto], decisions: list[Decision]
-    ) -> None:
-        if not decisions:
+    async def _handle(self, job: JobInHand[PhotoJob]) -> None:
+        photo_job = job.payload
+        key = (photo_job.run, photo_job.customer, photo_job.item, photo_job.url)
+        state = await self._states.ask(key)
+        if state["decided"] is not None or not state["is_needed"]:
             return
+        if state["link_run_id"] == photo_job.run:
+            # Another item of this run has the same link: asked once is enough.
+            outcome = "known" if state["outcome"] in ("stored", "unchanged") else state["outcome"]
+            decision = _decision(photo_job, outcome, touches_link=False)
+            await self._writes.ask(_Write(job.lease_id, decision))
+            return
+        answer = await self._ask_once((photo_job.customer, photo_job.url), state)
+        if is_temporary(answer.outcome) and job.attempt <= PHOTO_RETRIES:
+            delay_s = max(answer.retry_after_s or 0.0, RETRY.delay_s(job.attempt))
+            job.retry(delay_s, f"{answer.outcome}: {answer.text}")
+            return
+        decision = _decision(photo_job, answer.outcome, answer)
+        await self._writes.ask(_Write(job.lease_id, decision, answer.photo))
+
+    async def _read_states(self, keys: list[tuple[int, str, str, str]]) -> list[Any]:
+        return await store.photo_states(self._postgres, keys)
+
+    async def _write_all(self, writes: list[_Write]) -> list[Exception | None]:
+        """One transaction a lease: those of a lease that was lost are refused, the others written."""
+        by_lease: dict[int, list[_Write]] = {}
+        for write in writes:
+            by_lease.setdefault(write.lease_id, []).append(write)
+        refused: dict[int, Exception] = {}
+        for lease_id, its_writes in by_lease.items():
+            try:
+                await self._write(lease_id, its_writes)
+            except PenstockError as error:
+                refused[lease_id] = error
+        return [refused.get(write.lease_id) for write in writes]
+
+    async def _write(self, lease_id: int, writes: list[_Write]) -> None:
         crash_point("fetch.stored_before_row")
+        photos = [write.photo for write in writes if write.photo is not None]
         async with self._postgres.transaction() as tx:
             await self._jobs.lock_lease(tx, lease_id)
             if photos:
                 await store.insert_photos(tx, photos)
-            await store.decide(tx, decisions)
-        for decision in decisions:
-            outcome = decision.outcome
+            await store.decide(tx, [write.decision for write in writes])
+        for write in writes:
+            outcome = write.decision.outcome
             metrics.bound(PHOTOS_DECIDED, "fetch_photos_total", outcome=outcome).inc()
+
+    async def _ask_once(self, link: tuple[str, str], state: Any) -> _Asked:
+        """Ask for a link; whoever wants the same one meanwhile shares the answer."""
+        present = self._asking.get(link)
+        if present is not None:
+            return await asyncio.shield(present)
+        answer = self._asking[link] = asyncio.get_running_loop().create_future()
+        try:
+            found = await self._ask(link[1], state)
+        except BaseException:
+            answer.cancel()
+            raise
+        else:
+            answer.set_result(found)
+            return found
+        finally:
+            del self._asking[link]
 
     async def _ask(self, url: str, link: Any) -> _Asked:
         """Download, check and store one link. Raises: Unavailable of our own engines only."""
@@ -165,18 +195,6 @@ class Photos:
         photo = NewPhoto(found.sha256, key, image.format, len(data), image.width, image.height)
         outcome = "unchanged" if found.sha256 == last_sha256 else "stored"
         return _Asked(outcome, found.text, photo, found.etag, found.last_modified)
-
-
-def _decide(jobs: list[JobInHand[PhotoJob]], answer: _Asked) -> list[Decision]:
-    """The decisions of the jobs of one link; those that get another try are marked so."""
-    decisions = []
-    for job in jobs:
-        if is_temporary(answer.outcome) and job.attempt <= PHOTO_RETRIES:
-            delay_s = max(answer.retry_after_s or 0.0, RETRY.delay_s(job.attempt))
-            job.retry(delay_s, f"{answer.outcome}: {answer.text}")
-        else:
-            decisions.append(_decision(job.payload, answer.outcome, answer))
-    return decisions
 
 
 def _decision(

@@ -33,7 +33,7 @@ from penstock.fetch.model import (
     UrlRefused,
     UrlReport,
 )
-from penstock.fetch.photos import PHOTOS_OF_BATCH, Photos
+from penstock.fetch.photos import PHOTOS_AT_ONCE, Photos
 from penstock.fetch.publishing import Handler, Publishing
 from penstock.fetch.store import SQL
 from penstock.jobs import Jobs, Registry, Task
@@ -66,10 +66,9 @@ class Fetch:
             Task(
                 queue=PHOTO_QUEUE,
                 handler=self._photos.handle,
-                batch=PHOTOS_OF_BATCH,
-                timeout="15m",
+                timeout="5m",
                 retries=OWN_FAULT_RETRIES,
-                concurrency=4,
+                concurrency=PHOTOS_AT_ONCE,
                 limiter=LIMITER,
             )
         )

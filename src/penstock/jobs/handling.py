@@ -53,20 +53,22 @@ RETURNED = Outcome("returned")
 
 
 class JobInHand(Generic[P]):
-    """One job of a batch, under lease."""
+    """One job under lease: of a batch, or what `async def handler(job: JobInHand[Photo])` is given."""
 
-    __slots__ = ("attempt", "id", "lane", "outcome", "payload", "traceparent")
+    __slots__ = ("attempt", "id", "lane", "lease_id", "outcome", "payload", "traceparent")
 
     def __init__(
         self,
         id: int,  # noqa: A002 - the field's name in the public API
         payload: P,
         *,
+        lease_id: int,
         attempt: int = 1,
         lane: str | None = None,
         traceparent: str | None = None,
     ) -> None:
         self.id = id
+        self.lease_id = lease_id
         self.payload = payload
         self.attempt = attempt
         self.lane = lane

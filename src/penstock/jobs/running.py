@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from penstock.jobs import store
 from penstock.jobs.handling import (
     DONE,
     RETURNED,
@@ -138,16 +137,24 @@ class QueueRunner:
         return None
 
     def _start(self, lease: Lease) -> None:
-        jobs = self._in_hand(lease.claim)
+        jobs = self._in_hand(lease)
         if self.task.batch:
             self._spawn(self._calls, self._run_batch(lease, jobs))
             return
         for job in jobs:
             self._spawn(self._calls, self._run_single(lease, job))
 
-    def _in_hand(self, claim: store.Claim) -> list[JobInHand[Any]]:
+    def _in_hand(self, lease: Lease) -> list[JobInHand[Any]]:
+        claim = lease.claim
         return [
-            JobInHand(job_id, payload, attempt=attempt + 1, lane=lane, traceparent=traceparent)
+            JobInHand(
+                job_id,
+                payload,
+                lease_id=lease.id,
+                attempt=attempt + 1,
+                lane=lane,
+                traceparent=traceparent,
+            )
             for job_id, payload, attempt, lane, traceparent in zip(
                 claim.ids,
                 claim.payloads,
@@ -177,7 +184,7 @@ class QueueRunner:
             arguments = {name: getattr(job.payload, name) for name in fields}
             await self._call([job], (), arguments)
         elif is_good:
-            await self._call([job], (job.payload,), {})
+            await self._call([job], (job if self.task.takes_job else job.payload,), {})
         lease.pending[job.id] = self._final(job)
         lease.open_count -= 1
         if lease.open_count == 0:

@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.engines.postgres import Tx
 from penstock.jobs.errors import InvalidTask
-from penstock.jobs.handling import Batch
+from penstock.jobs.handling import Batch, JobInHand
 from penstock.jobs.model import JOBS_PER_CALL_MAX, NewJob
 from penstock.kernel.config import parse_duration_s
 from penstock.kernel.ids import USER_ID
@@ -58,6 +58,7 @@ class Task:
         self.jobs: Callable[[], Jobs] | None = None
         self.timeout_s = _require_valid(self, timeout)
         self.takes_fields = False
+        self.takes_job = False
         self.payload_type = _payload_type(self, payload)
         self._decoder = msgspec.json.Decoder(self.payload_type)
         self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
@@ -245,6 +246,10 @@ def _payload_type(task: Task, given: Any) -> Any:
         hint = hints.get(parameters[0].name) if parameters else None
         is_typed = typing.get_origin(hint) is Batch
         return typing.get_args(hint)[0] if is_typed else Any
+    first = hints.get(parameters[0].name) if len(parameters) == 1 else None
+    if typing.get_origin(first) is JobInHand:
+        task.takes_job = True
+        return typing.get_args(first)[0]
     if len(parameters) == 1 and _is_whole_payload(hints.get(parameters[0].name, Any)):
         return hints.get(parameters[0].name, Any)
     task.takes_fields = True
