@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from origin import Origin
-from patience import wait_until
 
 from penstock.fetch import Fetch, FetchConfig, Item, Run
 from penstock.fetch.model import FINAL_STATES
 from penstock.jobs import Jobs, JobsConfig, Registry
 from penstock.jobs.worker import Worker
+from penstock.testing.waiting import wait_true
 
 JOBS = JobsConfig(poll_s=0.05, retry_first_s=0.1)
 
@@ -41,13 +41,13 @@ class Shop:
             found = await self.fetch.run(run.run)
             return found if found.state in FINAL_STATES else None
 
-        found = await wait_until(ask, what=f"run {run.run} done")
+        found = await wait_true(ask, what=f"run {run.run} done")
 
         async def is_quiet() -> bool:
             rows = await self.jobs.queues()
             return not any(q.ready + q.leased + q.scheduled for q in rows)
 
-        await wait_until(is_quiet, what="all delivered")
+        await wait_true(is_quiet, what="all delivered")
         return found
 
     async def run_to_end(self, text: str | bytes, **options) -> Run:

@@ -77,7 +77,7 @@ async def test_a_catalogue_through_http(client, shop):
         (
             "POST",
             "customers/shop/catalogues",
-            {"content": b"<!DOCTYPE yml_catalog><yml_catalog/>"},
+            {"content": b"<!DOCTYPE yml_catalog [<!ENTITY a 'b'>]><yml_catalog/>"},
             422,
             "fetch.catalogue_broken",
         ),

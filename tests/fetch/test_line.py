@@ -7,9 +7,9 @@ import hashlib
 
 import pytest
 from origin import Answer, photo
-from patience import wait_until
 
 from penstock.fetch.model import PHOTO_RETRIES
+from penstock.testing.waiting import wait_true
 
 pytestmark = [pytest.mark.usefixtures("worker"), pytest.mark.slow]
 
@@ -76,8 +76,17 @@ async def test_a_photo_is_asked_once_and_stored_once_however_many_items_have_it(
     rows = [(f"i{n}", f"Item {n}", ["/photo/same"]) for n in range(20)]
     run = await shop.run_to_end(catalogue(shop, rows))
     assert sum(run.photos_by_outcome.values()) == 20
-    assert len(shop.origin.requests("/photo/same")) <= 4, "one a batch at most"
+    assert shop.origin.requests("/photo/same") == [200]
     assert all(item.photos[0].key for item in shop.items)
+
+
+async def test_a_host_that_hangs_delays_nobody_beside_it(shop):
+    shop.origin.answers["/never"] = [Answer(hangs=True)]
+    rows = [("stuck", "Stuck", ["/never"])]
+    rows += [(f"i{n}", f"Item {n}", [f"/photo/{n}"]) for n in range(30)]
+    await shop.run(catalogue(shop, rows))
+    await wait_true(lambda: len(shop.items) == 30, what="all others are published")
+    assert shop.origin.requests("/never") == [200], "it still hangs"
 
 
 async def test_every_photo_ends_in_one_outcome_and_the_counts_add_up(shop, postgres):
@@ -185,7 +194,7 @@ async def test_an_object_store_that_is_down_uses_up_no_try_of_a_photo(shop, blob
     async def asked_often() -> bool:
         return len(shop.origin.requests("/photo/1")) > PHOTO_RETRIES + 2
 
-    await wait_until(asked_often, what="more tries than a host gets")
+    await wait_true(asked_often, what="more tries than a host gets")
     blobs.folder.unlink()
     away.rename(blobs.folder)
     assert (await done).photos_by_outcome == {"stored": 1}

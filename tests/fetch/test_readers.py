@@ -131,15 +131,27 @@ def yml(offers: str) -> bytes:
     return (HEAD + "<offers>" + offers + TAIL).encode()
 
 
-DOCTYPE = b'<!DOCTYPE yml_catalog SYSTEM "shops.dtd">'
+def named(document: bytes) -> bytes:
+    """With the DOCTYPE line that the format long asked for."""
+    line = b'<!DOCTYPE yml_catalog SYSTEM "shops.dtd"><yml_catalog'
+    return document.replace(b"<yml_catalog", line, 1)
+
+
 BOMB = b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><yml_catalog>&b;</yml_catalog>'
+
+
+def test_the_doctype_line_of_the_format_is_let_pass_and_never_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shops.dtd").write_text('<!ENTITY bike "loaded"><!ATTLIST offer id CDATA "loaded">')
+    plain, with_doctype = read(tmp_path, yml(OFFER)), read(tmp_path, named(yml(OFFER)))
+    assert with_doctype == plain
 
 
 @pytest.mark.parametrize(
     ("data", "code", "place"),
     [
-        (b'<?xml version="1.0"?>' + DOCTYPE + b"<yml_catalog/>", "dtd_forbidden", "file"),
         (BOMB, "dtd_forbidden", "file"),
+        (named(yml(OFFER + "<offer id='9'><name>&nbsp;</name></offer>")), "entity_unknown", "file"),
         (yml("<offer id='1'>" + "<a>" * 70), "too_deep", "line 2"),
         (
             yml("<offer id='1'><name>" + "x" * 70_000 + "</name></offer>"),

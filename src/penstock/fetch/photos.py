@@ -112,12 +112,27 @@ class Photos:
             decision = _decision(photo_job, outcome, touches_link=False)
             await self._writes.ask(_Write(job.lease_id, decision))
             return
-        answer = await self._ask_once((photo_job.customer, photo_job.url), state)
+        link = (photo_job.customer, photo_job.url)
+        present = self._asking.get(link)
+        if present is not None:
+            await self._settle(job, await asyncio.shield(present))
+            return
+        # Whoever wants the same link until its outcome is written shares the answer.
+        answer = self._asking[link] = asyncio.get_running_loop().create_future()
+        try:
+            answer.set_result(await self._ask(photo_job.url, state))
+            await self._settle(job, answer.result())
+        finally:
+            answer.cancel()
+            del self._asking[link]
+
+    async def _settle(self, job: JobInHand[PhotoJob], answer: _Asked) -> None:
+        """Write the outcome, or mark the job for another try."""
         if is_temporary(answer.outcome) and job.attempt <= PHOTO_RETRIES:
             delay_s = max(answer.retry_after_s or 0.0, RETRY.delay_s(job.attempt))
             job.retry(delay_s, f"{answer.outcome}: {answer.text}")
             return
-        decision = _decision(photo_job, answer.outcome, answer)
+        decision = _decision(job.payload, answer.outcome, answer)
         await self._writes.ask(_Write(job.lease_id, decision, answer.photo))
 
     async def _read_states(self, keys: list[tuple[int, str, str, str]]) -> list[Any]:
@@ -147,23 +162,6 @@ class Photos:
         for write in writes:
             outcome = write.decision.outcome
             metrics.bound(PHOTOS_DECIDED, "fetch_photos_total", outcome=outcome).inc()
-
-    async def _ask_once(self, link: tuple[str, str], state: Any) -> _Asked:
-        """Ask for a link; whoever wants the same one meanwhile shares the answer."""
-        present = self._asking.get(link)
-        if present is not None:
-            return await asyncio.shield(present)
-        answer = self._asking[link] = asyncio.get_running_loop().create_future()
-        try:
-            found = await self._ask(link[1], state)
-        except BaseException:
-            answer.cancel()
-            raise
-        else:
-            answer.set_result(found)
-            return found
-        finally:
-            del self._asking[link]
 
     async def _ask(self, url: str, link: Any) -> _Asked:
         """Download, check and store one link. Raises: Unavailable of our own engines only."""

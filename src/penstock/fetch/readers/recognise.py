@@ -124,7 +124,7 @@ def _recognise_xml(stream: io.BufferedReader, head: bytes) -> Catalogue:
     root: list[str] = []
     parser = expat.ParserCreate()
     parser.StartElementHandler = lambda name, _attributes: root.append(name)
-    parser.StartDoctypeDeclHandler = yml.refuse_doctype
+    parser.StartDoctypeDeclHandler = yml.refuse_declarations
     try:
         parser.Parse(head, False)
     except (expat.ExpatError, ValueError, LookupError) as error:
