@@ -34,7 +34,8 @@ def configure_logs(role: str, *, level: str = "info") -> None:
             structlog.processors.JSONRenderer(serializer=_encode),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.BytesLoggerFactory(file=sys.stderr.buffer),
+        # Looked up at each line: standard error may be replaced while this process runs.
+        logger_factory=lambda *_: structlog.BytesLogger(sys.stderr.buffer),
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(role=role)
