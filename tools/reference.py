@@ -82,7 +82,10 @@ def commands_page() -> str:
         " 6 over a limit, 7 something needed is down, 8 stored data is corrupt, 130 interrupted.\n"
     )
     for path, command in leaves(build_group(), "penstock"):
-        context = click.Context(command, info_name=path, max_content_width=100)
+        names = ["-h", "--help"]
+        context = click.Context(
+            command, info_name=path, max_content_width=100, help_option_names=names
+        )
         assert command.help, f"{path} has no help"
         lines += [f"## {path}\n", "```text", command.get_help(context), "```", ""]
     return "\n".join(lines)
