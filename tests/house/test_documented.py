@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tools.reference import FOLDER, pages
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-@pytest.fixture(scope="module")
-def written():
-    return pages()
+def test_the_reference_is_what_the_code_says():
+    """In a process of its own: click remembers the help options of whoever ran a command last."""
+    command = [sys.executable, "-m", "tools.reference", "--check"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, f"{ran.stdout}{ran.stderr}: run `make reference`"
 
 
-@pytest.mark.parametrize(
-    "name", ["settings.md", "commands.md", "metrics.md", "http.md", "errors.md"]
-)
-def test_the_reference_is_what_the_code_says(written, name):
-    assert (FOLDER / name).read_text() == written[name], "run `make reference`"
-
-
-def test_every_route_says_which_scope_it_needs(written):
-    open_routes = re.findall(r"`(GET [^`]+)` \| open", written["http.md"])
+def test_every_route_says_which_scope_it_needs():
+    page = (ROOT / "docs" / "reference" / "http.md").read_text()
+    open_routes = re.findall(r"`(GET [^`]+)` \| open", page)
     expected = {
         "/",
         "/healthz",
