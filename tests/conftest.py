@@ -15,16 +15,16 @@ from penstock.testing.engines import engines_for_tests
 
 
 @pytest.fixture(scope="session")
-async def test_engines(tmp_path_factory):
+async def running_engines(tmp_path_factory):
     """The embedded engines of this run."""
     async with engines_for_tests(tmp_path_factory.mktemp("engines"), PACKAGES) as engines:
         yield engines
 
 
 @pytest.fixture
-async def database_url(test_engines):
+async def database_url(running_engines):
     """A migrated database of this test's own."""
-    async with test_engines.database() as url:
+    async with running_engines.database() as url:
         yield url
 
 
@@ -37,10 +37,10 @@ async def postgres(database_url):
 
 
 @pytest.fixture
-async def valkey(test_engines):
+async def valkey(running_engines):
     """A client whose keys nobody else uses."""
     config = ValkeyConfig(prefix=f"test-{secrets.token_hex(4)}")
-    valkey = Valkey(test_engines.endpoints.valkey_url, config)
+    valkey = Valkey(running_engines.endpoints.valkey_url, config)
     yield valkey
     await valkey.close()
 

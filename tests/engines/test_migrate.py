@@ -23,8 +23,8 @@ EXISTS = compile_query("exists", "-- Is it there?\nSELECT to_regclass(:name) IS 
 
 
 @pytest.fixture
-async def empty(test_engines):
-    async with test_engines.database(template="template0") as url:
+async def empty(running_engines):
+    async with running_engines.database(template="template0") as url:
         postgres = Postgres(url, PostgresConfig())
         yield postgres
         await postgres.close()

@@ -38,7 +38,8 @@ async def test_a_transaction_is_all_or_nothing(postgres):
         await fail_half_way()
     assert await postgres.value(COUNT) == 0
     async with postgres.transaction() as tx:
-        await tx.many(ADD, [{"id": n, "body": "b"} for n in range(3)])
+        for number in range(3):
+            await tx.run(ADD, id=number, body="b")
     assert await postgres.value(COUNT) == 3
 
 

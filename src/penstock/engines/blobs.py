@@ -133,14 +133,6 @@ class Blobs:
         etag = str(meta["e_tag"] or "").strip('"')
         return BlobInfo(key, meta["size"], etag, meta["last_modified"])
 
-    async def is_stored(self, key: str) -> bool:
-        """Whether an object of that key exists. Raises: BlobsDown."""
-        try:
-            await self.info(key)
-        except BlobMissing:
-            return False
-        return True
-
     async def delete(self, key: str) -> None:
         """Remove the object; one that is gone already is no error. Raises: BlobsDown."""
         require_key(key)
@@ -157,10 +149,6 @@ class Blobs:
                 for meta in batch:
                     etag = str(meta["e_tag"] or "").strip('"')
                     yield BlobInfo(meta["path"], meta["size"], etag, meta["last_modified"])
-
-    def file_of(self, key: str) -> Path | None:
-        """The file that holds `key`, if the store is a folder; it need not exist."""
-        return None if self.folder is None else self.folder / require_key(key)
 
     async def open(self) -> None:
         """Check that the store can be listed. Raises: BlobsDown."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
@@ -92,11 +92,9 @@ class Runner(Protocol):
 
     async def run(self, query: Query, **parameters: Any) -> int: ...
 
-    async def many(self, query: Query, rows: Sequence[dict[str, Any]]) -> None: ...
-
 
 class _Statements(ABC):
-    """The five ways to run a query, over whatever connection `_connection` hands out."""
+    """The four ways to run a query, over whatever connection `_connection` hands out."""
 
     @abstractmethod
     def _connection(self) -> AbstractAsyncContextManager[Any]:
@@ -123,11 +121,6 @@ class _Statements(ABC):
             status = await connection.execute(query.text, *query.arguments(parameters))
         last = str(status).rpartition(" ")[2]
         return int(last) if last.isdigit() else 0
-
-    async def many(self, query: Query, rows: Sequence[dict[str, Any]]) -> None:
-        """Run it once a row, in one round trip. For thousands of rows pass arrays and unnest."""
-        async with self._connection() as connection:
-            await connection.executemany(query.text, [query.arguments(row) for row in rows])
 
 
 class Tx(_Statements):
@@ -182,18 +175,6 @@ class Postgres(_Statements):
         """A connection outside the pool, for LISTEN; the caller closes it. Raises: PostgresDown."""
         with translated_errors():
             return await asyncpg.connect(self._url, **self._options())
-
-    async def listen(
-        self, channel: str, on_message: Callable[[str], None]
-    ) -> Callable[[], Awaitable[None]]:
-        """Call `on_message(payload)` for each NOTIFY; returns what ends the listening.
-
-        The connection is not renewed when it is lost: NOTIFY is a hint, polling is the net.
-        """
-        connection = await self.connect_alone()
-        await connection.add_listener(channel, lambda *message: on_message(message[3]))
-        close: Callable[[], Awaitable[None]] = connection.close
-        return close
 
     def _options(self) -> dict[str, Any]:
         timeout_ms = str(int(self._config.statement_timeout_s * 1000))

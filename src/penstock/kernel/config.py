@@ -67,13 +67,6 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def parse_flag(text: str) -> bool:
-    """`true` or `false`. Raises: ValueError."""
-    if text.strip().lower() not in ("true", "false"):
-        raise ValueError("true or false")
-    return text.strip().lower() == "true"
-
-
 def parse_text(text: str) -> str:
     """Any text but the empty one. Raises: ValueError."""
     if not text.strip():

@@ -7,8 +7,5 @@ from typing import Final
 PAYLOAD_BYTES_MAX: Final = 64 * 1024
 """A job's payload: larger things belong in the object store, with their key in the payload."""
 
-BODY_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A request body that is held in memory; catalogues are streamed and have a bound of their own."""
-
 PAGE_ROWS_MAX: Final = 1000
 """Rows of one page of any listing."""
