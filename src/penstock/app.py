@@ -264,7 +264,10 @@ class Penstock:
         return found
 
     async def close(self) -> None:
-        """Close the engines that were opened; any later use connects anew."""
+        """Let hints under way go out and close the engines; any later use connects anew."""
+        for room in ("fetch", "jobs"):
+            if room in self.__dict__:
+                await self.__dict__[room].close()
         if "engines" in self.__dict__:
             await self.engines.close()
         elif "blobs" in self.__dict__:

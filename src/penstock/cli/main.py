@@ -95,6 +95,11 @@ def build_group() -> click.Group:
             "Anywhere on the line: --json prints one JSON document; --config FILE reads another file"
             " than penstock.toml; --data FOLDER uses another data folder."
         ),
+        epilog=(
+            "Exit codes: 0 done, 1 a fault of ours, 2 wrong input, 3 not allowed, 4 not found, 5 in"
+            " conflict with the present state, 6 over a limit, 7 something needed is down, 8 stored"
+            " data is corrupt, 130 interrupted."
+        ),
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     click.version_option(penstock.__version__, message="penstock %(version)s")(group)
