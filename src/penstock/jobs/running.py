@@ -217,12 +217,14 @@ class QueueRunner:
                 rest = Outcome(
                     "retry", None, f"it ran over its timeout of {self.task.timeout_s:g} s"
                 )
-            _log.info(
+            _log.warning(
                 "handler_raised",
                 queue=self.task.queue,
+                job_id=jobs[0].id,
                 jobs=len(jobs),
+                attempt=jobs[0].attempt,
                 error=rest.error,
-                is_timeout=limit.expired(),
+                traceback=rest.traceback,
             )
         jobs_run_seconds.observe(time.monotonic() - began_s)
         self.jobs_run += len(jobs)
@@ -235,17 +237,29 @@ class QueueRunner:
             job.payload = self.task.decode(job.payload)
         except ValueError as error:
             job.outcome = Outcome("retry", None, f"the payload does not fit the task: {error}")
+            _log.warning(
+                "payload_not_understood", queue=self.task.queue, job_id=job.id, error=str(error)
+            )
             return False
         return True
 
     def _final(self, job: JobInHand[Any]) -> Outcome:
         assert job.outcome is not None, "a job in hand was not run"
-        return settled_outcome(
+        final = settled_outcome(
             job.outcome,
             attempt=job.attempt,
             retries=self.task.retries,
             backoff=self._desk.config.backoff,
         )
+        if final.word == "fail":
+            _log.warning(
+                "job_failed",
+                queue=self.task.queue,
+                job_id=job.id,
+                attempt=job.attempt,
+                error=final.error,
+            )
+        return final
 
     async def _flush_later(self, lease: Lease) -> None:
         await asyncio.sleep(FLUSH_AFTER_S)
