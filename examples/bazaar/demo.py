@@ -113,14 +113,15 @@ class Demo:
             await asyncio.sleep(LINES_EVERY_S)
 
     def _print_addresses(self, took_s: float) -> None:
-        stage, command = self._stage, Path(sys.executable).with_name("penstock")
+        stage = self._stage
+        command = shlex.quote(str(Path(sys.executable).with_name("penstock")))
         print(
             f"up after {took_s:.1f} s\n\n"
             f"  the site      http://{LOOPBACK}:{stage.ports.window}/\n"
             f"  the API       {stage.api_url}/  (/openapi.json, /metrics)\n"
             f"  the photos    {stage.media_url}/m/photos/...\n"
             f"  the token     {stage.token_file}\n"
-            f"  by hand       {command} --config {stage.config} queues ls\n"
+            f"  by hand       {command} --config {shlex.quote(str(stage.config))} queues ls\n"
             f"  logs          {stage.penstock_log}, {stage.origins_log}\n",
             flush=True,
         )
