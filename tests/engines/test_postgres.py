@@ -86,3 +86,36 @@ async def test_a_server_that_is_not_there_is_told_with_the_way_to_mend_it(url):
         await postgres.open()
     assert told.value.retryable
     assert told.value.retry_after_s
+
+
+async def test_a_session_leaves_nothing_of_itself_to_the_next_caller(database_url):
+    postgres = Postgres(database_url, PostgresConfig(connections_max=1))
+    lock = compile_query("lock", "-- Take a session lock.\nSELECT pg_advisory_lock(7)")
+    locks = compile_query(
+        "locks", "-- Count them.\nSELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+    )
+    async with postgres.session() as session:
+        await session.run(lock)
+        assert await session.value(locks) == 1
+    assert await postgres.value(locks) == 0
+    await postgres.close()
+
+
+async def test_a_cancelled_transaction_leaves_its_connection_fit(database_url):
+    postgres = Postgres(database_url, PostgresConfig(connections_max=1))
+    await postgres.run(MAKE)
+    began = asyncio.Event()
+
+    async def hang():
+        async with postgres.transaction() as tx:
+            await tx.run(ADD, id=1, body="a")
+            began.set()
+            await tx.run(SLEEP)
+
+    hanging = asyncio.create_task(hang())
+    await began.wait()
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    assert await postgres.value(COUNT) == 0
+    await postgres.close()

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import asyncpg
 
+from penstock.engines.endpoints import server_of
 from penstock.engines.sql import Query
 from penstock.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from penstock.kernel.errors import Conflict, PenstockError, Unavailable
@@ -36,6 +37,7 @@ _DOWN: Final = (
     asyncpg.CrashShutdownError,
     asyncpg.TooManyConnectionsError,
 )
+_REFUSED: Final = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 _BUSY: Final = (
     asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
@@ -48,6 +50,19 @@ class PostgresDown(Unavailable):
     """PostgreSQL does not answer; nothing is known of a statement that was under way."""
 
     code = "postgres.unavailable"
+
+    @property
+    def public_text(self) -> str:
+        """Without the server's address, which is no caller's business."""
+        return (
+            "PostgreSQL does not answer: check that it runs with `penstock doctor`, then try again"
+        )
+
+
+class PostgresRefused(PostgresDown):
+    """PostgreSQL answers and does not let us in: a wrong user, password or database in the URL."""
+
+    code = "postgres.refused"
 
 
 class PostgresBusy(Unavailable):
@@ -140,6 +155,7 @@ class Postgres(_Statements):
 
     def __init__(self, url: str, config: PostgresConfig) -> None:
         self._url = url
+        self._server = server_of(url, port=5432, socket=".s.PGSQL.5432")
         self._config = config
         self._pool: Any = None
         self._opening = asyncio.Lock()
@@ -169,11 +185,15 @@ class Postgres(_Statements):
     async def session(self) -> AsyncIterator[Tx]:
         """One connection without a transaction, for session locks and long reads."""
         async with self._connection() as connection:
-            yield Tx(connection)
+            try:
+                yield Tx(connection)
+            finally:
+                if not connection.is_closed():
+                    await connection.reset()
 
     async def connect_alone(self) -> Any:
         """A connection outside the pool, for LISTEN; the caller closes it. Raises: PostgresDown."""
-        with translated_errors():
+        with translated_errors(self._server):
             return await asyncpg.connect(self._url, **self._options())
 
     def _options(self) -> dict[str, Any]:
@@ -191,21 +211,36 @@ class Postgres(_Statements):
                     min_size=0,
                     max_size=max(1, self._config.connections_max),
                     max_inactive_connection_lifetime=60,
+                    reset=_reset,
                     **self._options(),
                 )
             return self._pool
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
-        with translated_errors():
+        with translated_errors(self._server):
             pool = self._pool or await self._open_pool()
             async with pool.acquire(timeout=self._config.connect_timeout_s) as connection:
                 yield connection
 
 
+async def _reset(connection: Any) -> None:
+    """Make a connection fit for the next caller; without the round trip of the driver's own reset.
+
+    A statement leaves nothing behind and `session` cleans up itself, so only a transaction that is still
+    open (its block was cancelled) needs it.
+    """
+    if connection.is_in_transaction():
+        await connection.reset()
+
+
 @contextmanager
-def translated_errors() -> Iterator[None]:
-    """Raise a driver's error as ours; the server's own text stays in the cause, not in the message."""
+def translated_errors(server: str = "") -> Iterator[None]:
+    """Raise a driver's error as ours, naming `server` where nothing answers.
+
+    The server's own text stays in the cause, not in the message.
+    """
+    at = f" at {server}" if server else ""
     try:
         yield
     except PenstockError:
@@ -219,9 +254,15 @@ def translated_errors() -> Iterator[None]:
             f"PostgreSQL gave up ({type(error).__name__}): nothing was done, try again",
             retry_after_s=1,
         ) from error
+    except _REFUSED as error:
+        raise PostgresRefused(
+            f"PostgreSQL{at} takes no connection ({type(error).__name__}): correct user, password and"
+            " database in postgres.url (PENSTOCK_POSTGRES_URL)",
+            retry_after_s=5,
+        ) from error
     except _DOWN as error:
         raise PostgresDown(
-            f"PostgreSQL does not answer ({type(error).__name__}): check that it runs with"
+            f"PostgreSQL{at} does not answer ({type(error).__name__}): check that it runs with"
             " `penstock doctor`, then try again",
             retry_after_s=2,
         ) from error
