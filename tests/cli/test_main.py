@@ -68,7 +68,68 @@ def test_config_show_names_sources_and_masks_secrets(folder, capfd, monkeypatch)
     assert rows["web.listen"]["source"] == "penstock.toml"
     assert rows["postgres.url"]["source"] == "PENSTOCK_POSTGRES_URL"
     assert rows["blobs.put_threads"]["source"] == "default"
+    assert rows["postgres.url"]["value"] == "postgresql://me:(masked)@db/site"
     assert "hunter2" not in out
+
+
+@pytest.mark.parametrize(
+    ("code", "last_line"),
+    [
+        ("import inner\n", "ImportError: cannot import name 'hole' from 'json'"),
+        ("app = (\n", "SyntaxError: '(' was never closed"),
+        ("import json\njson.loads('')\n", "Expecting value: line 1 column 1 (char 0)"),
+    ],
+)
+def test_an_application_that_cannot_be_imported_shows_its_own_lines(
+    folder, capfd, monkeypatch, code, last_line
+):
+    monkeypatch.syspath_prepend(folder)
+    # A name of its own each time: Python remembers a module that it has imported.
+    name = f"broken_{len(code)}"
+    (folder / f"{name}.py").write_text(code)
+    (folder / "inner.py").write_text("from json import hole\n")
+    assert main(["up", f"{name}:app"]) == 2
+    told = capfd.readouterr().err
+    assert "[cli.app_broken]" in told
+    assert last_line in told
+    assert str(folder) in told
+    for strange in ("importlib", "click", "house.py", "json/decoder.py"):
+        assert strange not in told
+    assert len(told.splitlines()) < 9
+
+
+def test_a_module_that_the_application_misses_is_no_missing_application(folder, capfd, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    (folder / "needy.py").write_text("import need\n")
+    assert main(["up", "needy:app"]) == 2
+    assert "No module named 'need'" in capfd.readouterr().err
+
+
+def test_a_wrong_setting_is_told_once(folder, capfd):
+    (folder / "penstock.toml").write_text('[web]\nlisten = "nowhere"\nbody_max = "big"\n')
+    assert main(["config", "show"]) == 2
+    told = capfd.readouterr().err
+    assert told.count("nowhere") == 1
+    assert told.count("body_max") == 1
+
+
+def test_engines_alone_need_an_engine_to_start(folder, capfd, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", "postgresql://me@127.0.0.1:1/site")
+    monkeypatch.setenv("PENSTOCK_VALKEY_URL", "valkey://127.0.0.1:1")
+    assert main(["up", "--engines-only"]) == 2
+    assert "[cli.no_engines]" in capfd.readouterr().err
+
+
+def test_a_command_names_the_server_that_does_not_answer(folder, capfd, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", "postgresql://me:hunter2@127.0.0.1:1/site")
+    monkeypatch.setenv("PENSTOCK_VALKEY_URL", "valkey://127.0.0.1:1")
+    assert main(["queues", "ls"]) == 7
+    told = capfd.readouterr().err
+    assert "PostgreSQL at 127.0.0.1:1 does not answer" in told
+    assert "hunter2" not in told
+    assert main(["doctor"]) == 7
+    told = capfd.readouterr().out
+    assert "valkey: Valkey at 127.0.0.1:1 failed" in told
 
 
 def test_doctor_without_engines_says_how_to_start_them(folder, capfd):

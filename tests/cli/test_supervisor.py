@@ -85,7 +85,9 @@ def test_what_dies_is_restarted_and_reported_and_ctrl_c_ends_all_in_order(tmp_pa
     )
     for name, pid in zip(("postgres", "valkey"), up["engines"], strict=True):
         os.kill(pid, signal.SIGKILL)
-        assert supervised.wait_event("engine_died", name)["restart_in_s"] <= 0.2
+        died = supervised.wait_event("engine_died", name)
+        assert died["restart_in_s"] <= 0.2
+        assert died["deaths"] == 1  # its own, not both engines'
         supervised.wait_event("engine_restarted", name)
     pids = descendants(supervised.process.pid)
     assert {up["ready"]["stubborn"]["pid"]} <= set(pids)

@@ -12,6 +12,7 @@ from penstock.engines.postgres import (
     PostgresBusy,
     PostgresConfig,
     PostgresDown,
+    PostgresRefused,
 )
 from penstock.engines.sql import compile_query
 
@@ -78,14 +79,28 @@ async def test_the_pool_heals_after_its_connections_were_cut(postgres, database_
 
 
 @pytest.mark.parametrize(
-    "url", ["postgresql://nobody@127.0.0.1:1/none", "postgresql://penstock@/none?host=/nowhere"]
+    ("url", "server"),
+    [
+        ("postgresql://nobody:hunter2@127.0.0.1:1/none", "127.0.0.1:1"),
+        ("postgresql://penstock@/none?host=/nowhere", "/nowhere/.s.PGSQL.5432"),
+    ],
 )
-async def test_a_server_that_is_not_there_is_told_with_the_way_to_mend_it(url):
+async def test_a_server_that_is_not_there_is_told_with_the_way_to_mend_it(url, server):
     postgres = Postgres(url, PostgresConfig(connect_timeout_s=1))
     with pytest.raises(PostgresDown, match="penstock doctor") as told:
         await postgres.open()
     assert told.value.retryable
     assert told.value.retry_after_s
+    assert f"PostgreSQL at {server} does not answer" in told.value.text
+    assert "hunter2" not in told.value.text
+    assert server not in told.value.public_text
+
+
+async def test_a_database_that_does_not_exist_is_told_as_a_fault_of_the_url(running_engines):
+    postgres = Postgres(running_engines.database_url("no_such_site"), PostgresConfig())
+    with pytest.raises(PostgresRefused, match=r"postgres\.url"):
+        await postgres.open()
+    await postgres.close()
 
 
 async def test_a_session_leaves_nothing_of_itself_to_the_next_caller(database_url):

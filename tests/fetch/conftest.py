@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Self
 
 import pytest
 from origin import Origin
@@ -58,6 +59,37 @@ class Shop:
         told = sorted((item.action, item.id, item.version) for item in self.items)
         self.items.clear()
         return told
+
+
+class Process:
+    """Another process of the same site: its own registry, handlers and settings; works while entered."""
+
+    def __init__(self, shop: Shop, blobs, config: FetchConfig, *handlers) -> None:
+        registry = Registry()
+        self.postgres = shop.postgres
+        self.jobs = Jobs(self.postgres, JOBS, registry)
+        registry.bind(lambda: self.jobs)
+        self.fetch = Fetch(self.postgres, blobs, self.jobs, config)
+        self.fetch.register(registry)
+        for handler in handlers:
+            self.fetch.on_item(handler)
+        self._stop = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        worker = Worker(self.postgres, self.jobs, JOBS, host_name="other")
+        self._working = asyncio.create_task(worker.run(self._stop))
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self._stop.set()
+        await asyncio.wait_for(self._working, 20)
+        await self.fetch.close()
+
+
+@pytest.fixture
+def process(shop, blobs, config):
+    """Make another process with these handlers: `async with process(handler) as other`."""
+    return lambda *handlers, config=config: Process(shop, blobs, config, *handlers)
 
 
 @pytest.fixture

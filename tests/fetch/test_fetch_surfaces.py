@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -12,6 +13,8 @@ from click.testing import CliRunner
 
 from penstock.fetch import http
 from penstock.fetch.cli import describe_run, fetch
+from penstock.fetch.model import OUTCOME_CODES, InvalidRate, parse_rate
+from penstock.fetch.outcomes import describe_outcome
 from penstock.kernel.config import load_config
 from penstock.web.model import WebConfig
 from penstock.web.server import create_api
@@ -208,3 +211,68 @@ async def test_wrong_words_end_with_our_error(command, tmp_path):
     assert (await command("customer", "show", "nobody"))[0] == "fetch.customer_unknown"
     assert (await command("run", "show", "999"))[0] == "fetch.run_unknown"
     assert (await command("catalogue", "run", "/no/such/file", "--customer", "x"))[0] == 2
+
+
+async def test_consumers_through_http_and_commands(client, command, shop):
+    await shop.fetch.declare_consumers()
+    found = (await client.get("/v1/fetch/consumers")).json()["consumers"]
+    name = found[0]["name"]
+    assert name.endswith("publish")
+    assert name in (await command("consumer", "ls"))[1]
+    replayed = await client.post(f"/v1/fetch/consumers/{quote(name)}/replay?customer=shop")
+    assert (replayed.status_code, replayed.json()) == (202, {"consumer": name, "items": 0})
+    assert "0 items" in (await command("consumer", "replay", name, "--customer", "shop"))[1]
+    removed = await client.delete(f"/v1/fetch/consumers/{quote(name)}")
+    assert removed.status_code == 204
+    assert (await command("consumer", "rm", name))[0] == "fetch.consumer_unknown"
+    for method, path in (("DELETE", "nobody"), ("POST", "nobody/replay"), ("DELETE", "%00")):
+        answer = await client.request(method, f"/v1/fetch/consumers/{path}")
+        assert answer.status_code == 404, answer.text
+
+
+@pytest.mark.usefixtures("worker")
+async def test_photos_that_failed_are_listed_with_the_problems(client, command, shop):
+    text = f"id,name,price,photos\na,A,5,{shop.origin.url('/none')}|http://10.0.0.1/x.jpg\n"
+    run = await shop.run_to_end(text)
+    found = (await client.get(f"/v1/fetch/runs/{run.run}/errors")).json()
+    (photo,) = found["photos"]
+    assert (photo["item"], photo["outcome"]) == ("a", "failed:http_404")
+    assert photo["text"] == "there is nothing at this link (404)"
+    assert "fetch.allow_networks" in found["problems"][0]["text"]
+    path = f"/v1/fetch/runs/{run.run}/errors?photos_after={photo['position']}"
+    assert (await client.get(path)).json()["photos"] == []
+    code, text = await command("catalogue", "errors", str(run.run))
+    assert code == 0
+    assert f"{shop.origin.url('/none')}: there is nothing at this link (404)" in text
+    told = describe_run(run)
+    assert f"2 photos failed or were refused: `penstock fetch catalogue errors {run.run}`" in told
+    why = (await command("why", shop.origin.url("/none")))[1]
+    assert "asks again" in why
+    refused = (await command("why", "http://10.0.0.1/x.jpg"))[1]
+    assert "fetch.allow_networks" in refused
+    assert "not asked while it is refused" in refused
+
+
+async def test_the_upload_of_a_catalogue_is_described_with_its_body(client):
+    document = (await client.get("/openapi.json")).json()
+    upload = document["paths"]["/v1/fetch/customers/{customer}/catalogues"]["post"]
+    assert upload["requestBody"]["required"]
+    assert "text/csv" in upload["requestBody"]["content"]
+
+
+async def test_what_is_refused_names_its_remedy(client, command):
+    unknown = (await client.get("/v1/fetch/customers/nobody")).json()["detail"]
+    assert "PUT /v1/fetch/customers/nobody" in unknown
+    assert "penstock fetch customer set nobody" in unknown
+    with pytest.raises(InvalidRate, match="over 0"):
+        parse_rate("0/m")
+    assert "fetch.allow_networks" in (await command("photo", "http://10.0.0.1/x"))[1]
+    assert "fetch.allow_ports" in (await command("photo", "http://example.com:8081/x"))[1]
+    assert "shop: " in (await command("customer", "ls"))[1]
+
+
+def test_every_outcome_is_said_in_words():
+    for outcome in (*OUTCOME_CODES, "failed:http_418", "refused:redirect_host", "failed:protocol"):
+        words = describe_outcome(outcome)
+        assert words.startswith(("the ", "what came", "there is"))
+        assert "_" not in words.partition("fetch.")[0]

@@ -8,7 +8,15 @@ from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.kernel.clock import VirtualClock
 from penstock.web.auth import CACHED_S, Callers
 from penstock.web.model import ScopeUnknown, TokenNameTaken, TokenRefused, TokenUnknown
-from penstock.web.tokens import Tokens, ensure_root_token, is_token, make_token
+from penstock.web.tokens import (
+    Tokens,
+    dead_token,
+    ensure_root_token,
+    is_token,
+    make_token,
+    mend_of,
+    root_name,
+)
 
 
 async def all_rows(postgres, text):
@@ -107,30 +115,64 @@ async def test_a_database_that_is_down_is_no_wrong_token(make_house, serve, toke
         answer = await client.get("/v1/things/7", headers=token)
     assert answer.status_code == 503
     assert answer.json()["code"] == "postgres.unavailable"
+    assert "127.0.0.1" not in answer.text  # where the database is, is no caller's business
     assert answer.json()["retryable"] is True
     assert int(answer.headers["retry-after"]) >= 1
 
 
 async def test_the_root_token_is_made_once_and_mended(postgres, tmp_path):
     tokens = Tokens(postgres)
-    path = await ensure_root_token(tmp_path, tokens)
-    first = path.read_text()
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert (await ensure_root_token(tmp_path, tokens)).read_text() == first
+    root = await ensure_root_token(tmp_path, tokens)
+    first = root.file.read_text()
+    assert root.state == "valid"
+    assert root.file.stat().st_mode & 0o777 == 0o600
+    assert (await ensure_root_token(tmp_path, tokens)).file.read_text() == first
     assert (await tokens.find_caller(first.strip())).may("media:write")
     assert [entry.name for entry in tmp_path.iterdir()] == ["token"]
     # the database was emptied: the token of the file works again
     await all_rows(postgres, "DELETE FROM penstock.token")
+    assert await tokens.state_of(first.strip()) == "unknown"
     await ensure_root_token(tmp_path, tokens)
     assert await tokens.find_caller(first.strip())
-    # revoked on purpose: stays revoked
-    await tokens.revoke("root")
-    await ensure_root_token(tmp_path, tokens)
+    # revoked on purpose: stays revoked, and that is told
+    await tokens.revoke(root_name(first.strip()))
+    root = await ensure_root_token(tmp_path, tokens)
+    assert root.state == "revoked"
     assert await tokens.find_caller(first.strip()) is None
-    # the file was lost: a new token takes the name
-    path.unlink()
-    second = (await ensure_root_token(tmp_path, tokens)).read_text().strip()
-    path.unlink()
-    third = (await ensure_root_token(tmp_path, tokens)).read_text().strip()
-    assert await tokens.find_caller(second) is None
-    assert await tokens.find_caller(third)
+    assert dead_token(root) == f"{root.file} holds a token that is revoked"
+    # the file was deleted: a new token is made
+    root.file.unlink()
+    root = await ensure_root_token(tmp_path, tokens)
+    assert root.state == "valid"
+    assert await tokens.find_caller(root.file.read_text().strip())
+
+
+async def test_two_data_folders_on_one_database_keep_a_root_token_each(postgres, tmp_path):
+    tokens = Tokens(postgres)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    # The third start is the first folder's again: nothing of the second's start may have hurt it.
+    for folder in (*folders, folders[0], folders[1]):
+        root = await ensure_root_token(folder, tokens)
+        assert root.state == "valid"
+        assert await tokens.find_caller(root.file.read_text().strip())
+    names = [token.name for token in await tokens.list()]
+    assert sorted(names) == sorted({root_name((f / "token").read_text().strip()) for f in folders})
+    assert all(name.startswith("root-") for name in names)
+
+
+async def test_a_file_without_a_token_is_told_and_not_stored(postgres, tmp_path):
+    (tmp_path / "token").write_text("changeme")
+    root = await ensure_root_token(tmp_path, Tokens(postgres))
+    assert root.state == "no token"
+    assert "holds no token" in dead_token(root)
+    assert "tokens create" in mend_of(root)
+    assert await Tokens(postgres).list() == []
+
+
+async def test_a_root_token_that_ran_out_is_expired(postgres, tmp_path):
+    tokens = Tokens(postgres)
+    root = await ensure_root_token(tmp_path, tokens)
+    await all_rows(postgres, "UPDATE penstock.token SET expires_at = now() - interval '1 s'")
+    assert await tokens.state_of(root.file.read_text().strip()) == "expired"

@@ -22,8 +22,14 @@ async def test_unknown_routes_and_methods_are_problems(api):
     answer = await api.get("/v1/nowhere/%2e%2e/x")
     assert (answer.status_code, answer.json()["code"]) == (404, "web.not_found")
     assert answer.json().keys() == MEMBERS
+    for word in ("seven", "7x"):
+        answer = await api.get(f"/v1/things/{word}")
+        assert (answer.status_code, answer.json()["code"]) == (404, "web.not_found")
     answer = await api.get("/v1/things/seven")
-    assert answer.status_code == 404
+    assert answer.json()["detail"] == "thing_id in the path must be a whole number, got 'seven'"
+    for path in ("/v1/thing/seven", "/v1/things/seven/x", "/"):
+        answer = await api.get(path)
+        assert "whole number" not in answer.text
     answer = await api.delete("/v1/things/7")
     assert (answer.status_code, answer.json()["code"]) == (405, "web.method_not_allowed")
     assert answer.headers["allow"] == "GET, OPTIONS"
@@ -33,6 +39,14 @@ async def test_a_wrong_parameter_is_told(api, token):
     answer = await api.get("/v1/things/7?limit=many", headers=token)
     assert answer.status_code == 422
     assert [fault["pointer"] for fault in answer.json()["errors"]] == ["query: limit"]
+
+
+async def test_an_idempotency_key_is_refused_and_not_ignored(api, token):
+    headers = {**token, "idempotency-key": "8e03978e"}
+    answer = await api.post("/v1/things", headers=headers, json={"things": []})
+    assert (answer.status_code, answer.json()["code"]) == (422, "web.idempotency_unsupported")
+    assert "`unique`" in answer.json()["detail"]
+    assert (await api.get("/v1/things/7", headers=headers)).status_code == 200
 
 
 async def test_our_errors_keep_their_code_and_wait(api):

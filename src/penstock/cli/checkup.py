@@ -21,9 +21,12 @@ from typing import Any, Final
 
 from penstock.cli.house import App
 from penstock.engines import Engines
+from penstock.engines.embedded import FolderUnusable, NotRunning
+from penstock.engines.embedded.folder import require_owner
 from penstock.engines.migrate import plan_migrations
 from penstock.engines.sql import load_queries
 from penstock.kernel.errors import PenstockError
+from penstock.web.tokens import RootToken, Tokens, dead_token, mend_of
 
 SQL: Final = load_queries("penstock.cli")
 POSTGRES_OLDEST: Final = 150000
@@ -43,27 +46,72 @@ class Finding:
     mend: str = ""
 
 
+SCHEMA_FITS: Final = Finding("schema", "ok", "up to date")
+
+
 async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
     """Every check, in the order in which a person would mend them."""
-    findings = [*check_disk(app.data_folder), *check_limits(), *check_secret(app)]
+    findings = [*check_owner(app.data_folder), *check_machine(app)]
+    if findings[0].subject == "data folder":
+        return findings  # an object stored for the check would be root's, in a folder that is not
     try:
         engines = app.engines
-    except PenstockError as error:
+    except NotRunning as error:
         return [*findings, Finding("engines", "fail", error.text, "run `penstock up`")]
+    except PenstockError as error:
+        return [*findings, Finding("engines", "fail", error.text)]
     checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
         ("postgres", lambda: check_postgres(engines)),
         ("schema", lambda: check_schema_state(engines, packages)),
+        ("token", lambda: check_token(app, engines)),
         ("valkey", lambda: check_valkey(engines)),
         ("blobs", lambda: check_blobs(engines)),
     ]
     for subject, check in checks:
+        if subject == "token" and findings[-1] != SCHEMA_FITS:
+            continue  # without its table PostgreSQL cannot tell
         try:
             findings += await asyncio.wait_for(check(), CHECK_S)
         except TimeoutError:
             findings.append(Finding(subject, "fail", f"no answer within {CHECK_S:.0f} s"))
         except PenstockError as error:
             findings.append(Finding(subject, "fail", error.text, "start it, or correct its URL"))
+        except OSError as error:
+            findings.append(refused(subject, error))
     return findings
+
+
+def check_owner(folder: Path) -> list[Finding]:
+    """Whether root looks at the folder of another user."""
+    try:
+        require_owner(folder)
+    except FolderUnusable as error:
+        if os.geteuid() == 0:
+            return [Finding("data folder", "fail", error.text)]
+    return []
+
+
+def check_machine(app: App) -> list[Finding]:
+    """What can be looked at without an engine."""
+    findings: list[Finding] = []
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        "disk": lambda: check_disk(app.data_folder),
+        "open files": check_limits,
+        "secret": lambda: check_secret(app),
+    }
+    for subject, check in checks.items():
+        try:
+            findings += check()
+        except OSError as error:
+            findings.append(refused(subject, error))
+    return findings
+
+
+def refused(subject: str, error: OSError) -> Finding:
+    """A file that this user may not read, or that cannot be read at all."""
+    reason = (error.strerror or str(error)).lower()
+    mend = f"run as the user whom it belongs to, this is uid {os.geteuid()}"
+    return Finding(subject, "fail", f"{error.filename}: {reason}", mend)
 
 
 def check_disk(folder: Path) -> list[Finding]:
@@ -135,7 +183,22 @@ async def check_schema_state(engines: Engines, packages: tuple[str, ...]) -> lis
     if missing:
         text = f"{len(missing)} migration(s) missing, first {missing[0].label}"
         return [Finding("schema", "fail", text, "run `penstock migrate`")]
-    return [Finding("schema", "ok", "up to date")]
+    return [SCHEMA_FITS]
+
+
+async def check_token(app: App, engines: Engines) -> list[Finding]:
+    """Whether the root token in the data folder opens anything."""
+    path = app.data_folder / "token"
+    if not path.exists():
+        return [Finding("token", "ok", f"no {path} on this machine; `penstock up` makes it")]
+    found = RootToken(path, await Tokens(engines.postgres).state_of(path.read_text().strip()))
+    if found.state == "valid":
+        return [Finding("token", "ok", f"in {path}")]
+    if found.state == "unknown":
+        text = f"the token in {path} is unknown to this database, perhaps a restored one"
+        mend = "start `penstock up`, which makes it known, or put the token of the backup there"
+        return [Finding("token", "warn", text, mend)]
+    return [Finding("token", "fail", dead_token(found), mend_of(found))]
 
 
 async def check_valkey(engines: Engines) -> list[Finding]:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import importlib
 import sys
+import sysconfig
+import traceback
 from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.engines import Engines
 from penstock.engines.endpoints import Endpoints
 from penstock.kernel.config import Loaded
-from penstock.kernel.errors import InvalidInput
+from penstock.kernel.errors import InvalidInput, PenstockError
 
 
 class AppNotFound(InvalidInput):
     """`module:app` names nothing that can be imported, or something that is no application."""
 
     code = "cli.app_not_found"
+
+
+class AppBroken(InvalidInput):
+    """The module of the application is there and fails while it is imported."""
+
+    code = "cli.app_broken"
 
 
 class App(Protocol):
@@ -71,7 +79,7 @@ class App(Protocol):
 def load_app(name: str) -> App:
     """The application at `module:attribute`, with the current folder importable.
 
-    Raises: AppNotFound. An error inside the user's module passes through with its traceback.
+    Raises: AppNotFound, AppBroken.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
@@ -82,11 +90,16 @@ def load_app(name: str) -> App:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise
+    except PenstockError:
+        raise
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+            raise AppBroken(
+                f"application {name!r} cannot be imported, mend it and try again:\n{_told(error)}"
+            ) from error
         raise AppNotFound(
-            f"application {name!r}: no module {error.name!r} in {Path.cwd()} or the installed packages"
+            f"application {name!r}: no module {missing!r} in {Path.cwd()} or the installed packages"
         ) from error
     app: Any = getattr(module, attribute, None)
     if app is None or not hasattr(app, "load_rooms"):
@@ -95,3 +108,18 @@ def load_app(name: str) -> App:
         )
     found: App = app
     return found
+
+
+def _told(error: Exception) -> str:
+    """The frames of the user's own files, and the error itself: what Python would show at its end."""
+    ours = str(Path(__file__).parents[1])
+    others = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<frozen ", ours, str(importlib.__file__)))
+    ]
+    # An application may be an installed package itself: then nothing is left but what all have.
+    own = [frame for frame in frames if not frame.filename.startswith(others)] or frames
+    lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
+    return "".join(lines).rstrip()

@@ -7,6 +7,7 @@ of the verb a global option goes. click was chosen for its help pages and its sh
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ import click
 import penstock
 from penstock.cli.house import App
 from penstock.cli.terminal import CommandLine
-from penstock.kernel.errors import InvalidInput, PenstockError
+from penstock.kernel.errors import Forbidden, InvalidInput, PenstockError
 
 ROOMS: Final = {
     "penstock.cli.up": "uvloop",
@@ -37,6 +38,12 @@ class OptionWithoutValue(InvalidInput):
     code = "cli.option_without_value"
 
 
+class FileRefused(Forbidden):
+    """This user may not read or write a file or folder that the command needs."""
+
+    code = "cli.file_refused"
+
+
 def run(
     arguments: Sequence[str], *, make_app: Callable[[str | None], App], packages: tuple[str, ...]
 ) -> int:
@@ -49,6 +56,10 @@ def run(
         return ended if isinstance(ended, int) else 0
     except PenstockError as error:
         return line.show_error(error)
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        return line.show_error(file_refused(error))
     except click.ClickException as error:
         error.show()
         return 2
@@ -58,6 +69,14 @@ def run(
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+
+
+def file_refused(error: PermissionError) -> FileRefused:
+    """The path that was refused, to whom, and what to do."""
+    return FileRefused(
+        f"{error.filename}: permission denied to uid {os.geteuid()}: run as the user whom it belongs to,"
+        " or give this user the right"
+    )
 
 
 def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str]:

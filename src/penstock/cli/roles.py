@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import click
@@ -55,7 +56,9 @@ def run_role(
             await body(app, stop)
         finally:
             writing.cancel()
-            metrics.remove_snapshot(app.metrics_folder, role)
+            # What stopped the role is told, not that its series could not be taken away as well.
+            with suppress(OSError):
+                metrics.remove_snapshot(app.metrics_folder, role)
             await app.close()
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -101,6 +104,8 @@ def work(line: CommandLine, application: str | None) -> None:
         app.load_rooms()
         config = app.jobs.config
         worker = Worker(app.engines.postgres, app.jobs, config, host_name=host_name())
+        if "fetch" in (services := app.services()):
+            await services["fetch"].declare_consumers()
         announce_ready()
         await worker.run(stop)
 

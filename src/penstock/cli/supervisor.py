@@ -19,6 +19,7 @@ import select
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -258,12 +259,14 @@ class Supervisor:
             self._report("role_ready", role.name, {"announced": facts})
 
     async def _keep_engines(self, engines: EmbeddedEngines) -> None:
-        deaths, healthy_since_s = 0, time.monotonic()
+        began_s = time.monotonic()
+        deaths, healthy_since_s = Counter[str](), dict[str, float]()
         while True:
             name = await engines.wait_exit()
-            deaths = 1 if time.monotonic() - healthy_since_s > HEALTHY_S else deaths + 1
-            deaths = await self._restart_engine(engines, name, deaths)
-            healthy_since_s = time.monotonic()
+            lived_s = time.monotonic() - healthy_since_s.get(name, began_s)
+            deaths[name] = 1 if lived_s > HEALTHY_S else deaths[name] + 1
+            deaths[name] = await self._restart_engine(engines, name, deaths[name])
+            healthy_since_s[name] = time.monotonic()
 
     async def _restart_engine(self, engines: EmbeddedEngines, name: str, deaths: int) -> int:
         kind, facts = "engine_died", dict[str, Any]()

@@ -89,8 +89,11 @@ class CommandLine:
             print(msgspec.json.encode(problem).decode(), file=sys.stderr)
         else:
             print(f"penstock: {error.text} [{error.code}]", file=sys.stderr)
-            for problem_row in error.problems:
-                print(f"  {problem_row.pointer}: {problem_row.text}", file=sys.stderr)
+            for row in error.problems:
+                told = f"{row.pointer}: {row.text}"
+                # Some errors tell the first of their problems, or all, in their own text.
+                if told not in error.text:
+                    print(f"  {told}", file=sys.stderr)
         return error.exit_code
 
     def _end_progress(self) -> None:

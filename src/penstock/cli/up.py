@@ -11,7 +11,6 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -21,12 +20,14 @@ from penstock.cli.roles import APP_ARGUMENT
 from penstock.cli.supervisor import Event, Role, Supervisor
 from penstock.cli.terminal import CommandLine
 from penstock.engines.embedded import EmbeddedEngines
+from penstock.engines.embedded.folder import require_owner
+from penstock.engines.embedded.sockets import POSTGRES_SOCKET, VALKEY_SOCKET
 from penstock.engines.endpoints import Endpoints
 from penstock.engines.functions import load_libraries
 from penstock.engines.migrate import apply_migrations
 from penstock.kernel.errors import Conflict, InvalidInput
 from penstock.kernel.logs import configure_logs, logger
-from penstock.web.tokens import ensure_root_token
+from penstock.web.tokens import RootToken, dead_token, ensure_root_token, mend_of
 
 READY_S: Final = 60.0
 REFUSALS: Final = (InvalidInput.exit_code, Conflict.exit_code)
@@ -35,15 +36,53 @@ log = logger(__name__)
 
 @click.command("up", short_help="Start engines and all roles on this machine.")
 @APP_ARGUMENT
+@click.option(
+    "--engines-only",
+    is_flag=True,
+    help="Start the embedded engines alone, to restore a backup or look inside; migrates nothing.",
+)
 @click.pass_obj
-def up(line: CommandLine, application: str | None) -> None:
+def up(line: CommandLine, application: str | None, *, engines_only: bool) -> None:
     """Start everything on this machine and keep it running until Ctrl-C or SIGTERM.
 
     MODULE:APP is your application, such as shop.site:app; without it the rooms run alone.
     """
     app = line.app(application)
     configure_logs("up", level=app.config.sections["data"].log_level)
-    asyncio.run(run_up(line, app, application))
+    require_owner(app.data_folder)
+    asyncio.run(run_engines(line, app) if engines_only else run_up(line, app, application))
+
+
+async def run_engines(line: CommandLine, app: App) -> None:
+    """Start the embedded engines, print where they answer, supervise them until told to stop."""
+    if not app.uses_embedded:
+        raise NoEngines(
+            "postgres.url and valkey.url are both set, so there is no engine to start: leave"
+            " --engines-only out, or unset a URL"
+        )
+    supervisor = Supervisor(EmbeddedEngines(app.data_folder), ())
+    async with supervisor.started_engines():
+        run = app.data_folder / "run"
+        answer = {
+            "data_folder": str(app.data_folder),
+            "postgres_socket": str(run / POSTGRES_SOCKET),
+            "valkey_socket": str(run / VALKEY_SOCKET),
+        }
+        text = (
+            "The engines are up, without any role; Ctrl-C stops them.\n"
+            f"  PostgreSQL   {run / POSTGRES_SOCKET}   (user penstock, database penstock)\n"
+            f"  Valkey       {run / VALKEY_SOCKET}\n"
+            f"  try:         cd {shlex.quote(str(run))} && psql -h /proc/self/cwd -U penstock penstock"
+        )
+        line.show(answer, text)
+        sys.stdout.flush()
+        await supervisor.run()
+
+
+class NoEngines(InvalidInput):
+    """`--engines-only` where every engine is elsewhere."""
+
+    code = "cli.no_engines"
 
 
 async def run_up(line: CommandLine, app: App, application: str | None) -> None:
@@ -55,9 +94,9 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
     async with supervisor.started_engines() as started:
         if started is not None:
             app.use_endpoints(merged(app.configured_urls(), started))
-        token_file = await prepare(app, line.packages)
+        token = await prepare(app, line.packages)
         await app.close()
-        announcing = asyncio.create_task(announce(line, app, supervisor, token_file))
+        announcing = asyncio.create_task(announce(line, app, supervisor, token))
         try:
             await supervisor.run()
         finally:
@@ -116,19 +155,19 @@ def merged(configured: Endpoints, started: Endpoints) -> Endpoints:
     )
 
 
-async def prepare(app: App, packages: tuple[str, ...]) -> Path:
-    """Migrate, load function libraries, make secret and root token; returns the token's file."""
+async def prepare(app: App, packages: tuple[str, ...]) -> RootToken:
+    """Migrate, load function libraries, make secret and root token; returns the token."""
     applied = await apply_migrations(app.engines.postgres, packages)
     await load_libraries(app.engines.valkey, packages)
     await app.engines.blobs.open()
     app.data_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _ = app.secret
-    token_file = await ensure_root_token(app.data_folder, app.tokens)
-    log.info("prepared", migrations_applied=len(applied))
-    return token_file
+    token = await ensure_root_token(app.data_folder, app.tokens)
+    log.info("prepared", migrations_applied=len(applied), token=token.state)
+    return token
 
 
-async def announce(line: CommandLine, app: App, supervisor: Supervisor, token_file: Path) -> None:
+async def announce(line: CommandLine, app: App, supervisor: Supervisor, token: RootToken) -> None:
     """Print where everything answers, once every role is ready; a late role is only reported."""
     try:
         facts = await supervisor.wait_ready(READY_S)
@@ -138,18 +177,31 @@ async def announce(line: CommandLine, app: App, supervisor: Supervisor, token_fi
     addresses = {
         role: f"http://{told['listen']}" for role, told in facts.items() if "listen" in told
     }
-    answer = {"data_folder": str(app.data_folder), "token_file": str(token_file), **addresses}
+    answer = {
+        "data_folder": str(app.data_folder),
+        "token_file": str(token.file),
+        "token_state": token.state,
+        **addresses,
+    }
     text = (
         "Penstock is up; Ctrl-C stops it.\n"
         f"  API          {addresses['api']}   (description: {addresses['api']}/openapi.json)\n"
         f"  media        {addresses['media']}/m/KEY\n"
         f"  data folder  {app.data_folder}\n"
-        f"  token        in {token_file}, try:\n"
-        f'    curl -H "Authorization: Bearer $(cat {shlex.quote(str(token_file))})"'
-        f" {addresses['api']}/v1/queues"
+        f"{token_lines(token, addresses['api'])}"
     )
     line.show(answer, text)
     sys.stdout.flush()
+
+
+def token_lines(token: RootToken, api: str) -> str:
+    """How to call the API with the root token; or, if it opens nothing, that and how to mend it."""
+    if token.state != "valid":
+        return f"  token        {dead_token(token)}, the API refuses it:\n    {mend_of(token)}"
+    return (
+        f"  token        in {token.file}, try:\n"
+        f'    curl -H "Authorization: Bearer $(cat {shlex.quote(str(token.file))})" {api}/v1/queues'
+    )
 
 
 COMMANDS: Final[list[Any]] = [up]

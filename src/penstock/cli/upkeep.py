@@ -9,6 +9,7 @@ import click
 from penstock.cli.checkup import check_up
 from penstock.cli.house import App
 from penstock.cli.terminal import CommandLine, table
+from penstock.engines.endpoints import masked_url
 from penstock.engines.migrate import apply_migrations, plan_migrations
 from penstock.kernel.config import setting_rows
 
@@ -51,13 +52,13 @@ def config() -> None:
 @click.argument("application", metavar="[MODULE:APP]", required=False)
 @click.pass_obj
 def show_config(line: CommandLine, application: str | None) -> None:
-    """Print every setting with its value and where it came from; secrets are masked."""
+    """Print every setting with its value and where it came from; secrets and passwords are masked."""
     loaded = line.app(application).config
     shown: list[dict[str, Any]] = []
     for row in setting_rows({name: type(value) for name, value in loaded.sections.items()}):
         key = f"{row.section}.{row.name}"
         value, source = loaded.written[key]
-        value = "(masked)" if row.secret and value else value
+        value = masked_url(value) if row.secret and value else value
         shown.append(
             {"name": key, "value": value, "source": source, "env": row.env, "help": row.help}
         )

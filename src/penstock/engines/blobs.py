@@ -92,7 +92,13 @@ class Blobs:
         self._store: Any
         if parts.scheme == "file":
             self.folder = Path(unquote(parts.path))
-            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BlobsDown(
+                    f"the object store in folder {self.folder} cannot be used ({error.strerror}): run as a"
+                    " user who may write there, or set blobs.url (PENSTOCK_BLOBS_URL)"
+                ) from error
             self._store = LocalStore(self.folder)
         else:
             self._store = from_url(url)

@@ -16,6 +16,7 @@ from valkey.asyncio import Valkey as Client
 from valkey.exceptions import ConnectionError as ClientConnectionError
 from valkey.exceptions import ValkeyError
 
+from penstock.engines.endpoints import server_of
 from penstock.kernel.config import parse_duration_s, parse_text, parse_url, setting
 from penstock.kernel.errors import Unavailable
 
@@ -24,6 +25,11 @@ class ValkeyDown(Unavailable):
     """Valkey does not answer or is not ready; nothing is known of a command that was under way."""
 
     code = "valkey.unavailable"
+
+    @property
+    def public_text(self) -> str:
+        """Without the server's address, which is no caller's business."""
+        return "Valkey does not answer: check that it runs with `penstock doctor`, then try again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,7 @@ class Valkey:
 
     def __init__(self, url: str, config: ValkeyConfig) -> None:
         self.prefix = config.prefix
+        self._server = server_of(url, port=6379, socket="valkey.sock")
         self._client: Any = Client.from_url(
             url,
             socket_timeout=config.timeout_s,
@@ -61,7 +68,7 @@ class Valkey:
 
     async def command(self, *words: str | bytes | float) -> Any:
         """Send one command as it is; replies are bytes, ints and lists. Raises: ValkeyDown."""
-        with translated_errors():
+        with translated_errors(self._server):
             return await self._client.execute_command(*words)
 
     async def call(
@@ -72,14 +79,15 @@ class Valkey:
 
 
 @contextmanager
-def translated_errors() -> Iterator[None]:
-    """Raise a client's error as ours."""
+def translated_errors(server: str) -> Iterator[None]:
+    """Raise a client's error as ours, naming `server`."""
     try:
         yield
     except (ValkeyError, OSError, TimeoutError) as error:
         lost = isinstance(error, ClientConnectionError | OSError | TimeoutError)
         reason = type(error).__name__ if lost else str(error).split(" ", 1)[0]
         raise ValkeyDown(
-            f"Valkey failed ({reason}): check that it runs with `penstock doctor`, then try again",
+            f"Valkey at {server} failed ({reason}): check that it runs with `penstock doctor`, then"
+            " try again",
             retry_after_s=2,
         ) from error

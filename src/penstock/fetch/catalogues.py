@@ -5,7 +5,7 @@
 
 So a crash leaves either nothing but staged rows, which the customer's next run clears, or the whole run
 applied. One session lock a customer keeps two readings apart, and its loss with the process is what
-makes a run `abandoned`. The diff is seven statements over whole sets; jobs go in pages of 1,000 items
+makes a run `abandoned`. The diff is a few statements over whole sets; jobs go in pages of 1,000 items
 inside the same transaction, so memory stays bounded at a million items.
 """
 
@@ -160,6 +160,9 @@ class Catalogues:
         if is_dry_run:
             async with self._postgres.transaction() as tx:
                 await self._diff(tx, run_id, customer)
+                recheck_s = self._config.recheck_s
+                await store.note_photos(tx, run_id, customer, recheck_s=recheck_s)
+                await tx.run(SQL.drop_needs, run_id=run_id)
         reason = hold_reason(
             rows_valid=await self._postgres.value(SQL.staged_count, run_id=run_id),
             published=await self._postgres.value(SQL.published_count, customer=customer),

@@ -1,4 +1,4 @@
-"""Commands: `penstock fetch customer|catalogue|run|photo|why`."""
+"""Commands: `penstock fetch customer|catalogue|run|consumer|photo|why`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import click
 from penstock.fetch.model import (
     FINAL_STATES,
     Customer,
+    Link,
+    PhotoProblem,
     PhotoReport,
+    RowProblem,
     Run,
     RunState,
     UrlReport,
     parse_rate,
 )
+from penstock.fetch.outcomes import is_bad
 from penstock.fetch.service import Fetch
 from penstock.kernel.errors import Conflict, Unavailable
 from penstock.kernel.terminal import Terminal
@@ -71,12 +75,23 @@ def set_customer(terminal: Terminal, customer: str, rate: str, connections: int)
 def show_customer(terminal: Terminal, customer: str | None) -> None:
     """Show the limits of CUSTOMER, or of every customer."""
     if customer is None:
-        everyone = terminal.run(Fetch, lambda fetch: fetch.customers())
-        text = "\n".join(_customer_line(found) for found in everyone)
-        terminal.show(everyone, text or "no customers")
+        _show_customers(terminal)
     else:
         found = terminal.run(Fetch, lambda fetch: fetch.customer(customer))
         terminal.show(found, _customer_line(found))
+
+
+@customer_group.command("ls", short_help="List customers.")
+@click.pass_obj
+def list_customers(terminal: Terminal) -> None:
+    """List every customer with its limits."""
+    _show_customers(terminal)
+
+
+def _show_customers(terminal: Terminal) -> None:
+    everyone = terminal.run(Fetch, lambda fetch: fetch.customers())
+    text = "\n".join(_customer_line(found) for found in everyone)
+    terminal.show(everyone, text or "no customers")
 
 
 @fetch.group("catalogue")
@@ -136,16 +151,27 @@ def list_runs(terminal: Terminal, customer: str | None) -> None:
     terminal.show(found, "\n".join(lines) or "no runs")
 
 
-@catalogue_group.command("errors", short_help="List the problems of a run's rows.")
+@catalogue_group.command("errors", short_help="List the problems of a run's rows and photos.")
 @click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
 @click.pass_obj
 def list_errors(terminal: Terminal, run_id: int) -> None:
-    """List the problems of RUN's rows, at most the first 1,000."""
-    found = [problem for _, problem in terminal.run(Fetch, lambda fetch: fetch.problems(run_id))]
+    """List the problems of RUN's rows and the photos that failed or were refused.
+
+    At most the first 1,000 of each; over HTTP all photos can be paged.
+    """
+
+    async def ask(fetch: Fetch) -> tuple[list[RowProblem], list[PhotoProblem]]:
+        problems = await fetch.problems(run_id)
+        photos = await fetch.photo_problems(run_id)
+        return [problem for _, problem in problems], [photo for _, photo in photos]
+
+    problems, photos = terminal.run(Fetch, ask)
     lines = [
         f"row {p.row} (line {p.line}) {p.item or '-'}: {p.field}: {p.text} [{p.code}]"
-        for p in found
+        for p in problems
     ]
+    lines += [f"photo of {p.item}: {p.url}: {p.text} [{p.outcome}]" for p in photos]
+    found = {"problems": problems, "photos": photos}
     terminal.show(found, "\n".join(lines) or f"run {run_id}: no problems")
 
 
@@ -161,6 +187,51 @@ def show_run(terminal: Terminal, run_id: int) -> None:
     """Show the counts of RUN."""
     found = terminal.run(Fetch, lambda fetch: fetch.run(run_id))
     terminal.show(found, describe_run(found))
+
+
+run_group.add_command(list_runs, "ls")
+
+
+@fetch.group("consumer")
+def consumer_group() -> None:
+    """The on_item handlers that items are told to."""
+
+
+@consumer_group.command("ls", short_help="List consumers.")
+@click.pass_obj
+def list_consumers(terminal: Terminal) -> None:
+    """List every consumer that a worker recorded."""
+    found = terminal.run(Fetch, lambda fetch: fetch.consumers())
+    lines = [
+        f"{consumer.name}: since {consumer.added_at:%Y-%m-%d %H:%M:%S}, told of {consumer.items} items"
+        for consumer in found
+    ]
+    terminal.show(found, "\n".join(lines) or "no consumers: no worker ran with an on_item handler")
+
+
+@consumer_group.command("rm", short_help="Forget a consumer.")
+@click.argument("name")
+@click.pass_obj
+def remove_consumer(terminal: Terminal, name: str) -> None:
+    """Forget consumer NAME and drop what waits for it.
+
+    A worker that starts with a handler of that name records it anew.
+    """
+    terminal.run(Fetch, lambda fetch: fetch.remove_consumer(name))
+    terminal.show({"removed": name}, f"{name} is forgotten; what waited for it is dropped")
+
+
+@consumer_group.command("replay", short_help="Tell a consumer every item once more.")
+@click.argument("name")
+@click.option("--customer", help="Only this customer's items.")
+@click.pass_obj
+def replay_consumer(terminal: Terminal, name: str, customer: str | None) -> None:
+    """Tell consumer NAME the newest version of every item once more.
+
+    For a handler that came when items were published already, or that lost what it was told.
+    """
+    items = terminal.run(Fetch, lambda fetch: fetch.replay(name, customer=customer))
+    terminal.show({"consumer": name, "items": items}, f"{items} items are on their way to {name}")
 
 
 @fetch.command("photo", short_help="Download one photo now.")
@@ -226,12 +297,18 @@ def describe_run(run: Run) -> str:
         f"run {run.run} of {run.customer}: {run.state}"
         + (f" ({run.reason})" if run.reason else ""),
         f"  {run.rows} rows of {run.format}: {rows}; {run.gone} gone",
-        f"  {run.photos} photos, {run.photos_pending} waiting",
+        f"  {run.photos} photos, {run.photos_pending} "
+        + ("would be asked" if run.state is RunState.DRY else "waiting"),
     ]
     lines += [f"    {count:>8} {outcome}" for outcome, count in run.photos_by_outcome.items()]
     if run.problems:
         lines.append(
             f"  {run.problems} problems in rows: `penstock fetch catalogue errors {run.run}`"
+        )
+    bad = sum(count for outcome, count in run.photos_by_outcome.items() if is_bad(outcome))
+    if bad:
+        lines.append(
+            f"  {bad} photos failed or were refused: `penstock fetch catalogue errors {run.run}`"
         )
     return "\n".join(lines)
 
@@ -251,13 +328,22 @@ def _describe_photo(found: PhotoReport) -> str:
 
 
 def _describe_url(found: UrlReport) -> str:
-    lines = [found.judgement]
-    lines += [
-        f"  {link.customer}: {link.outcome}, run {link.run} at {link.checked_at:%Y-%m-%d %H:%M:%S},"
-        f" {link.failures} failures" + ("; a good copy is stored" if link.sha256 else "")
-        for link in found.links
-    ]
+    lines = [found.judgement, *(_link_line(link, is_allowed=found.allowed) for link in found.links)]
     return "\n".join(lines if found.links else [*lines, "  no run has asked it"])
+
+
+def _link_line(link: Link, *, is_allowed: bool) -> str:
+    """What a customer's last try gave, and whether there will be another."""
+    if link.sha256:
+        ahead = "; a good copy is stored"
+    elif is_allowed:
+        ahead = "; the next run whose catalogue has it asks again"
+    else:
+        ahead = "; not asked while it is refused as above"
+    return (
+        f"  {link.customer}: {link.outcome} ({link.text}), run {link.run} at"
+        f" {link.checked_at:%Y-%m-%d %H:%M:%S}, {link.failures} failures{ahead}"
+    )
 
 
 COMMANDS: Final[list[click.Command]] = [fetch]

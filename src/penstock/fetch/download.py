@@ -26,7 +26,15 @@ from urllib.parse import urljoin
 import certifi
 import pycurl
 
-from penstock.fetch.guard import Address, Policy, Target, forbidden_reason, judge_url
+from penstock.fetch.guard import (
+    OPEN_NETWORK,
+    OPEN_PORT,
+    Address,
+    Policy,
+    Target,
+    forbidden_reason,
+    judge_url,
+)
 from penstock.fetch.model import BYTES_RECEIVED, FetchConfig, UrlRefused
 from penstock.fetch.names import NameFailed, Names
 from penstock.fetch.transfers import TransferFailed, Transfers
@@ -118,7 +126,7 @@ class _Hop:
         family, kind, protocol, peer = address
         reason = _peer_reason(peer, self.policy)
         if reason is not None:
-            self.stopped = ("refused:forbidden_address", f"{reason}; only public hosts are asked")
+            self.stopped = ("refused:forbidden_address", reason)
             return pycurl.SOCKET_BAD
         return _new_socket(family, kind, protocol)
 
@@ -169,9 +177,11 @@ def _peer_reason(peer: tuple[Any, ...], policy: Policy) -> str | None:
     except ValueError:
         return f"{host} is no address"
     reason = forbidden_reason(address, policy)
-    if reason is None and int(peer[1]) not in policy.ports:
-        return f"port {peer[1]} of {address} is not allowed"
-    return reason
+    if reason is not None:
+        return f"{reason}; {OPEN_NETWORK}"
+    if int(peer[1]) not in policy.ports:
+        return f"port {peer[1]} of {address} is not allowed; {OPEN_PORT}"
+    return None
 
 
 def _new_socket(family: int, kind: int, protocol: int) -> Any:
@@ -303,7 +313,7 @@ class Downloader:
             if reason is not None:
                 raise _Ended(
                     "refused:forbidden_address",
-                    f"{target.host}: {reason}; only public hosts are asked",
+                    f"{target.host}: {reason}; {OPEN_NETWORK}",
                 )
         return addresses
 

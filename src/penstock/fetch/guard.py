@@ -48,6 +48,10 @@ _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _NAT64_LOCAL: Final = ipaddress.ip_network("64:ff9b:1::/48")
 _SIX_TO_FOUR: Final = ipaddress.ip_network("2002::/16")
 _COMPATIBLE: Final = ipaddress.ip_network("::/96")
+OPEN_NETWORK: Final = (
+    "only public hosts are asked (setting fetch.allow_networks opens a network on purpose)"
+)
+OPEN_PORT: Final = "setting fetch.allow_ports opens a port on purpose"
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _NUMBER: Final = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -153,7 +157,7 @@ def judge_url(text: str, policy: Policy) -> Target:
     if port not in policy.ports:
         allowed = ", ".join(str(p) for p in sorted(policy.ports)[:8])
         raise UrlRefused(
-            "port", f"URL {shown} asks port {port}, allowed are {allowed} (fetch.allow_ports)"
+            "port", f"URL {shown} asks port {port}, allowed are {allowed}; {OPEN_PORT}"
         )
     try:
         path = quote(match[3], safe=_SAFE_IN_PATH)
@@ -194,7 +198,7 @@ def _judge_host(host: str, policy: Policy, shown: str) -> tuple[str, Address | N
         loopback = forbidden_reason(ipaddress.IPv4Address("127.0.0.1"), policy)
         if loopback is not None:
             raise UrlRefused(
-                "forbidden_address", f"URL {shown}: {name} is this machine, not a public host"
+                "forbidden_address", f"URL {shown}: {name} is this machine; {OPEN_NETWORK}"
             )
     return name, None
 
@@ -241,5 +245,5 @@ def _parse_v4(name: str, policy: Policy, shown: str) -> Address:
 def _judge_literal(address: Address, policy: Policy, shown: str) -> tuple[str, Address]:
     reason = forbidden_reason(address, policy)
     if reason is not None:
-        raise UrlRefused("forbidden_address", f"URL {shown}: {reason}; only public hosts are asked")
+        raise UrlRefused("forbidden_address", f"URL {shown}: {reason}; {OPEN_NETWORK}")
     return str(address), address

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
-from litestar import Request, get, post, put
+from litestar import Request, delete, get, post, put
 from litestar.di import NamedDependency
+from litestar.openapi.spec import (
+    OpenAPIFormat,
+    OpenAPIMediaType,
+    OpenAPIType,
+    Operation,
+    RequestBody,
+    Schema,
+)
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from penstock.fetch.model import (
     CatalogueTooLarge,
+    Consumer,
     Customer,
+    PhotoProblem,
     Result,
     RowProblem,
     Run,
@@ -26,6 +37,13 @@ from penstock.kernel.limits import PAGE_ROWS_MAX
 _READ: Final = {"scope": "fetch:read"}
 _WRITE: Final = {"scope": "fetch:write"}
 _WRITE_BYTES: Final = 2**20
+_BODY_TYPES: Final = (
+    "text/csv",
+    "text/tab-separated-values",
+    "application/xml",
+    "application/gzip",
+    "application/octet-stream",
+)
 
 
 class CustomerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,10 +60,45 @@ class ProblemAnswer(RowProblem, frozen=True, kw_only=True):
     position: int
 
 
+class PhotoProblemAnswer(PhotoProblem, frozen=True, kw_only=True):
+    """A photo's problem with its position, for paging."""
+
+    position: int
+
+
 class ProblemsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of problems; ask for the next with `after` set to the last position."""
+    """A page of each; ask on with `after` and `photos_after` set to the last positions."""
 
     problems: list[ProblemAnswer]
+    photos: list[PhotoProblemAnswer]
+
+
+class ConsumersAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Every consumer."""
+
+    consumers: list[Consumer]
+
+
+class ReplayAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """How many items are told to the consumer once more."""
+
+    consumer: str
+    items: int
+
+
+@dataclass
+class CatalogueOperation(Operation):
+    """An operation whose body is a file as it is, which no parameter of the handler shows."""
+
+    def __post_init__(self) -> None:
+        """Describe the body."""
+        file = OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY))
+        self.request_body = RequestBody(
+            content=dict.fromkeys(_BODY_TYPES, file),
+            description="The catalogue file itself: CSV, TSV or YML, gzip or not. It is recognised by"
+            " its content; the content type does not matter.",
+            required=True,
+        )
 
 
 class ResultsAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +139,7 @@ async def get_customer(fetch: NamedDependency[Fetch], customer: FromPath[str]) -
     opt=_WRITE,
     status_code=202,
     request_max_body_size=None,
+    operation_class=CatalogueOperation,
 )
 async def run_catalogue(
     request: Request[Any, Any, Any],
@@ -140,22 +194,33 @@ async def get_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
 @get(
     "/v1/fetch/runs/{run:int}/errors",
     operation_id="listFetchRunErrors",
-    summary="List the problems of a run's rows",
+    summary="List the problems of a run's rows and photos",
     opt=_READ,
 )
 async def list_errors(
     fetch: NamedDependency[Fetch],
     run: FromPath[int],
+    *,
     after: Annotated[int, QueryParameter(ge=0)] = 0,
+    photos_after: Annotated[int, QueryParameter(ge=0)] = 0,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
 ) -> ProblemsAnswer:
-    """Problems in the order of the rows; the first 1,000 of a run are kept."""
+    """Problems in the order of the rows, of which the first 1,000 are kept, and photos without a copy.
+
+    `problems` has faults of rows, links refused at the door among them; `photos` those that failed or
+    were refused when they were asked for.
+    """
     found = await fetch.problems(run, after=after, rows_max=limit)
+    photos = await fetch.photo_problems(run, after=photos_after, rows_max=limit)
     return ProblemsAnswer(
         problems=[
             ProblemAnswer(position=position, **msgspec.structs.asdict(problem))
             for position, problem in found
-        ]
+        ],
+        photos=[
+            PhotoProblemAnswer(position=position, **msgspec.structs.asdict(photo))
+            for position, photo in photos
+        ],
     )
 
 
@@ -201,6 +266,43 @@ async def list_results(
     return ResultsAnswer(results=found, next_after=found[-1].seq if found else after)
 
 
+@get(
+    "/v1/fetch/consumers",
+    operation_id="listFetchConsumers",
+    summary="List the consumers that items are told to",
+    opt=_READ,
+)
+async def list_consumers(fetch: NamedDependency[Fetch]) -> ConsumersAnswer:
+    """Every `on_item` handler that a worker recorded, with how many items it was told of."""
+    return ConsumersAnswer(consumers=await fetch.consumers())
+
+
+@delete(
+    "/v1/fetch/consumers/{name:str}",
+    operation_id="removeFetchConsumer",
+    summary="Forget a consumer",
+    opt=_WRITE,
+)
+async def remove_consumer(fetch: NamedDependency[Fetch], name: FromPath[str]) -> None:
+    """Forget a consumer and drop what waits for it; a worker that starts with it records it anew."""
+    await fetch.remove_consumer(name)
+
+
+@post(
+    "/v1/fetch/consumers/{name:str}/replay",
+    operation_id="replayFetchConsumer",
+    summary="Tell a consumer every item once more",
+    opt=_WRITE,
+    status_code=202,
+)
+async def replay_consumer(
+    fetch: NamedDependency[Fetch], name: FromPath[str], customer: FromQuery[str | None] = None
+) -> ReplayAnswer:
+    """The newest version of every item, of one customer or of all, is on its way when this answers."""
+    items = await fetch.replay(name, customer=customer)
+    return ReplayAnswer(consumer=name, items=items)
+
+
 ROUTES: Final[list[Any]] = [
     set_customer,
     get_customer,
@@ -210,4 +312,7 @@ ROUTES: Final[list[Any]] = [
     confirm_run,
     get_item,
     list_results,
+    list_consumers,
+    remove_consumer,
+    replay_consumer,
 ]

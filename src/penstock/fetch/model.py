@@ -44,6 +44,7 @@ COLUMNS_MAX: Final = 500
 ROWS_MAX: Final = 5_000_000
 PROBLEMS_KEPT_MAX: Final = 1000
 RUNS_KEPT: Final = 20
+CONSUMER_CHARACTERS_MAX: Final = 400
 
 TEMPORARY_STATUSES: Final = frozenset({408, 421, 425, 429, 500, 502, 503, 504})
 OUTCOME_CODES: Final = (
@@ -119,7 +120,8 @@ class CustomerUnknown(NotFound):
     def __init__(self, customer: str) -> None:
         super().__init__(
             f"customer {customer[:128]!r} is not known: make it with"
-            f" `penstock fetch customer set {customer[:128]} --rate 600/m --connections 8`"
+            f" `penstock fetch customer set {customer[:128]} --rate 600/m --connections 8` or"
+            f" `PUT /v1/fetch/customers/{customer[:128]}`"
         )
 
 
@@ -130,6 +132,18 @@ class RunUnknown(NotFound):
 
     def __init__(self, run_id: int) -> None:
         super().__init__(f"run {run_id} is not known: `penstock fetch catalogue ls` lists the runs")
+
+
+class ConsumerUnknown(NotFound):
+    """No worker ever recorded an `on_item` handler of that name, or it was removed."""
+
+    code = "fetch.consumer_unknown"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"consumer {name[:CONSUMER_CHARACTERS_MAX]!r} is not known: `penstock fetch consumer ls` or"
+            " `GET /v1/fetch/consumers` lists those there are"
+        )
 
 
 class ItemUnknown(NotFound):
@@ -230,7 +244,11 @@ class Customer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of a catalogue; new + changed + unchanged + invalid = rows."""
+    """One reading of a catalogue; new + changed + unchanged + invalid = rows.
+
+    An unchanged item whose photos changed when asked again becomes a changed one. `photos` of a dry
+    run are those of a real one, `photos_pending` of them would be asked.
+    """
 
     run: int
     customer: str
@@ -262,6 +280,23 @@ class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
     field: str
     code: str
     text: str
+
+
+class PhotoProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """A photo that failed or was refused when a run asked for it."""
+
+    item: str
+    url: str
+    outcome: str
+    text: str
+
+
+class Consumer(msgspec.Struct, frozen=True, kw_only=True):
+    """An `on_item` handler that results are delivered to; `items` is how many it was told of."""
+
+    name: str
+    added_at: datetime
+    items: int
 
 
 class ItemPhoto(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,10 +353,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     checked_at: datetime
     failures: int
     run: int
+    text: str
+    """The outcome in plain words."""
 
 
 class UrlReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a photo is or is not there: the judgement of the URL and every customer's last outcome."""
+    """Why a photo is or is not there: the judgement of the URL now, every customer's last outcome."""
 
     url: str
     allowed: bool
@@ -361,10 +398,14 @@ def is_temporary(outcome: str) -> bool:
 
 def parse_rate(text: str) -> tuple[int, float]:
     """Starts and window in seconds of `600/m`, `10/s`, `5000/h`. Raises: InvalidRate."""
-    match = re.fullmatch(r"([1-9][0-9]{0,8})/(s|m|h)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,9})/(s|m|h)", text.strip())
     if match is None:
         raise InvalidRate(
             f"rate {text[:40]!r}: expected requests per second, minute or hour such as 600/m"
+        )
+    if int(match[1]) == 0:
+        raise InvalidRate(
+            f"rate {text[:40]!r}: the number of requests must be over 0, such as 600/m"
         )
     return int(match[1]), {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
 

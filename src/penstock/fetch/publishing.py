@@ -4,32 +4,36 @@ Publishing writes one row for each version of an item, exactly once, in the tran
 run's change and enqueues a job for each consumer. A version that a later catalogue replaced before it
 was published is closed without a result.
 
-A consumer gets an item's versions in order, at least once: a job whose version is older than one
-delivered is dropped, and one that finds another job at the same item waits. What an item is *to a
-consumer* (publish, edit, unpublish) follows from what that consumer was shown, so a dropped version
+An unchanged item whose photos were asked again gets a version of its own only where a copy came or
+changed; otherwise its change is closed without a word.
+
+A consumer gets an item's versions in order, the newest at least once: a job brings the newest version
+there is, whichever it was made for, one whose version was delivered is dropped, and one that finds
+another job at the same item waits. What an item is *to a consumer* (publish, edit, unpublish) follows from what that consumer was shown, so a dropped version
 never leaves it with an edit of something it does not know.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
 from penstock.engines.postgres import Postgres, Tx
 from penstock.fetch import store
-from penstock.fetch.model import ITEM_QUEUE, Item, Result
+from penstock.fetch.consumers import Consumers, Handler, ItemJob, deliveries
+from penstock.fetch.model import Result
 from penstock.fetch.store import SQL, Decision, NewResult
-from penstock.jobs import Batch, JobInHand, Jobs, NewJob, Snooze
+from penstock.jobs import Batch, JobInHand, Jobs, Snooze
 from penstock.kernel.errors import Unavailable
 from penstock.kernel.logs import logger
 
-Handler: TypeAlias = Callable[[Item], Awaitable[None]]
 HANDLER_BUSY_S: Final = 600.0
 """A consumer's call is given up after this; its item is then free for another try."""
 BUSY_AGAIN_S: Final = 1.0
+ABSENT_AGAIN_S: Final = 30.0
+"""When a delivery whose consumer is not in this process is looked at again."""
 _LOG: Final = logger(__name__)
 
 
@@ -40,29 +44,19 @@ class PublishJob(msgspec.Struct, frozen=True, kw_only=True):
     item: str
 
 
-class ItemJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The payload: a result for a consumer."""
-
-    seq: int
-    consumer: str
-
-
 class Publishing:
     """Handles the publish and the item queue."""
 
-    def __init__(self, postgres: Postgres, jobs: Jobs) -> None:
+    def __init__(self, postgres: Postgres, jobs: Jobs, consumers: Consumers) -> None:
         self._postgres = postgres
         self._jobs = jobs
-        self._consumers: dict[str, Handler] = {}
-
-    def add(self, handler: Handler) -> None:
-        """Register a consumer under its module and name."""
-        name = f"{handler.__module__}.{getattr(handler, '__qualname__', type(handler).__name__)}"
-        self._consumers[name] = handler
+        self._consumers = consumers
 
     async def publish(self, batch: Batch[PublishJob]) -> None:
         """Publish every change of `batch` that is open, in one transaction."""
         try:
+            # The worker recorded them when it began, unless it runs inside a program of its own.
+            await self._consumers.declare()
             async with self._postgres.transaction() as tx:
                 await self._jobs.lock_lease(tx, batch.lease_id)
                 await self._publish(tx, [job.payload for job in batch])
@@ -80,13 +74,8 @@ class Publishing:
         )
         if results:
             seqs = await store.insert_results(tx, results)
-            deliveries = [
-                NewJob(queue=ITEM_QUEUE, payload=ItemJob(seq=seq, consumer=consumer))
-                for seq in seqs
-                for consumer in self._consumers
-            ]
-            if deliveries:
-                await self._jobs.enqueue_many(deliveries, tx=tx)
+            jobs = deliveries(seqs, await self._consumers.ids(tx))
+            await self._jobs.enqueue_many(jobs, tx=tx)
         await tx.run(SQL.note_published, runs=runs, items=items)
 
     async def _settle_undecided(self, tx: Tx, changes: list[Any]) -> None:
@@ -110,33 +99,47 @@ class Publishing:
     async def _results_of(self, tx: Tx, changes: list[Any]) -> list[NewResult]:
         keys = [(row["customer"], row["item"]) for row in changes]
         photos = await store.item_photos(tx, keys)
-        rows = await tx.all(
-            SQL.last_actions, customers=[k[0] for k in keys], items=[k[1] for k in keys]
-        )
-        last = {(row["customer"], row["item"]): row["action"] for row in rows}
+        last = await store.last_results(tx, keys)
         results = []
+        photo_edits = []
         for key, row in zip(keys, changes, strict=True):
-            action = next_action(
-                is_gone=row["is_gone"], is_shown=last.get(key, "unpublish") != "unpublish"
-            )
+            last_action, last_photos = last.get(key, ("unpublish", "[]"))
+            version = row["version"]
+            if row["kind"] == "retry":
+                if store.has_same_photos(last_photos, photos[key]):
+                    continue
+                photo_edits.append(row)
+                version += 1
+            action = next_action(is_gone=row["is_gone"], is_shown=last_action != "unpublish")
             if action is not None:
-                results.append(NewResult(*key, row["version"], action, row["fields"], photos[key]))
+                results.append(NewResult(*key, version, action, row["fields"], photos[key]))
+        if photo_edits:
+            await tx.run(
+                SQL.note_photo_edits,
+                runs=[row["run_id"] for row in photo_edits],
+                items=[row["item"] for row in photo_edits],
+            )
         return results
 
     async def deliver(self, batch: Batch[ItemJob]) -> None:
         """Call the consumers, each item on its own; a handler's error sends its job alone to retry."""
         try:
-            await asyncio.gather(*(self._deliver(job) for job in batch))
+            ids = await self._consumers.ids()
+            await asyncio.gather(*(self._deliver(job, ids) for job in batch))
         except Unavailable as error:
             raise Snooze(error.retry_after_s or 5.0) from error
 
-    async def _deliver(self, job: JobInHand[ItemJob]) -> None:
+    async def _deliver(self, job: JobInHand[ItemJob], ids: dict[str, int]) -> None:
+        """Bring the newest version of the job's item to its consumer, or leave the job for later."""
         consumer = job.payload.consumer
-        handler = self._consumers.get(consumer)
-        if handler is None:
-            job.fail(f"no on_item handler named {consumer} is registered in this app")
+        if ids.get(consumer) != job.payload.consumer_id:
+            job.done()  # a person removed the consumer
             return
-        found = await store.result(self._postgres, job.payload.seq)
+        handler = self._consumers.handler(consumer)
+        if handler is None:
+            job.snooze(ABSENT_AGAIN_S)
+            return
+        found = await store.newest_result(self._postgres, job.payload.seq)
         if found is None:
             job.done()
             return
@@ -151,7 +154,9 @@ class Publishing:
             else:
                 job.snooze(BUSY_AGAIN_S)
             return
-        await self._call(job, handler, found, is_shown=taken["is_shown"])
+        # Version 0 of an item that is shown: it is replayed, to one who may not know it any more.
+        is_known = taken["version"] > 0 or found.action == "unpublish"
+        await self._call(job, handler, found, is_shown=taken["is_shown"] and is_known)
 
     async def _call(
         self, job: JobInHand[ItemJob], handler: Handler, found: Result, *, is_shown: bool

@@ -11,6 +11,7 @@ from penstock.engines.blobs import Blobs
 from penstock.engines.postgres import Postgres
 from penstock.fetch import store
 from penstock.fetch.catalogues import Catalogues
+from penstock.fetch.consumers import Consumers, Handler
 from penstock.fetch.download import Downloader
 from penstock.fetch.guard import judge_url
 from penstock.fetch.images import NotAPhoto, inspect_image
@@ -19,11 +20,13 @@ from penstock.fetch.model import (
     LIMITER,
     PHOTO_QUEUE,
     PUBLISH_QUEUE,
+    Consumer,
     Customer,
     CustomerUnknown,
     FetchConfig,
     InvalidRate,
     ItemUnknown,
+    PhotoProblem,
     PhotoReport,
     Result,
     RowProblem,
@@ -34,7 +37,7 @@ from penstock.fetch.model import (
     UrlReport,
 )
 from penstock.fetch.photos import PHOTOS_AT_ONCE, Photos
-from penstock.fetch.publishing import Handler, Publishing
+from penstock.fetch.publishing import Publishing
 from penstock.fetch.store import SQL
 from penstock.jobs import Jobs, Registry, Task
 from penstock.kernel.ids import USER_ID, require_id
@@ -58,7 +61,8 @@ class Fetch:
         self._catalogues = Catalogues(postgres, jobs, config)
         self._downloader = Downloader(config)
         self._photos = Photos(postgres, blobs, jobs, self._downloader)
-        self._publishing = Publishing(postgres, jobs)
+        self._consumers = Consumers(postgres, jobs)
+        self._publishing = Publishing(postgres, jobs, self._consumers)
 
     def register(self, registry: Registry) -> None:
         """Add the room's tasks; every process that enqueues or works needs them."""
@@ -93,9 +97,33 @@ class Fetch:
         )
 
     def on_item(self, handler: H) -> H:
-        """Register `async def handler(item: Item)`; called at least once a version, in order an item."""
-        self._publishing.add(handler)
+        """Register `async def handler(item: Item)`; called at least once an item, newest last."""
+        self._consumers.add(handler)
         return handler
+
+    async def declare_consumers(self) -> None:
+        """Record the handlers of this process as consumers: results wait for them from now on."""
+        await self._consumers.declare()
+
+    async def consumers(self) -> list[Consumer]:
+        """Every consumer recorded, by name."""
+        return await self._consumers.all()
+
+    async def remove_consumer(self, name: str) -> None:
+        """Forget a consumer and drop what waits for it; a worker that starts with it records it anew.
+
+        Raises: ConsumerUnknown.
+        """
+        await self._consumers.remove(name)
+
+    async def replay(self, name: str, *, customer: str | None = None) -> int:
+        """Tell a consumer the newest version of every item once more; return how many items.
+
+        Raises: ConsumerUnknown, CustomerUnknown.
+        """
+        if customer is not None:
+            await self.customer(customer)
+        return await self._consumers.replay(name, customer)
 
     async def close(self) -> None:
         """Close connections to hosts and the resolver."""
@@ -188,6 +216,15 @@ class Fetch:
         rows_max = min(max(1, rows_max), PAGE_ROWS_MAX)
         after = min(max(0, after), BIGINT_MAX)
         return await store.problems(self._postgres, run_id, after=after, rows_max=rows_max)
+
+    async def photo_problems(
+        self, run_id: int, *, after: int = 0, rows_max: int = PAGE_ROWS_MAX
+    ) -> list[tuple[int, PhotoProblem]]:
+        """(position, photo) of those that failed or were refused, behind `after`. Raises: RunUnknown."""
+        await self.run(run_id)
+        rows_max = min(max(1, rows_max), PAGE_ROWS_MAX)
+        after = min(max(0, after), BIGINT_MAX)
+        return await store.photo_problems(self._postgres, run_id, after=after, rows_max=rows_max)
 
     async def item(self, customer: str, item: str) -> StoredItem:
         """An item as it stands, with its photos. Raises: ItemUnknown."""

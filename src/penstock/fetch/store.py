@@ -17,11 +17,13 @@ from penstock.fetch.model import (
     Item,
     ItemPhoto,
     Link,
+    PhotoProblem,
     Result,
     RowProblem,
     Run,
     RunState,
 )
+from penstock.fetch.outcomes import describe_outcome
 
 SQL: Final = load_queries("penstock.fetch")
 _PHOTOS: Final = msgspec.json.Decoder(list[ItemPhoto])
@@ -133,6 +135,25 @@ async def problems(
     ]
 
 
+async def photo_problems(
+    runner: Runner, run_id: int, *, after: int, rows_max: int
+) -> list[tuple[int, PhotoProblem]]:
+    """(position, problem) of a page."""
+    rows = await runner.all(SQL.photo_problems, run_id=run_id, after=after, rows_max=rows_max)
+    return [
+        (
+            row["id"],
+            PhotoProblem(
+                item=row["item"],
+                url=row["url"],
+                outcome=row["outcome"],
+                text=describe_outcome(row["outcome"]),
+            ),
+        )
+        for row in rows
+    ]
+
+
 async def runs(
     runner: Runner, *, run_id: int | None = None, customer: str | None = None, rows_max: int = 50
 ) -> list[Run]:
@@ -167,12 +188,23 @@ def _run(row: Row) -> Run:
 
 
 async def apply_changes(runner: Runner, run_id: int, customer: str, *, recheck_s: float) -> None:
-    """Make items what the run's changes say and note which photos to ask for. Seven statements."""
+    """Make items what the run's changes say and note which photos to ask for."""
     await runner.run(SQL.store_items, run_id=run_id, customer=customer)
     await runner.run(SQL.mark_gone, run_id=run_id, customer=customer)
+    await note_photos(runner, run_id, customer, recheck_s=recheck_s)
     await runner.run(SQL.refuse_links, run_id=run_id, customer=customer)
+
+
+async def note_photos(runner: Runner, run_id: int, customer: str, *, recheck_s: float) -> None:
+    """Note the photos to ask for and count all others; links stay as they are.
+
+    Those of unchanged items come last: the counts before are of new and changed items alone.
+    """
+    await runner.run(SQL.count_refused, run_id=run_id)
     await runner.run(SQL.note_needs, run_id=run_id, customer=customer, recheck_s=recheck_s)
     await runner.run(SQL.count_known, run_id=run_id)
+    await runner.run(SQL.note_retries, run_id=run_id, customer=customer)
+    await runner.run(SQL.note_photos, run_id=run_id)
 
 
 async def close_applied(runner: Runner, run_id: int, customer: str) -> None:
@@ -278,6 +310,21 @@ def _result(row: Row) -> Result:
     )
 
 
+async def last_results(
+    runner: Runner, keys: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[str, str]]:
+    """(action, photos as they are kept) of what was published last of each (customer, item)."""
+    rows = await runner.all(
+        SQL.last_results, customers=[k[0] for k in keys], items=[k[1] for k in keys]
+    )
+    return {(row["customer"], row["item"]): (row["action"], row["photos"]) for row in rows}
+
+
+def has_same_photos(kept: str, photos: list[ItemPhoto]) -> bool:
+    """Whether the photos of a result show the same copies as `photos`."""
+    return [photo.key for photo in _PHOTOS.decode(kept)] == [photo.key for photo in photos]
+
+
 async def results(
     runner: Runner, *, after: int, rows_max: int, customer: str | None
 ) -> list[Result]:
@@ -286,9 +333,9 @@ async def results(
     return [_result(row) for row in rows]
 
 
-async def result(runner: Runner, seq: int) -> Result | None:
-    """One result."""
-    row = await runner.one(SQL.result, seq=seq)
+async def newest_result(runner: Runner, seq: int) -> Result | None:
+    """The newest result of the item that result `seq` is of."""
+    row = await runner.one(SQL.newest_result, seq=seq)
     return None if row is None else _result(row)
 
 
@@ -307,5 +354,12 @@ def item_of(found: Result, action: str) -> Item:
 async def links_of_url(runner: Runner, url: str) -> list[Link]:
     """What each customer's runs found behind `url`."""
     rows = await runner.all(SQL.links_of_url, url=url)
-    names = [name for name in Link.__struct_fields__ if name != "run"]
-    return [Link(run=row["run_id"], **{name: row[name] for name in names}) for row in rows]
+    names = [name for name in Link.__struct_fields__ if name not in ("run", "text")]
+    return [
+        Link(
+            run=row["run_id"],
+            text=describe_outcome(row["outcome"]),
+            **{name: row[name] for name in names},
+        )
+        for row in rows
+    ]

@@ -43,6 +43,11 @@ class PenstockError(Exception):
         self.problems = problems
         self.retry_after_s = retry_after_s
 
+    @property
+    def public_text(self) -> str:
+        """What a caller over the network is told: `text`, less what only the operator may know."""
+        return self.text
+
 
 class Malformed(PenstockError):
     """The input cannot be parsed at all."""
@@ -81,7 +86,7 @@ class TooLarge(PenstockError):
 
 
 class InvalidInput(PenstockError):
-    """The input parses and means nothing valid; `problems` lists every fault found."""
+    """The input parses and means nothing valid; every fault found is listed (over HTTP in `errors`)."""
 
     code, status, exit_code = "invalid_input", 422, 2
 

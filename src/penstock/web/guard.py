@@ -23,6 +23,7 @@ from penstock.web.model import (
     LOOPBACK_NAMES,
     BadRequest,
     HostRefused,
+    IdempotencyUnsupported,
     OriginRefused,
     Stopping,
     WebConfig,
@@ -106,7 +107,14 @@ class Guard:
                 f"host {name[:80]!r} is not served here: use one that is, or add it to"
                 " web.allowed_hosts (PENSTOCK_WEB_ALLOWED_HOSTS)"
             )
-        origin = None if method in SAFE_METHODS else _last(headers, b"origin")
+        if method in SAFE_METHODS:
+            return
+        if _last(headers, b"idempotency-key") is not None:
+            raise IdempotencyUnsupported(
+                "the header Idempotency-Key is not kept by this version, so a repeated request would be"
+                " done twice: leave it out, and give each job a `unique` key, which is enqueued once"
+            )
+        origin = _last(headers, b"origin")
         if origin is None:
             return
         _, _, place = origin.lower().partition("://")

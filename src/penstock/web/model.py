@@ -125,6 +125,12 @@ class House(Protocol):
         ...
 
 
+class IdempotencyUnsupported(InvalidInput):
+    """The request carries `Idempotency-Key`, which is not kept yet; a job's `unique` does that work."""
+
+    code = "web.idempotency_unsupported"
+
+
 class TokenRefused(Unauthenticated):
     """No token, or one that is wrong, expired or revoked: always the same answer."""
 
@@ -162,7 +168,7 @@ class BodyMalformed(Malformed):
 
 
 class BodyInvalid(InvalidInput):
-    """The body or a parameter means nothing valid; `problems` lists the faults."""
+    """The body or a parameter means nothing valid; `errors` of the answer lists the faults."""
 
     code = "web.invalid_input"
 

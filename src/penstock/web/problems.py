@@ -7,6 +7,7 @@ mistake: it is logged once with its stack, and the caller sees a request id and 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -77,7 +78,7 @@ def problem_of(error: PenstockError) -> Problem:
         type=TYPE_PATH + error.code,
         title=title_of(error.code),
         status=error.status,
-        detail=error.text,
+        detail=error.public_text,
         code=error.code,
         request_id=current_request_id.get(),
         retryable=error.retryable,
@@ -115,9 +116,9 @@ def as_ours(error: Exception) -> PenstockError:
     )
 
 
-def render_error(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def render_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The exception handler of the Litestar app."""
-    ours = as_ours(error)
+    ours = _route_unknown(request) if isinstance(error, NotFoundException) else as_ours(error)
     return Response(
         msgspec.json.encode(problem_of(ours)),
         status_code=ours.status,
@@ -139,6 +140,31 @@ def _translate(error: HTTPException) -> PenstockError:
         case ClientException():
             return BadRequest(f"the request is not understood: {error.detail}")
     return BadRequest(f"the request is refused: {error.detail}")
+
+
+def _route_unknown(request: Request[Any, Any, Any]) -> RouteUnknown:
+    """Litestar knows no route of a path whose number is none; a person wants to hear of the number."""
+    given = [part for part in request.scope["path"].split("/") if part]
+    for route in request.app.routes:
+        wrong = _wrong_number(given, route.path_components)
+        if wrong is not None:
+            name, text = wrong
+            return RouteUnknown(f"{name} in the path must be a whole number, got {text[:40]!r}")
+    return RouteUnknown("no route has this path: /openapi.json lists them all")
+
+
+def _wrong_number(given: list[str], wanted: Sequence[Any]) -> tuple[str, str] | None:
+    """Name and text of the first parameter that is no integer, where all else of the path fits."""
+    if len(given) != len(wanted):
+        return None
+    wrong = None
+    for text, part in zip(given, wanted, strict=True):
+        if isinstance(part, str):
+            if part != text:
+                return None
+        elif part.type is int and wrong is None and not text.lstrip("-").isdecimal():
+            wrong = (part.name, text)
+    return wrong
 
 
 def _method_refused(error: MethodNotAllowedException) -> PenstockError:

@@ -18,7 +18,7 @@ import zlib
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from penstock.engines.postgres import ConstraintViolated, Postgres
 from penstock.engines.sql import load_queries
@@ -29,6 +29,7 @@ from penstock.web.model import ALL_SCOPES, SCOPES, ScopeUnknown, TokenNameTaken,
 SQL: Final = load_queries("penstock.web")
 PREFIX: Final = "pst_"
 ROOT_NAME: Final = "root"
+TokenState: TypeAlias = Literal["valid", "revoked", "expired", "unknown", "no token"]
 _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SHAPE: Final = re.compile(r"pst_([0-9A-Za-z]{43})([0-9A-Za-z]{6})")
 
@@ -135,28 +136,66 @@ class Tokens:
         row = await self._postgres.one(SQL.find_caller, sha256=hash_of(token))
         return None if row is None else Caller(row["id"], row["name"], frozenset(row["scopes"]))
 
-    async def keep_root(self, token: str) -> None:
-        """Make `token` the valid one named root, unless it was revoked. Idempotent."""
-        async with self._postgres.transaction() as tx:
-            await tx.run(SQL.revoke_other_token, name=ROOT_NAME, sha256=hash_of(token))
-            await tx.run(
+    async def state_of(self, token: str) -> TokenState:
+        """What PostgreSQL knows of `token`, whose text is all that is given."""
+        if not is_token(token):
+            return "no token"
+        state: TokenState | None
+        state = await self._postgres.value(SQL.token_state, sha256=hash_of(token))
+        return state or "unknown"
+
+    async def keep_root(self, token: str) -> TokenState:
+        """Make `token` known with all scopes, unless it is known already; a revoked one stays revoked.
+
+        It touches no other token: several data folders may share one PostgreSQL. Idempotent.
+        """
+        if is_token(token):
+            await self._postgres.run(
                 SQL.insert_token_once,
-                name=ROOT_NAME,
+                name=root_name(token),
                 sha256=hash_of(token),
                 scopes=[ALL_SCOPES],
             )
+        return await self.state_of(token)
 
 
-async def ensure_root_token(folder: Path, tokens: Tokens) -> Path:
+@dataclass(frozen=True, slots=True)
+class RootToken:
+    """The file of a data folder's root token, and whether that token still opens anything."""
+
+    file: Path
+    state: TokenState
+
+
+def root_name(token: str) -> str:
+    """The name of a data folder's root token, told by the token itself: `root-1f2e3d4c`."""
+    return f"{ROOT_NAME}-{hash_of(token).hex()[:8]}"
+
+
+def dead_token(token: RootToken) -> str:
+    """What to say of a root token that opens nothing."""
+    what = "holds no token" if token.state == "no token" else f"holds a token that is {token.state}"
+    return f"{token.file} {what}"
+
+
+def mend_of(token: RootToken) -> str:
+    """How a person gets a token that works again, where the file's does not."""
+    return (
+        f"delete {token.file} and run `penstock up` again, which makes a new one, or make one with"
+        " `penstock tokens create NAME --scope '*'`"
+    )
+
+
+async def ensure_root_token(folder: Path, tokens: Tokens) -> RootToken:
     """The file with a token of all scopes, made on first use with mode 0600, and known to PostgreSQL.
 
     The file is written first: a crash in between is mended by the next call, and a token that was
-    revoked stays revoked. Deleting the file and calling again makes a new one and ends the old.
+    revoked stays revoked. Deleting the file and calling again makes a new one; the old one is valid
+    until it is revoked, since nothing tells whose it was.
     """
     path = folder / "token"
     text = await asyncio.to_thread(_load_or_make_file, path)
-    await tokens.keep_root(text)
-    return path
+    return RootToken(path, await tokens.keep_root(text))
 
 
 def _load_or_make_file(path: Path) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import shlex
 import shutil
 from pathlib import Path
 from typing import Final
@@ -23,6 +25,7 @@ def usable_folder(folder: Path) -> Path:
     """`folder` as an absolute path, made if it is missing, private to us. Raises: FolderUnusable."""
     path = folder.expanduser().resolve()
     _require_plain(path)
+    require_owner(path)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = {entry.name for entry in path.iterdir()}
@@ -40,6 +43,34 @@ def usable_folder(folder: Path) -> Path:
     if not os.access(path, os.W_OK | os.X_OK):
         raise _not_writable(path, PermissionError("permission denied"))
     return path
+
+
+def require_owner(path: Path) -> None:
+    """Refuse root the folder of another user, whom files of root's would lock out.
+
+    Raises: FolderUnusable.
+    """
+    try:
+        uid = path.stat().st_uid
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise not_readable(path, error) from error
+    if os.geteuid() == 0 and uid != 0:
+        raise FolderUnusable(
+            f"data folder {path} belongs to uid {uid}{_name_of(uid)} and this is root: run as that user"
+            f" (`setpriv --reuid {uid} --clear-groups penstock ...`, or su), or make the folder root's"
+            f" with `chown -R root: {shlex.quote(str(path))}`"
+        )
+
+
+def not_readable(path: Path, error: OSError) -> FolderUnusable:
+    """What to tell of a folder that this user may not look into."""
+    reason = (error.strerror or str(error)).lower()
+    return FolderUnusable(
+        f"data folder {path} cannot be read ({reason} on {error.filename or path}): run as the user whom"
+        f" it belongs to, this is uid {os.geteuid()}"
+    )
 
 
 def lay_out(path: Path) -> None:
@@ -82,6 +113,13 @@ def _require_plain(path: Path) -> None:
             f"data folder {str(path)[:60]}... has a path of {length} bytes, PostgreSQL can use"
             f" {PATH_BYTES_MAX}: choose a shorter one"
         )
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return f" ({pwd.getpwuid(uid).pw_name})"
+    except KeyError:
+        return ""
 
 
 def _not_writable(path: Path, error: OSError) -> FolderUnusable:

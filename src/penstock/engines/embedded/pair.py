@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.engines.embedded.errors import NotRunning
-from penstock.engines.embedded.folder import lay_out, usable_folder
+from penstock.engines.embedded.folder import lay_out, not_readable, usable_folder
 from penstock.engines.embedded.leftovers import end_leftovers
 from penstock.engines.embedded.lock import FolderLock, holder_pid, is_locked
 from penstock.engines.embedded.machine import read_machine
@@ -123,9 +123,16 @@ class EmbeddedEngines:
 def running_endpoints(folder: Path) -> Endpoints:
     """Where the engines that another process runs in `folder` answer, for this process.
 
-    Raises: NotRunning.
+    Raises: NotRunning, FolderUnusable.
     """
     path = folder.expanduser().resolve()
+    try:
+        return _running_endpoints(path)
+    except PermissionError as error:
+        raise not_readable(path, error) from error
+
+
+def _running_endpoints(path: Path) -> Endpoints:
     if not is_locked(path):
         raise NotRunning(
             f"no engines run in data folder {path}: start them with `penstock up`", retry_after_s=5

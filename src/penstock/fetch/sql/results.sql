@@ -1,6 +1,6 @@
 -- name: lock_changes
 -- The changes of a batch that are not published yet, with their items locked in order.
-SELECT c.run_id, c.item, c.version, i.customer, i.version AS item_version, i.is_gone,
+SELECT c.run_id, c.item, c.kind, c.version, i.customer, i.version AS item_version, i.is_gone,
     i.fields, i.photos
 FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
 JOIN penstock.fetch_run r ON r.id = g.run_id
@@ -13,9 +13,9 @@ FOR UPDATE OF i, c;
 -- One writer of results at a time, until its transaction ends: then `seq` grows in the order of commits.
 SELECT pg_advisory_xact_lock(hashtextextended('penstock.fetch_result', 0));
 
--- name: last_actions
--- The last action published of each item.
-SELECT DISTINCT ON (r.customer, r.item) r.customer, r.item, r.action
+-- name: last_results
+-- What was published last of each item.
+SELECT DISTINCT ON (r.customer, r.item) r.customer, r.item, r.action, r.photos
 FROM unnest(:customers::text[], :items::text[]) g (customer, item)
 JOIN penstock.fetch_result r ON r.customer = g.customer AND r.item = g.item
 ORDER BY r.customer, r.item, r.version DESC;
@@ -40,6 +40,24 @@ SELECT customer, item, version, action, fields, photos FROM unnest(
 ORDER BY position
 ON CONFLICT (customer, item, version) DO NOTHING
 RETURNING seq;
+
+-- name: note_photo_edits
+-- Unchanged items whose photos changed when asked again get a version and count as changed.
+WITH given AS (
+    SELECT g.run_id, g.item, r.customer
+    FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
+    JOIN penstock.fetch_run r ON r.id = g.run_id
+), items AS (
+    UPDATE penstock.fetch_item i SET version = i.version + 1, run_id = g.run_id
+    FROM given g WHERE i.customer = g.customer AND i.item = g.item
+), changes AS (
+    UPDATE penstock.fetch_change c SET kind = 'changed', version = c.version + 1
+    FROM given g WHERE c.run_id = g.run_id AND c.item = g.item
+), sums AS (
+    SELECT run_id, count(*) AS items FROM given GROUP BY run_id
+)
+UPDATE penstock.fetch_run r SET unchanged = r.unchanged - s.items, changed = r.changed + s.items
+FROM sums s WHERE r.id = s.run_id;
 
 -- name: undecided_needs
 -- Photos of these items whose jobs ended without an outcome, which is ours to settle.
@@ -68,10 +86,12 @@ SELECT seq, customer, item, version, action, fields, photos, at FROM penstock.fe
 WHERE seq > :after AND (:customer::text IS NULL OR customer = :customer)
 ORDER BY seq LIMIT :rows_max;
 
--- name: result
--- One result.
-SELECT seq, customer, item, version, action, fields, photos, at FROM penstock.fetch_result
-WHERE seq = :seq;
+-- name: newest_result
+-- The newest result of the item that result `seq` is of.
+SELECT r.seq, r.customer, r.item, r.version, r.action, r.fields, r.photos, r.at
+FROM penstock.fetch_result g
+JOIN penstock.fetch_result r ON r.customer = g.customer AND r.item = g.item
+WHERE g.seq = :seq ORDER BY r.version DESC LIMIT 1;
 
 -- name: item
 -- An item as it stands.
@@ -86,7 +106,7 @@ ON CONFLICT (consumer, customer, item) DO UPDATE
 SET busy_job = excluded.busy_job, busy_until = excluded.busy_until
 WHERE d.version < :version
     AND (d.busy_job IS NULL OR d.busy_job = excluded.busy_job OR d.busy_until < now())
-RETURNING is_shown;
+RETURNING is_shown, version;
 
 -- name: delivered_version
 -- The newest version that a consumer got of an item.

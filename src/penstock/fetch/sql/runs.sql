@@ -64,6 +64,12 @@ SELECT id, row_number, line, item, field, code, problem FROM penstock.fetch_prob
 WHERE run_id = :run_id AND id > :after
 ORDER BY id LIMIT :rows_max;
 
+-- name: photo_problems
+-- A page of the photos of a run that failed or were refused when asked, in the order of their needs.
+SELECT id, item, url, outcome FROM penstock.fetch_need
+WHERE run_id = :run_id AND id > :after AND (outcome LIKE 'failed:%' OR outcome LIKE 'refused:%')
+ORDER BY id LIMIT :rows_max;
+
 -- name: analyze_staged
 -- Let the planner know what was just staged; its guess from an empty table is a nested loop.
 ANALYZE penstock.fetch_staged;
@@ -126,21 +132,26 @@ FROM penstock.fetch_change c
 WHERE c.run_id = :run_id AND c.kind = 'gone' AND i.customer = :customer AND i.item = c.item;
 
 -- name: refuse_links
--- Links refused at the door get their outcome at once; returns how many photos of each code.
-WITH doors AS (
-    SELECT s.item, d.key AS url, 'refused:' || d.value AS outcome
-    FROM penstock.fetch_change c
-    JOIN penstock.fetch_staged s USING (run_id, item)
-    CROSS JOIN LATERAL jsonb_each_text(s.refused) d
-    WHERE c.run_id = :run_id AND c.kind <> 'gone'
-), links AS (
-    INSERT INTO penstock.fetch_link (customer, url, outcome, failures, run_id)
-    SELECT DISTINCT ON (url) :customer, url, outcome, 1, :run_id::bigint FROM doors ORDER BY url
-    ON CONFLICT (customer, url) DO UPDATE SET outcome = excluded.outcome, run_id = excluded.run_id,
-        failures = penstock.fetch_link.failures + 1, checked_at = now()
-)
+-- Links refused at the door get their outcome at once.
+INSERT INTO penstock.fetch_link (customer, url, outcome, failures, run_id)
+SELECT DISTINCT ON (d.key) :customer, d.key, 'refused:' || d.value, 1, :run_id::bigint
+FROM penstock.fetch_change c
+JOIN penstock.fetch_staged s USING (run_id, item)
+CROSS JOIN LATERAL jsonb_each_text(s.refused) d
+WHERE c.run_id = :run_id AND c.kind <> 'gone'
+ORDER BY d.key
+ON CONFLICT (customer, url) DO UPDATE SET outcome = excluded.outcome, run_id = excluded.run_id,
+    failures = penstock.fetch_link.failures + 1, checked_at = now();
+
+-- name: count_refused
+-- Photos refused at the door, by outcome.
 INSERT INTO penstock.fetch_count (run_id, outcome, photos)
-SELECT :run_id::bigint, outcome, count(*) FROM doors GROUP BY outcome;
+SELECT :run_id::bigint, 'refused:' || d.value, count(*)
+FROM penstock.fetch_change c
+JOIN penstock.fetch_staged s USING (run_id, item)
+CROSS JOIN LATERAL jsonb_each_text(s.refused) d
+WHERE c.run_id = :run_id AND c.kind <> 'gone'
+GROUP BY d.value;
 
 -- name: note_needs
 -- The photos to ask for: every link of a list that changed, else those without a good result.
@@ -171,6 +182,37 @@ SELECT :run_id::bigint, 'known', photos - needs - refused FROM (
 ) sums
 WHERE photos - needs - refused > 0;
 
+-- name: note_retries
+-- Photos of unchanged items without a good copy are asked again, unless an earlier run still asks them.
+WITH asked AS (
+    SELECT DISTINCT s.item, p.url
+    FROM penstock.fetch_staged s
+    CROSS JOIN LATERAL unnest(s.photos) p (url)
+    JOIN penstock.fetch_link l ON l.customer = :customer AND l.url = p.url AND l.sha256 IS NULL
+    WHERE s.run_id = :run_id AND s.hash IS NOT NULL AND NOT s.refused ? p.url AND NOT EXISTS (
+        SELECT FROM penstock.fetch_run r
+        JOIN penstock.fetch_change c ON c.run_id = r.id AND c.item = s.item
+        WHERE r.customer = :customer
+            AND (r.id = :run_id OR r.state = 'applied' AND c.published_at IS NULL)
+    )
+), needs AS (
+    INSERT INTO penstock.fetch_need (run_id, item, url) SELECT :run_id::bigint, item, url FROM asked
+)
+INSERT INTO penstock.fetch_change (run_id, item, kind, version, has_other_photos)
+SELECT DISTINCT :run_id::bigint, i.item, 'retry', i.version, false
+FROM asked JOIN penstock.fetch_item i ON i.customer = :customer AND i.item = asked.item;
+
+-- name: note_photos
+-- Keep how many photos the run is about.
+UPDATE penstock.fetch_run r SET
+    photos = (SELECT count(*) FROM penstock.fetch_need WHERE run_id = r.id)
+        + (SELECT coalesce(sum(c.photos), 0) FROM penstock.fetch_count c WHERE c.run_id = r.id)
+WHERE id = :run_id;
+
+-- name: drop_needs
+-- A dry run asks nothing; what it would ask was counted.
+DELETE FROM penstock.fetch_need WHERE run_id = :run_id;
+
 -- name: changes_page
 -- Changes after an item, in order, each with the links to ask for.
 SELECT c.item, c.version, ARRAY(
@@ -189,12 +231,11 @@ WHERE id = :run_id;
 -- name: note_applied
 -- The run's jobs are enqueued; without changes it is done at once.
 UPDATE penstock.fetch_run r SET
-    items_pending = new + changed + gone,
-    photos = (SELECT count(*) FROM penstock.fetch_need WHERE run_id = r.id)
-        + (SELECT coalesce(sum(c.photos), 0) FROM penstock.fetch_count c WHERE c.run_id = r.id),
-    state = CASE WHEN new + changed + gone = 0 THEN 'done' ELSE 'applied' END,
-    ended_at = CASE WHEN new + changed + gone = 0 THEN now() END
-WHERE id = :run_id;
+    items_pending = sums.changes,
+    state = CASE WHEN sums.changes = 0 THEN 'done' ELSE 'applied' END,
+    ended_at = CASE WHEN sums.changes = 0 THEN now() END
+FROM (SELECT count(*) AS changes FROM penstock.fetch_change WHERE run_id = :run_id) sums
+WHERE r.id = :run_id;
 
 -- name: note_reading
 -- Keep how far reading is.

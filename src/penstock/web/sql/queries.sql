@@ -36,10 +36,15 @@ UPDATE penstock.token SET revoked_at = now()
 WHERE name = :name AND revoked_at IS NULL
 RETURNING id, name, scopes, created_at, expires_at, revoked_at, last_used_at;
 
--- name: revoke_other_token
--- Free a name for the token of :sha256, if another token holds it.
-UPDATE penstock.token SET revoked_at = now()
-WHERE name = :name AND revoked_at IS NULL AND sha256 <> :sha256;
+-- name: token_state
+-- Whether the token of :sha256 is valid; no row if it was never stored here.
+SELECT CASE
+    WHEN revoked_at IS NOT NULL THEN 'revoked'
+    WHEN expires_at <= now() THEN 'expired'
+    ELSE 'valid'
+END
+FROM penstock.token
+WHERE sha256 = :sha256;
 
 -- name: insert_token_once
 -- Store a token unless it is known, also as a revoked one.

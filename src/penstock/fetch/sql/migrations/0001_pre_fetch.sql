@@ -65,11 +65,12 @@ CREATE TABLE penstock.fetch_item (
     PRIMARY KEY (customer, item)
 );
 
--- What a run does to an item: one row for each version, published once.
+-- What a run does to an item: one row for each version, published once. A `retry` asks photos of an
+-- unchanged item again; its version is the item's own, and it becomes `changed` if they changed.
 CREATE TABLE penstock.fetch_change (
     run_id bigint NOT NULL REFERENCES penstock.fetch_run ON DELETE CASCADE,
     item text NOT NULL,
-    kind text NOT NULL CHECK (kind IN ('new', 'changed', 'gone')),
+    kind text NOT NULL CHECK (kind IN ('new', 'changed', 'gone', 'retry')),
     version bigint NOT NULL,
     has_other_photos boolean NOT NULL,
     published_at timestamptz,
@@ -82,8 +83,11 @@ CREATE TABLE penstock.fetch_need (
     item text NOT NULL,
     url text NOT NULL,
     outcome text,
+    id bigint GENERATED ALWAYS AS IDENTITY,
     PRIMARY KEY (run_id, item, url)
 );
+CREATE INDEX fetch_need_bad ON penstock.fetch_need (run_id, id)
+    WHERE outcome LIKE 'failed:%' OR outcome LIKE 'refused:%';
 
 CREATE TABLE penstock.fetch_count (
     run_id bigint NOT NULL REFERENCES penstock.fetch_run ON DELETE CASCADE,
@@ -117,6 +121,7 @@ CREATE TABLE penstock.fetch_link (
     PRIMARY KEY (customer, url)
 );
 CREATE INDEX fetch_link_url ON penstock.fetch_link (url);
+CREATE INDEX fetch_link_bad ON penstock.fetch_link (customer, url) WHERE sha256 IS NULL;
 
 -- `seq` grows in the order of commits: its writers take turns by an advisory lock.
 CREATE TABLE penstock.fetch_result (
@@ -131,7 +136,15 @@ CREATE TABLE penstock.fetch_result (
     UNIQUE (customer, item, version)
 );
 
--- How far a consumer is with an item, and which job is calling it now.
+-- Whom results are delivered to; `id` tells one that was removed from the next of its name.
+CREATE TABLE penstock.fetch_consumer (
+    name text PRIMARY KEY,
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    added_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- How far a consumer is with an item, and which job is calling it now. Version 0 with `is_shown` is an
+-- item that was shown once and is to be shown again.
 CREATE TABLE penstock.fetch_delivery (
     consumer text NOT NULL,
     customer text NOT NULL,

@@ -1,0 +1,53 @@
+-- name: add_consumers
+-- Record consumers; returns the names of those that are new.
+INSERT INTO penstock.fetch_consumer (name)
+SELECT name FROM unnest(:names::text[]) g (name) ORDER BY name
+ON CONFLICT (name) DO NOTHING
+RETURNING name;
+
+-- name: has_results
+-- Whether anything was published yet.
+SELECT EXISTS (SELECT FROM penstock.fetch_result);
+
+-- name: consumer_ids
+-- Every consumer with the id that its deliveries carry.
+SELECT name, id FROM penstock.fetch_consumer ORDER BY name;
+
+-- name: consumers
+-- Every consumer, and how many items it was told of.
+SELECT c.name, c.added_at,
+    (SELECT count(*) FROM penstock.fetch_delivery d WHERE d.consumer = c.name AND d.version > 0) AS items
+FROM penstock.fetch_consumer c
+ORDER BY c.name;
+
+-- name: remove_consumer
+-- Forget a consumer and how far it was; its deliveries are dropped when their turn comes.
+WITH deliveries AS (
+    DELETE FROM penstock.fetch_delivery WHERE consumer = :name
+)
+DELETE FROM penstock.fetch_consumer WHERE name = :name;
+
+-- name: lock_consumer
+-- The id of a consumer, which then stays until the transaction ends.
+SELECT id FROM penstock.fetch_consumer WHERE name = :name FOR SHARE;
+
+-- name: replay_page
+-- The newest results after an item, in order: of what is published, and of what the consumer still shows.
+SELECT i.customer, i.item, r.seq
+FROM penstock.fetch_item i
+CROSS JOIN LATERAL (
+    SELECT seq, action FROM penstock.fetch_result r
+    WHERE r.customer = i.customer AND r.item = i.item
+    ORDER BY r.version DESC LIMIT 1
+) r
+LEFT JOIN penstock.fetch_delivery d ON d.consumer = :name AND d.customer = i.customer AND d.item = i.item
+WHERE (i.customer, i.item) > (:after_customer::text, :after_item::text)
+    AND (:customer::text IS NULL OR i.customer = :customer)
+    AND (r.action <> 'unpublish' OR d.is_shown)
+ORDER BY i.customer, i.item LIMIT :rows_max;
+
+-- name: rewind_deliveries
+-- Let a consumer be told again of items; that it shows them is not forgotten.
+UPDATE penstock.fetch_delivery d SET version = 0
+FROM unnest(:customers::text[], :items::text[]) g (customer, item)
+WHERE d.consumer = :name AND d.customer = g.customer AND d.item = g.item;

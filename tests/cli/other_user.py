@@ -1,0 +1,22 @@
+"""A program for tests: one command line of `penstock` as a user who owns nothing here.
+
+other_user.py UID ARGUMENT...   every module is imported first: that user need not reach this checkout
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from penstock.__main__ import main
+from penstock.app import sections
+from penstock.cli.main import build_group
+
+if __name__ == "__main__":
+    build_group()
+    sections()
+    uid = int(sys.argv[1])
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,125 @@
+"""`penstock up` on what people do to a data folder: a revoked token, a backup and its restore."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.testing.processes import PenstockProcess
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+FREE_PORTS = {"PENSTOCK_WEB_LISTEN": "127.0.0.1:0", "PENSTOCK_MEDIA_LISTEN": "127.0.0.1:0"}
+pytestmark = pytest.mark.slow
+SITE = """
+from penstock import Penstock
+
+app = Penstock()
+
+
+@app.task("notes")
+async def note(payload):
+    pass
+"""
+
+
+@pytest.fixture
+def start():
+    """Starts `penstock` processes; whatever a test leaves of them is stopped."""
+    started = []
+
+    def begin(folder, *words):
+        started.append(PenstockProcess(list(words), folder=folder, env=FREE_PORTS))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.end()
+
+
+def stop(process):
+    process.signal(signal.SIGINT)
+    assert process.wait_exit() == 0, process.err
+
+
+def run(start, folder, *words):
+    """One command to its end; what it printed."""
+    process = start(folder, *words)
+    assert process.wait_exit() == 0, process.err
+    return process.out
+
+
+def test_a_revoked_root_token_is_told_and_a_deleted_file_makes_a_new_one(start, tmp_path):
+    process = start(tmp_path, "up")
+    process.wait_out("/v1/queues")
+    [name] = re.findall(r"root-[0-9a-f]{8}", run(start, tmp_path, "tokens", "ls"))
+    run(start, tmp_path, "tokens", "revoke", name)
+    checked = start(tmp_path, "doctor")
+    assert checked.wait_exit() == 7
+    assert "FAIL  token: " in checked.out
+    stop(process)
+    process = start(tmp_path, "up")
+    told = process.wait_out("tokens create")
+    assert "holds a token that is revoked" in told
+    assert "curl" not in told
+    stop(process)
+    (tmp_path / "penstock-data" / "token").unlink()
+    process = start(tmp_path, "up")
+    process.wait_out("/v1/queues")
+    run(start, tmp_path, "doctor")
+    stop(process)
+
+
+def blocks_of(heading):
+    """The shell blocks below a heading of the operations page."""
+    section = OPERATIONS.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return [block.strip() for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL)]
+
+
+def shell(folder, text):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", "-euc", text], cwd=folder, env={**os.environ, "PATH": path}, check=True, timeout=90
+    )
+
+
+def test_backup_and_restore_work_as_the_operations_page_says(start, tmp_path):
+    # Longer than the path of a socket may be.
+    folder = tmp_path / ("a long name " * 12)
+    folder.mkdir()
+    (folder / "shop").mkdir()
+    (folder / "shop" / "app.py").write_text(SITE)
+    process = start(folder, "up", "shop.app:app")
+    process.wait_out("/v1/queues")
+    run(start, folder, "queues", "pause", "notes")
+    run(start, folder, "jobs", "add", "notes", "{}")
+    run(start, folder, "media", "put", "photos/a.txt", "shop/app.py")
+    [backup], (copy, load, serve) = blocks_of("Backup"), blocks_of("Restore")
+    shell(folder, backup)
+    stop(process)
+
+    *lines, foreground = copy.splitlines()
+    shell(folder, "\n".join(lines))
+    engines = start(folder, *shlex.split(foreground)[1:])
+    assert "restored/run/.s.PGSQL.5432" in engines.wait_out("try:")
+    assert len(engines.events("role_started")) == 0
+    shell(folder, f"{backup.splitlines()[0]}\n{load}")
+    stop(engines)
+
+    up, doctor = serve.splitlines()
+    process = start(folder, *shlex.split(up.replace("site:app", "shop.app:app"))[1:])
+    api = re.search(r"API +(\S+)", process.wait_out("/v1/queues"))[1]
+    run(start, folder, *shlex.split(doctor)[1:])
+    token = (folder / "penstock-data" / "token").read_text().strip()
+    answer = httpx.get(f"{api}/v1/queues", headers={"authorization": f"Bearer {token}"})
+    [notes] = [queue for queue in answer.json() if queue["queue"] == "notes"]
+    assert (notes["ready"], notes["paused"]) == (1, True)
+    assert "photos/a.txt" in run(start, folder, "media", "ls", "photos", "--data", "restored")
+    stop(process)

@@ -1,0 +1,60 @@
+"""URLs as people may see them: which server, and never a password, however the URL is written."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from penstock.engines.endpoints import masked_url, server_of
+
+
+@pytest.mark.parametrize(
+    ("url", "server"),
+    [
+        ("postgresql://me:hunter2@db/site", "db:5432"),
+        ("postgresql://me:hunter2@db:6000/site", "db:6000"),
+        ("postgresql://me:hunter2@[::1]:6000/site", "[::1]:6000"),
+        ("postgresql://me:hunter2@one:1,two:2/site", "one:1,two:2"),
+        ("postgresql://me@/site?host=/run/pg&password=hunter2", "/run/pg/.s.PGSQL.5432"),
+        ("postgresql://me@/site?host=db&port=6000", "db:6000"),
+        ("postgresql:///site", "the configured address"),
+        ("valkey://:hunter2@cache/0", "cache:5432"),
+        ("unix:///run/my%20valkey/valkey.sock?db=0", "/run/my valkey/valkey.sock"),
+        ("postgresql://me:hun/ter2@db/site", "the configured address"),
+        ("postgresql://me:hun#ter2@db/site", "the configured address"),
+        ("postgresql://me:hun?ter2@db/site", "the configured address"),
+        ("postgresql://me:hun@ter2@db/site", "the configured address"),
+        ("postgresql://[me:hunter2@db/site", "the configured address"),
+    ],
+)
+def test_a_server_is_named_without_user_and_password(url, server):
+    assert server_of(url, port=5432, socket=".s.PGSQL.5432") == server
+
+
+def test_a_socket_behind_a_descriptor_is_named_by_its_path(tmp_path):
+    descriptor = os.open(tmp_path, os.O_PATH)
+    url = f"postgresql://penstock@/penstock?host=/proc/self/fd/{descriptor}"
+    assert server_of(url, port=5432, socket="s") == f"{tmp_path}/s"
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://me:hunter2@db/site", "postgresql://me:(masked)@db/site"),
+        ("postgresql://me@db:6000/site?sslmode=require", None),
+        ("postgresql://me@db/site?password=hunter2", "postgresql://me@db/site?password=(masked)"),
+        ("redis://:hunter2@cache:6379/1", "redis://:(masked)@cache:6379/1"),
+        ("file:///srv/a@b#c", None),
+        ("s3://bucket/prefix", None),
+        ("s3://bucket?secret_access_key=hunter2", "s3://bucket?secret_access_key=(masked)"),
+        ("postgresql://me:hun/ter2@db/site", "(masked)"),
+        ("postgresql://me:hun#ter2@db/site", "(masked)"),
+        ("postgresql://me:hun#ter2", "(masked)"),
+        ("postgresql://me:hun@ter2@db/site", "(masked)"),
+        ("hunter2", "(masked)"),
+    ],
+)
+def test_of_a_url_only_the_password_is_masked(text, shown):
+    assert masked_url(text) == (shown or text)

@@ -1,0 +1,38 @@
+"""The examples of the page on catalogues are catalogues, and say what the page says of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PAGE = (Path(__file__).parents[2] / "docs" / "catalogues.md").read_text()
+
+
+def example(kind: str) -> str:
+    found = re.search(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+    assert found, f"the page has an example of {kind}"
+    return found[1]
+
+
+async def test_the_examples_are_read_without_a_problem(shop):
+    for kind, form, rows, photos in (
+        ("csv", "csv", 2, 4),
+        ("tsv", "tsv", 1, 1),
+        ("xml", "yml", 1, 2),
+    ):
+        await shop.fetch.set_customer(kind, starts_max=1, window_s=1, connections=1)
+        file = shop.folder / kind
+        file.write_text(example(kind))
+        run = await shop.fetch.run_catalogue(file, kind, is_dry_run=True)
+        assert (run.format, run.rows, run.new, run.photos) == (form, rows, rows, photos)
+        links = [p.code for _, p in await shop.fetch.problems(run.run)]
+        assert links == ["port"] * photos, "only the tests' own host may be asked here"
+
+
+async def test_yml_in_the_encoding_it_declares(shop):
+    text = example("xml").replace("UTF-8", "windows-1251").replace("City bike", "Велосипед")
+    await shop.run(text.encode("windows-1251"), name="shop.yml")
+    item = await shop.fetch.item("shop", "bike-1")
+    assert item.fields["name"] == "Велосипед"
+    assert item.fields["category_name"] == "Bicycles"
+    assert item.fields["param:Colour"] == "red"

@@ -1,0 +1,147 @@
+"""Who is told about items: nobody's absence loses one, and nobody is told an old version."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engines.sql import compile_query
+from penstock.fetch.consumers import Consumers, deliveries
+from penstock.fetch.model import ConsumerUnknown, CustomerUnknown, RunState
+from penstock.testing.waiting import wait_true
+
+HEAD = "id,name,price,photos\n"
+DUE_NOW = compile_query(
+    "due_now",
+    "-- What waits for its time is due.\n"
+    "UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now()",
+)
+
+
+class Consumer:
+    """An `on_item` handler that remembers; a renamed one is another consumer."""
+
+    def __init__(self, name: str) -> None:
+        self.__module__ = "site"
+        self.__qualname__ = name
+        self.told: list[tuple[str, str, int]] = []
+
+    async def __call__(self, item) -> None:
+        self.told.append((item.action, item.id, item.version))
+
+
+async def wait_published(shop, run) -> None:
+    async def ask() -> bool:
+        return (await shop.fetch.run(run.run)).state is RunState.DONE
+
+    await wait_true(ask, what="the run is published")
+
+
+async def wait_items_waiting(shop, count: int) -> None:
+    """Until so many deliveries wait for a later look, and none is under way."""
+
+    async def ask() -> bool:
+        found = await shop.jobs.queue("fetch.item")
+        return (found.ready, found.leased, found.scheduled) == (0, 0, count)
+
+    await wait_true(ask, what=f"{count} deliveries wait")
+
+
+async def hurry(shop) -> None:
+    await shop.postgres.run(DUE_NOW)
+
+
+async def test_a_worker_without_the_handler_loses_nothing(shop, process):
+    site = Consumer("publish")
+    await process(site).fetch.declare_consumers()
+    async with process():
+        run = await shop.run(HEAD + "a,A,5,\nb,B,5,\n")
+        await wait_published(shop, run)
+        await wait_items_waiting(shop, 2)
+    async with process(site):
+        await hurry(shop)
+        await wait_items_waiting(shop, 0)
+    assert sorted(site.told) == [("publish", "a", 1), ("publish", "b", 1)]
+
+
+async def test_an_old_delivery_brings_the_newest_version_once(shop, process):
+    site = Consumer("publish")
+    await process(site).fetch.declare_consumers()
+    async with process():
+        await wait_published(shop, await shop.run(HEAD + "a,A,5,\n"))
+        await wait_published(shop, await shop.run(HEAD + "a,A2,5,\n"))
+        await wait_items_waiting(shop, 2)
+    async with process(site):
+        await hurry(shop)
+        await wait_items_waiting(shop, 0)
+        assert site.told == [("publish", "a", 2)]
+        first = (await shop.fetch.results(after=0))[0]
+        ids = await Consumers(shop.postgres, shop.jobs).ids()
+        await shop.jobs.enqueue_many(deliveries([first.seq], ids))
+        await wait_items_waiting(shop, 0)
+    assert site.told == [("publish", "a", 2)]
+
+
+async def test_a_renamed_handler_leaves_its_deliveries_until_a_person_decides(shop, process):
+    old, new = Consumer("publish"), Consumer("publish_item")
+    async with process(old):
+        await wait_published(shop, await shop.run(HEAD + "a,A,5,\n"))
+        await wait_items_waiting(shop, 0)
+    async with process(new):
+        await wait_published(shop, await shop.run(HEAD + "a,A2,5,\n"))
+        await wait_items_waiting(shop, 1)
+        assert new.told == [("publish", "a", 2)]
+        await shop.fetch.remove_consumer("site.publish")
+        await hurry(shop)
+        await wait_items_waiting(shop, 0)
+    assert [c.name for c in await shop.fetch.consumers()] == ["site.publish_item"]
+    assert old.told == [("publish", "a", 1)]
+
+
+async def test_removed_deliveries_stay_dropped_when_the_name_comes_back(shop, process, capsys):
+    site = Consumer("publish")
+    await process(site).fetch.declare_consumers()
+    async with process():
+        await wait_published(shop, await shop.run(HEAD + "a,A,5,\n"))
+        await wait_items_waiting(shop, 1)
+    await shop.fetch.remove_consumer("site.publish")
+    capsys.readouterr()
+    back = process(site)
+    await back.fetch.declare_consumers()
+    await back.fetch.declare_consumers()
+    assert capsys.readouterr().out.count("penstock fetch consumer replay 'site.publish'") == 1
+    async with back:
+        await hurry(shop)
+        await wait_items_waiting(shop, 0)
+        assert site.told == []
+        assert await shop.fetch.replay("site.publish") == 1
+        await wait_items_waiting(shop, 0)
+    assert site.told == [("publish", "a", 1)]
+
+
+async def test_a_replay_tells_what_is_published_once_more(shop, process):
+    await shop.fetch.set_customer("other", starts_max=10, window_s=1, connections=1)
+    site = Consumer("publish")
+    async with process(site):
+        await wait_published(shop, await shop.run(HEAD + "a,A,5,\nb,B,5,\nc,C,5,\n"))
+        await wait_published(shop, await shop.run(HEAD + "a,A2,5,\nb,B,5,\n"))
+        await wait_items_waiting(shop, 0)
+        site.told.clear()
+        assert await shop.fetch.replay("site.publish", customer="other") == 0
+        assert await shop.fetch.replay("site.publish", customer="shop") == 2
+        await wait_items_waiting(shop, 0)
+        assert sorted(site.told) == [("publish", "a", 2), ("publish", "b", 1)]
+        site.told.clear()
+        await wait_published(shop, await shop.run(HEAD + "a,A2,5,\n"))
+        await wait_items_waiting(shop, 0)
+    assert site.told == [("unpublish", "b", 2)]
+    assert (await shop.fetch.consumers())[0].items == 3
+
+
+async def test_unknown_names(shop):
+    for name in ("nobody", "", "\x00", "x" * 500):
+        with pytest.raises(ConsumerUnknown):
+            await shop.fetch.replay(name)
+        with pytest.raises(ConsumerUnknown):
+            await shop.fetch.remove_consumer(name)
+    with pytest.raises(CustomerUnknown):
+        await shop.fetch.replay("site.publish", customer="nobody")
