@@ -137,7 +137,8 @@ def roles_of(line: CommandLine, application: str | None) -> list[Role]:
     options = ["--data", line.flags["data.folder"]] if "data.folder" in line.flags else []
     options += ["--config", line.config_file] if line.config_file else []
     named = [application] if application else []
-    command = (sys.executable, "-m", "penstock", *options)
+    # Unbuffered: what an application prints is seen when it happens, also in a file.
+    command = (sys.executable, "-u", "-m", "penstock", *options)
     return [
         Role("api", (*command, "api", *named)),
         Role("work", (*command, "work", *named)),

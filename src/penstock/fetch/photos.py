@@ -90,6 +90,7 @@ class Photos:
         self._downloader = downloader
         self._large: asyncio.Semaphore | None = None
         self._states: Gathering[tuple[int, str, str, str], Any] = Gathering(self._read_states)
+        self._known: Gathering[str, bool] = Gathering(self._read_known)
         self._writes: Gathering[_Write, None] = Gathering(self._write_all)
         self._asking: dict[tuple[str, str], asyncio.Future[_Asked]] = {}
 
@@ -137,6 +138,10 @@ class Photos:
 
     async def _read_states(self, keys: list[tuple[int, str, str, str]]) -> list[Any]:
         return await store.photo_states(self._postgres, keys)
+
+    async def _read_known(self, hashes: list[str]) -> list[bool]:
+        known = await store.known_photos(self._postgres, hashes)
+        return [sha256 in known for sha256 in hashes]
 
     async def _write_all(self, writes: list[_Write]) -> list[Exception | None]:
         """One transaction a lease: those of a lease that was lost are refused, the others written."""
@@ -188,7 +193,7 @@ class Photos:
         except NotAPhoto as refused:
             return _Asked(refused.outcome, refused.text)
         key = photo_key(found.sha256, image.format)
-        if not await store.is_photo_known(self._postgres, found.sha256):
+        if not await self._known.ask(found.sha256):
             await self._blobs.put(key, data)
         photo = NewPhoto(found.sha256, key, image.format, len(data), image.width, image.height)
         outcome = "unchanged" if found.sha256 == last_sha256 else "stored"

@@ -203,7 +203,9 @@ async def note_photos(runner: Runner, run_id: int, customer: str, *, recheck_s: 
     await runner.run(SQL.count_refused, run_id=run_id)
     await runner.run(SQL.note_needs, run_id=run_id, customer=customer, recheck_s=recheck_s)
     await runner.run(SQL.count_known, run_id=run_id)
+    await runner.run(SQL.avoid_nested_loops)
     await runner.run(SQL.note_retries, run_id=run_id, customer=customer)
+    await runner.run(SQL.allow_nested_loops)
     await runner.run(SQL.note_photos, run_id=run_id)
 
 
@@ -227,9 +229,9 @@ async def photo_states(runner: Runner, keys: Sequence[tuple[int, str, str, str]]
     return sorted(rows, key=lambda row: int(row["position"]))
 
 
-async def is_photo_known(runner: Runner, sha256: str) -> bool:
-    """Whether this content is recorded, hence stored."""
-    return bool(await runner.all(SQL.known_photos, hashes=[sha256]))
+async def known_photos(runner: Runner, hashes: list[str]) -> set[str]:
+    """Which of these contents are recorded, hence stored."""
+    return {row["sha256"] for row in await runner.all(SQL.known_photos, hashes=hashes)}
 
 
 async def insert_photos(runner: Runner, photos: list[NewPhoto]) -> None:

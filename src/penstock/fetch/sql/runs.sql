@@ -182,6 +182,14 @@ SELECT :run_id::bigint, 'known', photos - needs - refused FROM (
 ) sums
 WHERE photos - needs - refused > 0;
 
+-- name: avoid_nested_loops
+-- Links that failed minutes ago are in no statistics yet: a nested loop over them takes hours.
+SET LOCAL enable_nestloop = off;
+
+-- name: allow_nested_loops
+-- Back to what is usual, for the rest of the transaction.
+SET LOCAL enable_nestloop = on;
+
 -- name: note_retries
 -- Photos of unchanged items without a good copy are asked again, unless an earlier run still asks them.
 WITH asked AS (
