@@ -113,6 +113,36 @@ async def test_a_full_or_forbidden_disk_is_told_and_nothing_half_is_seen(tmp_pat
     await store.close()
 
 
+async def test_what_stands_in_the_folder_and_no_put_made_is_no_object(tmp_path):
+    store = Blobs((tmp_path / "store").as_uri())
+    await store.put("t/real.bin", b"x")
+    (tmp_path / "store" / "t" / ".real.bin.0badf00d").write_bytes(b"draft of a killed put")
+    (tmp_path / "store" / "t" / "with space").write_bytes(b"x")
+    (tmp_path / "store" / "t" / "link").symlink_to("/etc")
+    (tmp_path / "store" / "t" / "passwd").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / "store" / "t" / "fifo")
+    assert [info.key async for info in store.list("t")] == ["t/real.bin"]
+    for key in ("t/passwd", "t/link/passwd", "t/fifo", "t/real.bin/deeper"):
+        with pytest.raises(BlobMissing):
+            await store.info(key)
+        with pytest.raises(BlobMissing):
+            await store.get(key)
+    with pytest.raises(BlobsDown):
+        await store.put("t/link/owned", b"x")
+    await store.close()
+
+
+async def test_a_store_whose_folder_is_gone_is_down_and_misses_nothing(tmp_path):
+    store = Blobs((tmp_path / "store").as_uri())
+    await store.put("a.bin", b"x")
+    (tmp_path / "store").rename(tmp_path / "away")
+    (tmp_path / "store").write_text("a file in its place")
+    for call in (store.get("a.bin"), store.info("a.bin"), store.put("b.bin", b"x")):
+        with pytest.raises(BlobsDown):
+            await call
+    await store.close()
+
+
 def test_a_put_killed_at_any_moment_leaves_the_old_or_the_new_object(tmp_path):
     put_file(tmp_path, "k/object.bin", b"old" * 100_000)
     code = (

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 
+from penstock.engines.embedded import EmbeddedEngines
 from penstock.engines.postgres import (
     ConstraintViolated,
     Postgres,
@@ -15,6 +18,7 @@ from penstock.engines.postgres import (
     PostgresRefused,
 )
 from penstock.engines.sql import compile_query
+from penstock.testing.processes import descendants
 
 MAKE = compile_query("make", "-- Make a table.\nCREATE TABLE note (id int PRIMARY KEY, body text)")
 ADD = compile_query("add", "-- Add one.\nINSERT INTO note (id, body) VALUES (:id, :body)")
@@ -134,3 +138,24 @@ async def test_a_cancelled_transaction_leaves_its_connection_fit(database_url):
         await hanging
     assert await postgres.value(COUNT) == 0
     await postgres.close()
+
+
+async def test_a_frozen_server_is_not_waited_for_without_end(tmp_path):
+    engines = EmbeddedEngines(tmp_path / "engines", durable=False)
+    told = await engines.start()
+    config = PostgresConfig(statement_timeout_s=0.5, connect_timeout_s=0.5)
+    postgres = Postgres(told.postgres_url, config)
+    await postgres.run(MAKE)
+    frozen = [engines.postgres_pid, *descendants(engines.postgres_pid)]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(15):
+            with pytest.raises(PostgresDown, match="penstock doctor"):
+                await postgres.value(COUNT)
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+    assert await postgres.value(COUNT) == 0
+    await postgres.close()
+    await engines.stop()

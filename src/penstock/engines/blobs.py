@@ -9,9 +9,11 @@ ours: temporary file, fsync, rename, fsync of the folder; 16 threads were measur
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -108,7 +110,7 @@ class Blobs:
     async def put(self, key: str, data: bytes) -> None:
         """Store `data` durably; an object of that key is replaced in one step. Raises: BlobsDown."""
         require_key(key)
-        with _translated(key):
+        with _translated(key, is_put=True):
             if self.folder is None:
                 await obstore.put_async(self._store, key, data, use_multipart=False)
             else:
@@ -117,15 +119,15 @@ class Blobs:
 
     async def get(self, key: str) -> bytes:
         """All bytes. Raises: BlobMissing, BlobsDown."""
-        require_key(key)
         with _translated(key):
+            self._require_plain(key)
             result = await obstore.get_async(self._store, key)
             return bytes(await result.bytes_async())
 
     async def read_range(self, key: str, start: int, length_bytes: int) -> bytes:
         """`length_bytes` bytes from `start`; fewer at the end. Raises: BlobMissing, BlobsDown."""
-        require_key(key)
         with _translated(key):
+            self._require_plain(key)
             found = await obstore.get_range_async(
                 self._store, key, start=start, length=length_bytes
             )
@@ -133,8 +135,8 @@ class Blobs:
 
     async def info(self, key: str) -> BlobInfo:
         """Size, etag and time. Raises: BlobMissing, BlobsDown."""
-        require_key(key)
         with _translated(key):
+            self._require_plain(key)
             meta = await obstore.head_async(self._store, key)
         etag = str(meta["e_tag"] or "").strip('"')
         return BlobInfo(key, meta["size"], etag, meta["last_modified"])
@@ -149,12 +151,38 @@ class Blobs:
             return
 
     async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
-        """Every object below `prefix`, in no order (a folder lists in its own). Raises: BlobsDown."""
+        """Every object below `prefix`, in no order (a folder lists in its own). Raises: BlobsDown.
+
+        Files in a folder that no put could have named (drafts of a killed put, links) are left out.
+        """
         with _translated(prefix):
             async for batch in obstore.list(self._store, prefix):
                 for meta in batch:
                     etag = str(meta["e_tag"] or "").strip('"')
-                    yield BlobInfo(meta["path"], meta["size"], etag, meta["last_modified"])
+                    info = BlobInfo(meta["path"], meta["size"], etag, meta["last_modified"])
+                    if self._is_object(info.key):
+                        yield info
+
+    def _require_plain(self, key: str) -> None:
+        """Raises: InvalidBlobKey; FileNotFoundError, also for a link or a device; OSError: no folder."""
+        require_key(key)
+        if self.folder is None:
+            return
+        try:
+            is_plain = is_plain_file(self.folder, key)
+        except (FileNotFoundError, NotADirectoryError):
+            is_plain = False
+        if not is_plain and not self.folder.is_dir():
+            raise OSError(errno.EIO, "the object store's folder is gone", str(self.folder))
+        if not is_plain:
+            raise FileNotFoundError(key)
+
+    def _is_object(self, key: str) -> bool:
+        try:
+            self._require_plain(key)
+        except (InvalidBlobKey, FileNotFoundError):
+            return False
+        return True
 
     async def open(self) -> None:
         """Check that the store can be listed. Raises: BlobsDown."""
@@ -173,6 +201,8 @@ def put_file(folder: Path, key: str, data: bytes) -> None:
     the name. A crash in between leaves a draft that no key names. Raises: OSError.
     """
     path = folder / key
+    if path.parent.resolve() != folder.resolve() / Path(key).parent:
+        raise OSError(errno.ELOOP, "a link stands in the object store", str(path.parent))
     made = _make_folders(path.parent, folder)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -187,6 +217,17 @@ def put_file(folder: Path, key: str, data: bytes) -> None:
         raise
     for changed in (path.parent, *made):
         _sync_folder(changed)
+
+
+def is_plain_file(folder: Path, key: str) -> bool:
+    """Whether `key` is a regular file reached through real folders: a link could lead out of the store."""
+    path = folder
+    steps = key.split("/")
+    for step in steps[:-1]:
+        path /= step
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            return False
+    return stat.S_ISREG((path / steps[-1]).lstat().st_mode)
 
 
 def _make_folders(folder: Path, root: Path) -> list[Path]:
@@ -209,14 +250,20 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _translated(key: str) -> Iterator[None]:
+def _translated(key: str, *, is_put: bool = False) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
+        if is_put:
+            raise _down(key, error) from error
         raise BlobMissing(f"no object {key!r} is stored") from error
     except (OSError, obstore.exceptions.BaseError) as error:
-        raise BlobsDown(
-            f"the object store failed on {key!r} ({type(error).__name__}): check its disk, address and"
-            " credentials with `penstock doctor`",
-            retry_after_s=5,
-        ) from error
+        raise _down(key, error) from error
+
+
+def _down(key: str, error: Exception) -> BlobsDown:
+    return BlobsDown(
+        f"the object store failed on {key!r} ({type(error).__name__}): check its disk, address and"
+        " credentials with `penstock doctor`",
+        retry_after_s=5,
+    )

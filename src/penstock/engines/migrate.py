@@ -21,6 +21,7 @@ from penstock.engines.sql import load_queries
 from penstock.kernel.errors import Conflict, Corrupt
 
 SQL: Final = load_queries("penstock.engines")
+MIGRATORS_WAIT_S: Final = 120.0
 _NAME: Final = re.compile(r"(\d{4})_(pre|post)_(\w+)\.sql")
 _OLDEST_CODE: Final = re.compile(r"^-- oldest-code: *(\d+\.\d+\.\d+) *$", re.MULTILINE)
 
@@ -100,6 +101,7 @@ async def apply_migrations(
     """
     applied: list[Migration] = []
     async with postgres.session() as session:
+        await session.allow_long_statements(MIGRATORS_WAIT_S)
         await session.run(SQL.lock_migrations)
         try:
             missing = await _missing(session, find_migrations(packages))
@@ -108,7 +110,7 @@ async def apply_migrations(
                     async with session.connection.transaction():
                         await session.run(SQL.set_lock_timeout)
                         await session.run(SQL.set_statement_timeout)
-                        await session.connection.execute(migration.text)
+                        await session.connection.execute(migration.text, timeout=MIGRATORS_WAIT_S)
                         await session.run(
                             SQL.record_migration,
                             room=migration.room,

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import asyncpg
 
 from penstock.engines.endpoints import server_of
-from penstock.engines.sql import Query
+from penstock.engines.sql import Query, load_queries
 from penstock.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from penstock.kernel.errors import Conflict, PenstockError, Unavailable
 
@@ -93,7 +93,12 @@ class PostgresConfig:
     )
     connections_max: int = setting("10", "Connections a process may hold.", parse_count)
     connect_timeout_s: float = setting("5s", "Longest wait for a new connection.", parse_duration_s)
-    statement_timeout_s: float = setting("30s", "Longest run of one statement.", parse_duration_s)
+    statement_timeout_s: float = setting("10s", "Longest run of one statement.", parse_duration_s)
+
+
+ANSWER_GRACE_S: Final = 2.0
+"""An answer is awaited that much longer than the server lets its statement run."""
+SQL: Final = load_queries("penstock.engines")
 
 
 class Runner(Protocol):
@@ -111,6 +116,9 @@ class Runner(Protocol):
 class _Statements(ABC):
     """The four ways to run a query, over whatever connection `_connection` hands out."""
 
+    _wait_s: float | None = None
+    """Longest wait for an answer; None: what the connection was opened with."""
+
     @abstractmethod
     def _connection(self) -> AbstractAsyncContextManager[Any]:
         """A connection to run one statement on, with errors translated."""
@@ -118,22 +126,32 @@ class _Statements(ABC):
     async def all(self, query: Query, **parameters: Any) -> list[Row]:
         """Every row."""
         async with self._connection() as connection:
-            return list(await connection.fetch(query.text, *query.arguments(parameters)))
+            return list(
+                await connection.fetch(
+                    query.text, *query.arguments(parameters), timeout=self._wait_s
+                )
+            )
 
     async def one(self, query: Query, **parameters: Any) -> Row | None:
         """The first row, or None."""
         async with self._connection() as connection:
-            return await connection.fetchrow(query.text, *query.arguments(parameters))
+            return await connection.fetchrow(
+                query.text, *query.arguments(parameters), timeout=self._wait_s
+            )
 
     async def value(self, query: Query, **parameters: Any) -> Any:
         """The first field of the first row, or None."""
         async with self._connection() as connection:
-            return await connection.fetchval(query.text, *query.arguments(parameters))
+            return await connection.fetchval(
+                query.text, *query.arguments(parameters), timeout=self._wait_s
+            )
 
     async def run(self, query: Query, **parameters: Any) -> int:
         """Run it for its effect; return how many rows it touched."""
         async with self._connection() as connection:
-            status = await connection.execute(query.text, *query.arguments(parameters))
+            status = await connection.execute(
+                query.text, *query.arguments(parameters), timeout=self._wait_s
+            )
         last = str(status).rpartition(" ")[2]
         return int(last) if last.isdigit() else 0
 
@@ -143,6 +161,13 @@ class Tx(_Statements):
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+
+    async def allow_long_statements(self, longest_s: float) -> None:
+        """Let statements run that long, until this transaction or session ends."""
+        is_local = self.connection.is_in_transaction()
+        text = str(int(longest_s * 1000))
+        await self.one(SQL.allow_long_statements, milliseconds=text, is_local=is_local)
+        self._wait_s = longest_s + ANSWER_GRACE_S
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
@@ -200,6 +225,8 @@ class Postgres(_Statements):
         timeout_ms = str(int(self._config.statement_timeout_s * 1000))
         return {
             "timeout": self._config.connect_timeout_s,
+            # The server ends a statement that takes too long; this ends the wait for one that is frozen.
+            "command_timeout": self._config.statement_timeout_s + ANSWER_GRACE_S,
             "server_settings": {"application_name": "penstock", "statement_timeout": timeout_ms},
         }
 

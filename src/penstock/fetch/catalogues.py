@@ -5,8 +5,11 @@
 
 So a crash leaves either nothing but staged rows, which the customer's next run clears, or the whole run
 applied. One session lock a customer keeps two readings apart, and its loss with the process is what
-makes a run `abandoned`. The diff is a few statements over whole sets; jobs go in pages of 1,000 items
-inside the same transaction, so memory stays bounded at a million items.
+makes a run `abandoned`. The lock has a connection of its own: ten runs that held one of the pool's ten
+while they waited for another stopped everything. A few are read at once, the others wait in line.
+
+The diff is a few statements over whole sets; jobs go in pages of 1,000 items inside the same
+transaction, so memory stays bounded at a million items.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from penstock.fetch.model import (
     FetchConfig,
     RowProblem,
     RunNotHeld,
+    RunsBusy,
     RunState,
     RunUnderWay,
     RunUnknown,
@@ -43,6 +47,12 @@ from penstock.jobs import Jobs, NewGroup, NewJob
 ITEMS_OF_PAGE: Final = 1000
 ROWS_TO_ANALYZE: Final = 5000
 APPLY_TRIES: Final = 3
+RUNS_AT_ONCE: Final = 4
+"""Catalogues that a process reads at once; each uses one connection of the pool at a time."""
+IN_LINE_S: Final = 20.0
+"""Longest wait for a place among them."""
+APPLY_S_MAX: Final = 600.0
+"""A statement of a diff may take longer than others: a million rows take seconds."""
 
 
 @dataclass(slots=True)
@@ -63,6 +73,7 @@ class Catalogues:
         self._postgres = postgres
         self._jobs = jobs
         self._config = config
+        self._places = asyncio.Semaphore(RUNS_AT_ONCE)
         self._policy = Policy.of(config.allow_networks, config.allow_ports)
 
     async def run(self, path: Path, customer: str, *, file_name: str, is_dry_run: bool) -> int:
@@ -70,7 +81,7 @@ class Catalogues:
 
         The run is then `applied` or `done`, `held` where a person must confirm, or `dry`. Raises:
         NotACatalogue (no run is made), CatalogueBroken, CatalogueTooLarge (the run is `refused`),
-        RunUnderWay.
+        RunUnderWay, RunsBusy.
         """
         catalogue = await asyncio.to_thread(
             open_catalogue, path, bytes_max=self._config.catalogue_max_bytes
@@ -90,7 +101,7 @@ class Catalogues:
             return run_id
 
     async def confirm(self, run_id: int) -> None:
-        """Apply a held run. Raises: RunUnknown, RunNotHeld, RunUnderWay."""
+        """Apply a held run. Raises: RunUnknown, RunNotHeld, RunUnderWay, RunsBusy."""
         known = await self._postgres.one(SQL.lock_run, run_id=run_id)
         if known is None:
             raise RunUnknown(run_id)
@@ -100,15 +111,38 @@ class Catalogues:
 
     @asynccontextmanager
     async def _only_reader(self, customer: str) -> AsyncIterator[None]:
-        async with self._postgres.session() as session:
-            if not await session.value(SQL.try_lock_customer, customer=customer):
-                raise RunUnderWay(
-                    f"another catalogue of customer {customer!r} is being read: wait until it is done"
-                )
+        async with self._place(customer):
+            connection = await self._postgres.connect_alone()
             try:
-                yield
+                session = Tx(connection)
+                if not await session.value(SQL.try_lock_customer, customer=customer):
+                    raise RunUnderWay(
+                        f"another catalogue of customer {customer!r} is being read: wait until it is done"
+                    )
+                try:
+                    yield
+                finally:
+                    # Said, since the server notices the end of a connection a moment later.
+                    await session.run(SQL.unlock_customer, customer=customer)
             finally:
-                await session.run(SQL.unlock_customer, customer=customer)
+                connection.terminate()
+
+    @asynccontextmanager
+    async def _place(self, customer: str) -> AsyncIterator[None]:
+        """One of the places for catalogues under way. Raises: RunsBusy after a wait in line."""
+        try:
+            async with asyncio.timeout(IN_LINE_S):
+                await self._places.acquire()
+        except TimeoutError:
+            raise RunsBusy(
+                f"the catalogue of customer {customer!r} waited {IN_LINE_S:g} s for {RUNS_AT_ONCE} others"
+                " that are being read, nothing was changed: send it again later",
+                retry_after_s=IN_LINE_S,
+            ) from None
+        try:
+            yield
+        finally:
+            self._places.release()
 
     async def _read(self, run_id: int, catalogue: Catalogue) -> _Reading:
         reading = _Reading()
@@ -181,7 +215,7 @@ class Catalogues:
 
     async def _diff(self, tx: Tx, run_id: int, customer: str) -> int:
         """Note the changes and their counts; return how many there are."""
-        await tx.run(SQL.set_apply_timeout)
+        await tx.allow_long_statements(APPLY_S_MAX)
         counts: Row = await tx.one(SQL.diff, run_id=run_id, customer=customer)
         new, changed, gone = counts["new"], counts["changed"], counts["gone"]
         await tx.run(SQL.note_counts, run_id=run_id, new=new, changed=changed, gone=gone)

@@ -78,10 +78,6 @@ ANALYZE penstock.fetch_staged;
 -- The same for the changes.
 ANALYZE penstock.fetch_change;
 
--- name: set_apply_timeout
--- The statements of a diff may take longer than others: a million rows take seconds.
-SET LOCAL statement_timeout = '10min';
-
 -- name: published_count
 -- How many items the customer has that are not gone.
 SELECT count(*) FROM penstock.fetch_item WHERE customer = :customer AND NOT is_gone;
