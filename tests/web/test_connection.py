@@ -23,6 +23,8 @@ DOUBTFUL = {
     "length 5,5": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 5,5\r\n\r\nhello",
     "length 0x5": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 0x5\r\n\r\nhello",
     "unknown coding": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "two codings": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "another version": b"GET /healthz HTTP/2.0\r\n%b\r\n",
     "space before colon": b"GET /healthz HTTP/1.1\r\n%bX-A : b\r\n\r\n",
     "folded line": b"GET /healthz HTTP/1.1\r\n%bX-A: b\r\n c\r\n\r\n",
     "NUL in a field": b"GET /healthz HTTP/1.1\r\n%bX-A: b\x00c\r\n\r\n",

@@ -117,6 +117,7 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._in_head = False
         self._check_target()
+        self._check_framing()
         super().on_headers_complete()
         self.cycle.transport = _Lingering(self.transport, self)  # type: ignore[assignment]
         self._body_bytes = 0
@@ -178,6 +179,16 @@ class Connection(HttpToolsProtocol):
         parts = urlsplit(self.url)
         if parts.scheme not in (b"http", b"https") or [parts.netloc] != hosts:
             self._refuse_parsing(BadRequest("the request target is no path of this host"))
+
+    def _check_framing(self) -> None:
+        """What the parser lets pass and we do not know how to read is refused, never guessed at."""
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            self._refuse_parsing(
+                BadRequest("the only transfer coding taken is chunked, given once")
+            )
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            self._refuse_parsing(BadRequest("only HTTP/1.0 and HTTP/1.1 are spoken here"))
 
     def _refuse_parsing(self, error: PenstockError) -> None:
         self._refusal = error
