@@ -75,6 +75,11 @@ class Process:
             self.fetch.on_item(handler)
         self._stop = asyncio.Event()
 
+    @property
+    def is_working(self) -> bool:
+        """Whether its worker runs."""
+        return not self._working.done()
+
     async def __aenter__(self) -> Self:
         worker = Worker(self.postgres, self.jobs, JOBS, host_name="other")
         self._working = asyncio.create_task(worker.run(self._stop))

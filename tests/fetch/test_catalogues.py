@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from contextlib import AsyncExitStack
 
 import pytest
 
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.sql import compile_query
+from penstock.fetch.catalogues import RUNS_AT_ONCE, Catalogues
 from penstock.fetch.model import (
     CatalogueBroken,
     CatalogueTooLarge,
@@ -15,6 +18,7 @@ from penstock.fetch.model import (
     InvalidRate,
     NotACatalogue,
     RunNotHeld,
+    RunsBusy,
     RunState,
     RunUnderWay,
     RunUnknown,
@@ -220,6 +224,38 @@ async def test_a_run_that_fails_after_enqueueing_changes_nothing(shop):
     assert not any(q.ready for q in await shop.jobs.queues())
     again = await shop.run(text)
     assert (again.new, again.items_pending) == (2, 2)
+
+
+async def test_many_customers_run_catalogues_at_once(shop):
+    names = [f"c{n}" for n in range(14)]
+    for name in names:
+        await shop.fetch.set_customer(name, starts_max=10, window_s=1, connections=1)
+    path = shop.folder / "many.csv"
+    path.write_text(HEAD + rows(300))
+    runs = await asyncio.gather(*(shop.fetch.run_catalogue(path, name) for name in names))
+    assert [(run.customer, run.new) for run in runs] == [(name, 300) for name in names]
+
+
+async def test_a_run_whose_turn_does_not_come_is_told_when_to_come_again(shop):
+    path = shop.folder / "x.csv"
+    path.write_text(HEAD + rows(1))
+    line = Catalogues(shop.postgres, shop.jobs, shop.fetch.config, in_line_s=0.2)
+    options = {"file_name": "x.csv", "is_dry_run": False}
+    async with AsyncExitStack() as places:
+        for n in range(RUNS_AT_ONCE):
+            await places.enter_async_context(line.place(f"c{n}"))
+        with pytest.raises(RunsBusy, match="customer 'shop'") as caught:
+            await line.run(path, "shop", **options)
+        assert caught.value.retry_after_s
+        assert await shop.fetch.runs() == []
+    assert (await shop.fetch.run(await line.run(path, "shop", **options))).new == 1
+
+
+async def test_a_fifo_is_refused_and_not_waited_for(shop):
+    path = shop.folder / "fifo.csv"
+    os.mkfifo(path)
+    with pytest.raises(NotACatalogue, match="no regular file"):
+        await asyncio.wait_for(shop.fetch.run_catalogue(path, "shop"), 5)
 
 
 @pytest.mark.slow

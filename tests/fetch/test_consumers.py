@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
 from penstock.engines.sql import compile_query
@@ -20,12 +23,18 @@ DUE_NOW = compile_query(
 class Consumer:
     """An `on_item` handler that remembers; a renamed one is another consumer."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, poison=None, stuck=None) -> None:
         self.__module__ = "site"
         self.__qualname__ = name
+        self.poison = poison or {}
+        self.stuck = {} if stuck is None else stuck
         self.told: list[tuple[str, str, int]] = []
 
     async def __call__(self, item) -> None:
+        if item.id in self.poison:
+            raise self.poison[item.id]
+        if item.id in self.stuck:
+            await self.stuck[item.id].wait()
         self.told.append((item.action, item.id, item.version))
 
 
@@ -145,3 +154,42 @@ async def test_unknown_names(shop):
             await shop.fetch.remove_consumer(name)
     with pytest.raises(CustomerUnknown):
         await shop.fetch.replay("site.publish", customer="nobody")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+async def test_whatever_a_handler_raises_costs_its_own_job_a_try(shop, process, capsys, error):
+    """One of 40 items is poison: the process lives, the others are told once, its job tries again."""
+    site = Consumer("publish", poison={"i7": error})
+    async with process(site) as other:
+        run = await shop.run(HEAD + "".join(f"i{n},A,5,\n" for n in range(40)))
+        await wait_published(shop, run)
+        await wait_items_waiting(shop, 1)
+        assert sorted(i for _, i, _ in site.told) == sorted(f"i{n}" for n in range(40) if n != 7)
+        assert f"error={error!r}" in capsys.readouterr().out
+        site.poison.clear()
+        await hurry(shop)
+        await wait_items_waiting(shop, 0)
+        assert other.is_working
+    assert site.told[-1] == ("publish", "i7", 1)
+
+
+async def test_calls_that_hang_hold_their_own_places_for_a_bounded_time(
+    shop, process, config, capsys
+):
+    stuck = {f"i{n}": asyncio.Event() for n in range(5)}
+    site = Consumer("publish", stuck=stuck)
+    async with process(site, config=replace(config, handler_timeout_s=1.0)):
+        run = await shop.run(HEAD + "".join(f"i{n},A,5,\n" for n in range(120)))
+        await wait_published(shop, run)
+        await wait_true(lambda: len(site.told) == 115, what="all others are told")
+        printed = []
+
+        def has_given_up() -> bool:
+            printed.append(capsys.readouterr().out)
+            return "".join(printed).count("it ran over fetch.handler_timeout (1 s)") >= 5
+
+        await wait_true(has_given_up, what="the calls that hang are given up")
+        stuck.clear()
+        await hurry(shop)
+        await wait_items_waiting(shop, 0)
+    assert len(site.told) == 120

@@ -264,6 +264,11 @@ async def test_what_is_refused_names_its_remedy(client, command):
     unknown = (await client.get("/v1/fetch/customers/nobody")).json()["detail"]
     assert "PUT /v1/fetch/customers/nobody" in unknown
     assert "penstock fetch customer set nobody" in unknown
+    assert parse_rate("20/5s") == (20, 5.0)
+    assert parse_rate("1/0.5m") == (1, 30.0)
+    for wrong in ("20/s5", "20/-1s", "/5s", "20/5"):
+        with pytest.raises(InvalidRate, match="20/5s"):
+            parse_rate(wrong)
     with pytest.raises(InvalidRate, match="over 0"):
         parse_rate("0/m")
     assert "fetch.allow_networks" in (await command("photo", "http://10.0.0.1/x"))[1]

@@ -8,9 +8,17 @@ import hashlib
 import pytest
 from origin import Answer, photo
 
+from penstock.engines.sql import compile_query
 from penstock.fetch.model import PHOTO_RETRIES
 from penstock.testing.waiting import wait_true
 
+PHOTOS_DUE = compile_query(
+    "photos_due",
+    "-- What waits for its time is due.\n"
+    "WITH ready AS (UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now() RETURNING 1),"
+    " lanes AS (UPDATE penstock.lane_job SET run_at = now() WHERE run_at > now() RETURNING 1)"
+    " SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM lanes)",
+)
 pytestmark = [pytest.mark.usefixtures("worker"), pytest.mark.slow]
 
 
@@ -182,20 +190,26 @@ async def test_a_yml_catalogue_takes_the_same_way(shop):
     assert offer.fields["price"] == "2.5"
 
 
-async def test_an_object_store_that_is_down_uses_up_no_try_of_a_photo(shop, blobs):
-    """A file where the store's folder was: photos wait, asked again and again, and end stored."""
+async def test_an_object_store_that_is_down_uses_up_no_try_and_no_request(shop, blobs):
+    """A file where the store's folder was: each photo is asked for once, then waits, and ends stored."""
     away = blobs.folder.with_name("away")
     blobs.folder.rename(away)
     blobs.folder.write_text("not a folder")
-    run = await shop.run(catalogue(shop, [("a", "A", ["/photo/1"])]))
-    done = asyncio.create_task(shop.wait_done(run))
-    hurrying = asyncio.create_task(_hurry_retries(done, shop.postgres))
+    paths = [f"/photo/{n}" for n in range(5)]
+    run = await shop.run(catalogue(shop, [("a", "A", paths)]))
+    await wait_true(lambda: len(shop.origin.log) == 5, what="every photo is asked for once")
+    looks = 0
 
-    async def asked_often() -> bool:
-        return len(shop.origin.requests("/photo/1")) > PHOTO_RETRIES + 2
+    async def looked_often() -> bool:
+        nonlocal looks
+        looks += await shop.postgres.value(PHOTOS_DUE)
+        return looks > 5 * (PHOTO_RETRIES + 2)
 
-    await wait_true(asked_often, what="more tries than a host gets")
+    await wait_true(looked_often, what="more looks than a host gets tries")
+    assert shop.origin.statuses() == {200: 5}
     blobs.folder.unlink()
     away.rename(blobs.folder)
-    assert (await done).photos_by_outcome == {"stored": 1}
-    await hurrying
+    done = asyncio.create_task(shop.wait_done(run))
+    await _hurry_retries(done, shop.postgres)
+    assert (await done).photos_by_outcome == {"stored": 5}
+    assert shop.origin.statuses() == {200: 10}

@@ -69,10 +69,13 @@ class _Reading:
 class Catalogues:
     """Reads, compares and applies catalogues."""
 
-    def __init__(self, postgres: Postgres, jobs: Jobs, config: FetchConfig) -> None:
+    def __init__(
+        self, postgres: Postgres, jobs: Jobs, config: FetchConfig, *, in_line_s: float = IN_LINE_S
+    ) -> None:
         self._postgres = postgres
         self._jobs = jobs
         self._config = config
+        self._in_line_s = in_line_s
         self._places = asyncio.Semaphore(RUNS_AT_ONCE)
         self._policy = Policy.of(config.allow_networks, config.allow_ports)
 
@@ -111,7 +114,7 @@ class Catalogues:
 
     @asynccontextmanager
     async def _only_reader(self, customer: str) -> AsyncIterator[None]:
-        async with self._place(customer):
+        async with self.place(customer):
             connection = await self._postgres.connect_alone()
             try:
                 session = Tx(connection)
@@ -128,16 +131,16 @@ class Catalogues:
                 connection.terminate()
 
     @asynccontextmanager
-    async def _place(self, customer: str) -> AsyncIterator[None]:
+    async def place(self, customer: str) -> AsyncIterator[None]:
         """One of the places for catalogues under way. Raises: RunsBusy after a wait in line."""
         try:
-            async with asyncio.timeout(IN_LINE_S):
+            async with asyncio.timeout(self._in_line_s):
                 await self._places.acquire()
         except TimeoutError:
             raise RunsBusy(
-                f"the catalogue of customer {customer!r} waited {IN_LINE_S:g} s for {RUNS_AT_ONCE} others"
+                f"the catalogue of customer {customer!r} waited {self._in_line_s:g} s for {RUNS_AT_ONCE} others"
                 " that are being read, nothing was changed: send it again later",
-                retry_after_s=IN_LINE_S,
+                retry_after_s=self._in_line_s,
             ) from None
         try:
             yield

@@ -54,7 +54,9 @@ def customer_group() -> None:
 
 @customer_group.command("set", short_help="Make a customer or change its limits.")
 @click.argument("customer")
-@click.option("--rate", default="600/m", show_default=True, help="Requests, such as 10/s or 600/m.")
+@click.option(
+    "--rate", default="600/m", show_default=True, help="Requests, such as 10/s, 20/5s or 600/m."
+)
 @click.option("--connections", default=8, show_default=True, help="Requests at once.")
 @click.pass_obj
 def set_customer(terminal: Terminal, customer: str, rate: str, connections: int) -> None:

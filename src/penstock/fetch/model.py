@@ -26,7 +26,7 @@ from penstock.kernel.config import (
     parse_text,
     setting,
 )
-from penstock.kernel.errors import Conflict, InvalidInput, NotFound, TooLarge
+from penstock.kernel.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
 
 LIMITER: Final = "fetch"
 PHOTO_QUEUE: Final = "fetch.30s"
@@ -100,6 +100,11 @@ class FetchConfig:
     recheck_s: float = setting(
         "24h",
         "A stored photo whose host gave no ETag and no Last-Modified is not asked for again sooner.",
+        parse_duration_s,
+    )
+    handler_timeout_s: float = setting(
+        "60s",
+        "Longest time of one call of an on_item handler; over it the item is delivered again later.",
         parse_duration_s,
     )
     name_servers: str | None = setting(
@@ -180,6 +185,12 @@ class RunUnderWay(Conflict):
     """Another catalogue of the same customer is being read right now."""
 
     code = "fetch.run_under_way"
+
+
+class RunsBusy(Unavailable):
+    """As many catalogues as this process reads at once are being read; nothing was changed."""
+
+    code = "fetch.busy"
 
 
 class RunNotHeld(Conflict):
@@ -397,17 +408,18 @@ def is_temporary(outcome: str) -> bool:
 
 
 def parse_rate(text: str) -> tuple[int, float]:
-    """Starts and window in seconds of `600/m`, `10/s`, `5000/h`. Raises: InvalidRate."""
-    match = re.fullmatch(r"([0-9]{1,9})/(s|m|h)", text.strip())
+    """Starts and window in seconds of `600/m`, `10/s`, `20/5s`, `5000/h`. Raises: InvalidRate."""
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,6}(?:\.[0-9]{1,3})?)?(s|m|h)", text.strip())
     if match is None:
         raise InvalidRate(
-            f"rate {text[:40]!r}: expected requests per second, minute or hour such as 600/m"
+            f"rate {text[:40]!r}: expected requests per second, minute or hour such as 600/m, or in a"
+            " window such as 20/5s"
         )
     if int(match[1]) == 0:
         raise InvalidRate(
             f"rate {text[:40]!r}: the number of requests must be over 0, such as 600/m"
         )
-    return int(match[1]), {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+    return int(match[1]), float(match[2] or 1) * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[3]]
 
 
 def hold_reason(*, rows_valid: int, published: int, is_truncated: str | None) -> str | None:

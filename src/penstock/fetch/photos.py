@@ -11,7 +11,7 @@ Bytes are stored before their row, so a stored row always has its bytes; a crash
 that the next try finds or writes again. The transaction locks the lease: a worker that lost it writes
 nothing, and a repeated job finds its need decided. Temporary failures go back to the queue with backoff
 and become an outcome only when the tries are used up. When our own engines are down, jobs are snoozed,
-which uses up no try.
+which uses up no try; while the object store is, before any request is made (`outages`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from penstock.fetch.model import (
     is_temporary,
     photo_key,
 )
+from penstock.fetch.outages import StoreWatch
 from penstock.fetch.store import Decision, NewPhoto
 from penstock.jobs import JobInHand, Jobs, Snooze
 from penstock.kernel import metrics
@@ -85,7 +86,7 @@ class Photos:
         self, postgres: Postgres, blobs: Blobs, jobs: Jobs, downloader: Downloader
     ) -> None:
         self._postgres = postgres
-        self._blobs = blobs
+        self._store = StoreWatch(blobs)
         self._jobs = jobs
         self._downloader = downloader
         self._large: asyncio.Semaphore | None = None
@@ -118,6 +119,7 @@ class Photos:
         if present is not None:
             await self._settle(job, await asyncio.shield(present))
             return
+        await self._store.require_up()
         # Whoever wants the same link until its outcome is written shares the answer.
         answer = self._asking[link] = asyncio.get_running_loop().create_future()
         try:
@@ -194,7 +196,7 @@ class Photos:
             return _Asked(refused.outcome, refused.text)
         key = photo_key(found.sha256, image.format)
         if not await self._known.ask(found.sha256):
-            await self._blobs.put(key, data)
+            await self._store.put(key, data)
         photo = NewPhoto(found.sha256, key, image.format, len(data), image.width, image.height)
         outcome = "unchanged" if found.sha256 == last_sha256 else "stored"
         return _Asked(outcome, found.text, photo, found.etag, found.last_modified)

@@ -37,7 +37,7 @@ from penstock.fetch.model import (
     UrlReport,
 )
 from penstock.fetch.photos import PHOTOS_AT_ONCE, Photos
-from penstock.fetch.publishing import Publishing
+from penstock.fetch.publishing import DELIVERIES_AT_ONCE, Publishing
 from penstock.fetch.store import SQL
 from penstock.jobs import Jobs, Registry, Task
 from penstock.kernel.ids import USER_ID, require_id
@@ -48,6 +48,8 @@ CONNECTIONS_MAX: Final = 1000
 BIGINT_MAX: Final = 2**63 - 1
 OWN_FAULT_RETRIES: Final = 20
 """Of tasks whose failures are ours: a bug or a crash must not cost a seller his photo."""
+DELIVERY_SLACK_S: Final = 300.0
+"""For what a delivery does beside its handler's call."""
 H = TypeVar("H", bound=Handler)
 
 
@@ -62,7 +64,9 @@ class Fetch:
         self._downloader = Downloader(config)
         self._photos = Photos(postgres, blobs, jobs, self._downloader)
         self._consumers = Consumers(postgres, jobs)
-        self._publishing = Publishing(postgres, jobs, self._consumers)
+        self._publishing = Publishing(
+            postgres, jobs, self._consumers, handler_timeout_s=config.handler_timeout_s
+        )
 
     def register(self, registry: Registry) -> None:
         """Add the room's tasks; every process that enqueues or works needs them."""
@@ -89,10 +93,9 @@ class Fetch:
             Task(
                 queue=ITEM_QUEUE,
                 handler=self._publishing.deliver,
-                batch=50,
-                timeout="30m",
+                timeout=f"{self.config.handler_timeout_s + DELIVERY_SLACK_S:.0f}s",
                 retries=OWN_FAULT_RETRIES,
-                concurrency=2,
+                concurrency=DELIVERIES_AT_ONCE,
             )
         )
 
@@ -180,7 +183,7 @@ class Fetch:
 
         All or nothing: when this returns, the run is `applied` (or `done`, `held`, `dry`) durably; when
         it raises or its process dies, nothing was changed. Raises: CustomerUnknown, NotACatalogue,
-        CatalogueBroken, CatalogueTooLarge, RunUnderWay.
+        CatalogueBroken, CatalogueTooLarge, RunUnderWay, RunsBusy.
         """
         await self.customer(customer)
         name = "".join(c if c.isprintable() else "?" for c in file_name or path.name)[:200]
@@ -188,7 +191,7 @@ class Fetch:
         return await self.run(run_id)
 
     async def confirm_run(self, run_id: int) -> Run:
-        """Apply a held run. Raises: RunUnknown, RunNotHeld, RunUnderWay."""
+        """Apply a held run. Raises: RunUnknown, RunNotHeld, RunUnderWay, RunsBusy."""
         await self.run(run_id)
         await self._catalogues.confirm(run_id)
         return await self.run(run_id)

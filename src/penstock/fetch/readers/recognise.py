@@ -78,6 +78,9 @@ def open_catalogue(path: Path, *, bytes_max: int) -> Catalogue:
 
     Raises: NotACatalogue, CatalogueBroken, CatalogueTooLarge.
     """
+    # Opening a FIFO would wait for a writer, for ever where there is none.
+    if path.exists() and not path.is_file():
+        raise NotACatalogue(f"{path.name} is no regular file; {_ACCEPTED}")
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     source: IO[bytes] = gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[assignment] # noqa: SIM115
