@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -13,6 +13,7 @@ from penstock.kernel.errors import PenstockError
 
 FAR = datetime.now(UTC) + timedelta(days=400)
 NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001
+BEFORE_ALL = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))
 JOBS = {
     "queue": (QueueUnknown, {"queue": "nobody"}),
     "queue_nul": (QueueUnknown, {"queue": "a\0"}),
@@ -22,6 +23,7 @@ JOBS = {
     "priority_bool": (InvalidJob, {"priority": True}),
     "at_far": (InvalidJob, {"at": FAR}),
     "at_naive": (InvalidJob, {"at": NAIVE}),
+    "at_before_the_calendar": (InvalidJob, {"at": BEFORE_ALL}),
     "at_text": (InvalidJob, {"at": "noon"}),
     "at_and_after": (InvalidJob, {"at": datetime.now(UTC), "after_s": 1}),
     "after_negative": (InvalidJob, {"after_s": -1}),
@@ -106,7 +108,7 @@ async def test_what_json_can_hold_comes_back(jobs, registry):
     assert json.dumps(job.payload) == json.dumps(payload)
 
 
-@pytest.mark.parametrize("job_id", [0, -1, 2**62])
+@pytest.mark.parametrize("job_id", [0, -1, 2**62, 2**63, -(2**70)])
 async def test_ids_never_given(jobs, job_id):
     for verb in (jobs.job, jobs.why, jobs.cancel, jobs.retry):
         with pytest.raises(PenstockError) as raised:
@@ -118,3 +120,6 @@ async def test_queues_never_declared(jobs):
     for verb in (jobs.queue, jobs.pause_queue, jobs.resume_queue):
         with pytest.raises(QueueUnknown):
             await verb("nobody")
+        for name in ("\0", "\ud800"):
+            with pytest.raises(QueueUnknown):
+                await verb(name)

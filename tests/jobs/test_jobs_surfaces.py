@@ -19,6 +19,8 @@ from penstock.web.model import WebConfig
 from penstock.web.server import run_api
 from penstock.web.tokens import Tokens
 
+BEFORE_ALL = "0001-01-01T00:00:00+14:00"
+
 
 @pytest.fixture
 async def api(postgres, jobs, registry):
@@ -87,6 +89,17 @@ async def test_steer_queues_and_lanes(api):
         ("POST", "/v1/queues/mail/jobs", {"payload": "x" * 65536}, 413, "jobs.payload_too_large"),
         ("POST", "/v1/queues/mail/jobs", [{}] * 10_001, 413, "jobs.batch_too_large"),
         ("GET", "/v1/jobs/99999999", None, 404, "jobs.job_unknown"),
+        ("GET", "/v1/jobs/9223372036854775808", None, 404, "jobs.job_unknown"),
+        ("GET", "/v1/jobs/9223372036854775808/why", None, 404, "jobs.job_unknown"),
+        ("DELETE", "/v1/jobs/9223372036854775808", None, 404, "jobs.job_unknown"),
+        ("GET", "/v1/jobs/1_0", None, 404, "jobs.job_unknown"),
+        ("GET", "/v1/jobs/+1", None, 404, "jobs.job_unknown"),
+        ("GET", "/v1/jobs/%EF%BC%91", None, 404, "jobs.job_unknown"),
+        ("GET", "/v1/queues/%00", None, 404, "jobs.queue_unknown"),
+        ("PUT", "/v1/queues/%00", {"paused": True}, 404, "jobs.queue_unknown"),
+        ("GET", "/v1/limiters/post/lanes/%00", None, 404, "jobs.lane_unknown"),
+        ("GET", "/v1/limiters/%00/lanes/x", None, 404, "jobs.lane_unknown"),
+        ("POST", "/v1/queues/mail/jobs", {"at": BEFORE_ALL}, 422, "jobs.invalid_job"),
         ("GET", "/v1/queues/nobody", None, 404, "jobs.queue_unknown"),
         ("PUT", "/v1/queues/nobody", {"paused": True}, 404, "jobs.queue_unknown"),
         ("GET", "/v1/limiters/post/lanes/nobody", None, 404, "jobs.lane_unknown"),
@@ -157,6 +170,8 @@ async def test_commands(jobs, registry):
         (("jobs", "add", "mail", "{"), "jobs.invalid_job"),
         (("jobs", "add", "mail", "{}", "--after", "soon"), "jobs.invalid_job"),
         (("jobs", "show", "99999999"), "jobs.job_unknown"),
+        (("jobs", "show", "9223372036854775808"), "jobs.job_unknown"),
+        (("jobs", "cancel", "9223372036854775808"), "jobs.job_unknown"),
         (("lanes", "set", "post", "x", "--rate", "fast"), "jobs.invalid_job"),
         (("lanes", "show", "post", "x"), "jobs.lane_unknown"),
         (("queues", "pause", "nobody"), "jobs.queue_unknown"),

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from penstock.jobs import Batch, Fail, JobState, Registry, Retry, Snooze, Task
 from penstock.jobs.cli import parse_rate
 from penstock.jobs.errors import InvalidJob, InvalidTask
-from penstock.jobs.handling import DONE, JobInHand, Outcome, outcome_of, settled_outcome
+from penstock.jobs.handling import (
+    DONE,
+    JobInHand,
+    Outcome,
+    bounded_text,
+    outcome_of,
+    settled_outcome,
+)
 from penstock.jobs.model import MOVES
-from penstock.jobs.store import _text
 from penstock.kernel.backoff import Backoff
 
 BACKOFF = Backoff(2.0, 60.0)
@@ -55,10 +61,10 @@ def test_a_retry_gets_a_delay_until_retries_are_used_up(attempt, retries):
 
 
 def test_what_raised_errors_mean():
-    assert outcome_of(Retry(3, "busy"), "") == Outcome("retry", 3.0, "busy")
-    assert outcome_of(Fail("no"), "") == Outcome("fail", None, "no")
-    assert outcome_of(Snooze(5), "").word == "snooze"
-    assert outcome_of(KeyError("x"), "trace") == Outcome("retry", None, "KeyError: 'x'", "trace")
+    assert outcome_of(Retry(3, "busy")) == Outcome("retry", 3.0, "busy")
+    assert outcome_of(Fail("no")) == Outcome("fail", None, "no")
+    assert outcome_of(Snooze(5)).word == "snooze"
+    assert outcome_of(KeyError("x")) == Outcome("retry", None, "KeyError: 'x'", "KeyError: 'x'\n")
 
 
 @pytest.mark.parametrize(
@@ -76,11 +82,11 @@ def test_delays_are_kept_within_what_a_date_holds(given_s, kept_s):
 
 @given(st.text())
 def test_any_text_can_be_stored(text):
-    stored = _text(text, 20)
+    stored = bounded_text(text, 20)
     assert "\0" not in stored
     assert stored.encode().decode() == stored
     assert len(stored) <= 24
-    assert _text("\ud800\0x", 20) == "?\N{SYMBOL FOR NULL}x"
+    assert bounded_text("\ud800\0x", 20) == "?\N{SYMBOL FOR NULL}x"
 
 
 def test_payload_types_come_from_the_signature():

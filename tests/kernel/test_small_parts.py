@@ -109,3 +109,22 @@ def test_a_log_line_is_one_json_document_and_masks_secrets():
         "(masked)",
         "a\nb",
     )
+
+
+def test_a_log_line_is_written_whatever_its_fields_hold():
+    code = (
+        "from penstock.kernel.logs import configure_logs, logger; configure_logs('test')\n"
+        "class Mute:\n"
+        "    def __str__(self): raise KeyError('no')\n"
+        "    __repr__ = __str__\n"
+        "logger('t').warning('broke', error='bad\\ud800', of=Mute(), huge=2**80)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    [line] = ran.stderr.splitlines()
+    row = json.loads(line)
+    assert (row["event"], row["error"], row["of"], row["huge"]) == (
+        "broke",
+        "bad?",
+        "Mute without text (KeyError)",
+        str(2**80),
+    )

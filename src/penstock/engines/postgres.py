@@ -262,6 +262,22 @@ async def _reset(connection: Any) -> None:
 
 
 @contextmanager
+def _kept_cancellation() -> Iterator[None]:
+    """Go on with a task's cancellation where the driver put an error of its own in its place.
+
+    Giving a cancelled connection back to a silent server ends in a TimeoutError. As an error worth a
+    retry it would keep a loop alive that was told to end.
+    """
+    try:
+        yield
+    except (*_DOWN, *_BUSY) as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() > 0:
+            raise asyncio.CancelledError from error
+        raise
+
+
+@contextmanager
 def translated_errors(server: str = "") -> Iterator[None]:
     """Raise a driver's error as ours, naming `server` where nothing answers.
 
@@ -269,7 +285,8 @@ def translated_errors(server: str = "") -> Iterator[None]:
     """
     at = f" at {server}" if server else ""
     try:
-        yield
+        with _kept_cancellation():
+            yield
     except PenstockError:
         raise
     except asyncpg.IntegrityConstraintViolationError as error:

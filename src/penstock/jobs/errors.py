@@ -22,8 +22,8 @@ class JobUnknown(NotFound):
 
     code = "jobs.job_unknown"
 
-    def __init__(self, job_id: int) -> None:
-        super().__init__(f"job {job_id} does not exist: use an id that enqueue returned")
+    def __init__(self, job_id: int | str) -> None:
+        super().__init__(f"job {str(job_id)[:40]} does not exist: use an id that enqueue returned")
 
 
 class LaneUnknown(NotFound):
@@ -33,7 +33,7 @@ class LaneUnknown(NotFound):
 
     def __init__(self, limiter: str, lane: str) -> None:
         super().__init__(
-            f"lane {lane!r} of limiter {limiter!r} does not exist: set it with"
+            f"lane {lane[:160]!r} of limiter {limiter[:160]!r} does not exist: set it with"
             f" `penstock lanes set`, or enqueue a job into it"
         )
 

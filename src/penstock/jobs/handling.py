@@ -7,11 +7,12 @@ where `Retry`, `Fail` or `Snooze` send it. Nothing here does I/O; the worker set
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 
-from penstock.jobs.model import AT_AWAY_S_MAX
+from penstock.jobs.model import AT_AWAY_S_MAX, ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
 from penstock.kernel.backoff import Backoff
 
 P = TypeVar("P")
@@ -22,7 +23,7 @@ class Retry(Exception):
 
     def __init__(self, after_s: float | None = None, why: str = "") -> None:
         super().__init__(why or "the handler asked for a retry")
-        self.after_s = after_s
+        self.after_s = _checked_delay_s(after_s)
 
 
 class Fail(Exception):
@@ -33,8 +34,8 @@ class Snooze(Exception):
     """Run the job again after `after_s`; no attempt is counted."""
 
     def __init__(self, after_s: float) -> None:
-        super().__init__(f"the handler asked to wait {after_s} s")
-        self.after_s = after_s
+        self.after_s = _delay_s(after_s)
+        super().__init__(f"the handler asked to wait {self.after_s:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +82,15 @@ class JobInHand(Generic[P]):
 
     def retry(self, after_s: float | None = None, why: str = "") -> None:
         """Run it again, after `after_s` or the usual backoff; failed once its retries are used up."""
-        self.outcome = Outcome("retry", _checked_delay_s(after_s), why)
+        self.outcome = Outcome("retry", _checked_delay_s(after_s), told_text(why))
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str | BaseException) -> None:
         """It is failed for good."""
-        self.outcome = Outcome("fail", None, why)
+        self.outcome = Outcome("fail", None, told_text(why))
 
     def snooze(self, after_s: float) -> None:
         """Run it again after `after_s`; no attempt is counted."""
-        self.outcome = Outcome("snooze", _checked_delay_s(after_s))
+        self.outcome = Outcome("snooze", _delay_s(after_s))
 
     def __repr__(self) -> str:
         return f"JobInHand(id={self.id}, attempt={self.attempt}, payload={self.payload!r})"
@@ -118,25 +119,60 @@ class Batch(Sequence[JobInHand[P]], Generic[P]):
         return iter(self._jobs)
 
 
-def outcome_of(error: BaseException, traceback: str) -> Outcome:
-    """What a raised `error` means for the jobs that its call said nothing about."""
-    text = str(error) or type(error).__name__
+def outcome_of(error: BaseException) -> Outcome:
+    """What a raised `error` means for the jobs that its call said nothing about. Never raises."""
+    text = told_text(error) or type(error).__name__
     match error:
-        case Retry():
-            return Outcome("retry", _checked_delay_s(error.after_s), text)
         case Fail():
             return Outcome("fail", None, text)
-        case Snooze():
-            return Outcome("snooze", _checked_delay_s(error.after_s), text)
+        case Retry() | Snooze():
+            # A subclass may have left `after_s` out or put anything there.
+            try:
+                after_s = _checked_delay_s(getattr(error, "after_s", None))
+            except TypeError:
+                after_s = None
+            is_snooze = isinstance(error, Snooze) and after_s is not None
+            return Outcome("snooze" if is_snooze else "retry", after_s, text)
         case _:
-            return Outcome("retry", None, f"{type(error).__name__}: {text}", traceback)
+            name = type(error).__name__
+            told = bounded_text(f"{name}: {text}", ERROR_CHARACTERS_MAX)
+            return Outcome("retry", None, told, _traceback_of(error))
+
+
+def bounded_text(text: str, characters_max: int) -> str:
+    """What PostgreSQL's text and a log can hold of `text`: its end, no NUL, no lone surrogates."""
+    kept = text if len(text) <= characters_max else "... " + text[-characters_max:]
+    return kept.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode()
+
+
+def told_text(what: object) -> str:
+    """`what` as text, whatever a handler gave for it: also an error that has no readable text."""
+    try:
+        text = "" if what is None else str(what)
+    except BaseException as error:  # noqa: BLE001 - its __str__ is the handler's code too
+        text = f"{type(what).__name__} whose text cannot be read ({type(error).__name__})"
+    return bounded_text(text, ERROR_CHARACTERS_MAX)
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BaseException as fault:  # noqa: BLE001 - it calls the error's own code
+        text = f"the traceback cannot be read ({type(fault).__name__})"
+    return bounded_text(text, TRACEBACK_CHARACTERS_MAX)
 
 
 def _checked_delay_s(after_s: Any) -> float | None:
-    """`after_s` within what a date holds; a handler's slip must not make its ack fail."""
-    if after_s is None:
-        return None
-    delay_s = float(after_s)
+    """None for the usual backoff, else as `_delay_s`."""
+    return None if after_s is None else _delay_s(after_s)
+
+
+def _delay_s(after_s: Any) -> float:
+    """`after_s` within what a date holds, else its ack would fail. Raises: TypeError for no number."""
+    try:
+        delay_s = float(after_s)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"after_s: expected seconds, got a {type(after_s).__name__}") from error
     return 0.0 if math.isnan(delay_s) else min(max(delay_s, 0.0), AT_AWAY_S_MAX)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from litestar import delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
+from penstock.jobs.errors import JobUnknown
 from penstock.jobs.model import Job, Lane, NewJob, QueueStatus, Why
 from penstock.jobs.service import Jobs
 
@@ -68,29 +70,29 @@ async def enqueue_jobs(
     return JobsAdded(ids=await jobs.enqueue_many(new))
 
 
-@get("/v1/jobs/{job_id:int}", operation_id="getJob", summary="Show a job", opt=_READ)
-async def get_job(jobs: NamedDependency[Jobs], job_id: FromPath[int]) -> Job:
+@get("/v1/jobs/{job_id:str}", operation_id="getJob", summary="Show a job", opt=_READ)
+async def get_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> Job:
     """Show a job in whatever state; `gone` if it ended and was not kept."""
-    return await jobs.job(job_id)
+    return await jobs.job(_job_id(job_id))
 
 
 @get(
-    "/v1/jobs/{job_id:int}/why",
+    "/v1/jobs/{job_id:str}/why",
     operation_id="whyJob",
     summary="Say why a job is where it is",
     opt=_READ,
 )
-async def why_job(jobs: NamedDependency[Jobs], job_id: FromPath[int]) -> Why:
+async def why_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> Why:
     """Say why a job is where it is."""
-    return await jobs.why(job_id)
+    return await jobs.why(_job_id(job_id))
 
 
 @delete(
-    "/v1/jobs/{job_id:int}", operation_id="cancelJob", summary="Cancel a waiting job", opt=_WRITE
+    "/v1/jobs/{job_id:str}", operation_id="cancelJob", summary="Cancel a waiting job", opt=_WRITE
 )
-async def cancel_job(jobs: NamedDependency[Jobs], job_id: FromPath[int]) -> None:
+async def cancel_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> None:
     """Cancel a job that is scheduled or ready."""
-    await jobs.cancel(job_id)
+    await jobs.cancel(_job_id(job_id))
 
 
 @get("/v1/queues", operation_id="listQueues", summary="List the queues", opt=_READ)
@@ -145,6 +147,13 @@ async def put_lane(
     """Set all limits of a lane, live; what is left out is without limit."""
     await jobs.set_lane(limiter, lane, **msgspec.structs.asdict(data))
     return await jobs.get_lane(limiter, lane)
+
+
+def _job_id(text: str) -> int:
+    """An id as it is written in paths: digits alone, not all that `int` takes. Raises: JobUnknown."""
+    if re.fullmatch(r"[0-9]{1,19}", text) is None:
+        raise JobUnknown(text)
+    return int(text)
 
 
 ROUTES: Final[list[Any]] = [

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.jobs.errors import BatchTooLarge, InvalidJob, PayloadTooLarge
+from penstock.jobs.errors import BatchTooLarge, InvalidJob, JobUnknown, PayloadTooLarge
 from penstock.jobs.model import (
     AT_AWAY_S_MAX,
     BYTES_PER_CALL_MAX,
+    JOB_ID_LAST,
     JOBS_PER_CALL_MAX,
     NAME_CHARACTERS_MAX,
     PRIORITY_LAST,
@@ -140,8 +141,8 @@ def _faults(job: NewJob, latest: datetime) -> list[tuple[str, str]]:
     if type(job.priority) is not int or not 0 <= job.priority <= PRIORITY_LAST:
         found.append(("priority", f"expected a whole number 0 to {PRIORITY_LAST}"))
     if job.at is not None:
-        if not isinstance(job.at, datetime) or job.at.tzinfo is None:
-            found.append(("at", "expected a moment with its time zone"))
+        if not isinstance(job.at, datetime) or not _has_utc(job.at):
+            found.append(("at", "expected a moment with its time zone, from year 1 on in UTC"))
         elif job.after_s is not None:
             found.append(("at", "expected `at` or `after_s`, not both"))
         elif job.at > latest:
@@ -156,9 +157,31 @@ def _faults(job: NewJob, latest: datetime) -> list[tuple[str, str]]:
     return found
 
 
+def _has_utc(moment: datetime) -> bool:
+    """Whether `moment` can be said in UTC; the first and last hours of the calendar cannot all."""
+    try:
+        return moment.utcoffset() is not None and moment.astimezone(UTC) is not None
+    except (OverflowError, ValueError):
+        return False
+
+
+def is_storable(text: str) -> bool:
+    """Whether PostgreSQL can be asked for `text` at all: no NUL, no lone surrogates."""
+    try:
+        return "\0" not in text.encode().decode()
+    except UnicodeEncodeError:
+        return False
+
+
 def is_name(value: Any) -> bool:
     """Whether `value` may name a lane, a limiter or a key."""
     return isinstance(value, str) and 1 <= len(value) <= NAME_CHARACTERS_MAX and value.isprintable()
+
+
+def require_job_id(job_id: int) -> None:
+    """Refuse an id that no row can have. Raises: JobUnknown."""
+    if not 0 < job_id <= JOB_ID_LAST:
+        raise JobUnknown(job_id)
 
 
 def require_lane(

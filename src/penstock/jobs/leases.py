@@ -42,6 +42,13 @@ MARKS_KEPT_S: Final = 1.0
 LOWEST_FIRST_EVERY: Final = 8
 
 
+def require_not_cancelled() -> None:
+    """At the head of a loop that outlives errors. Raises: CancelledError where a driver swallowed it."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling() > 0:
+        raise asyncio.CancelledError
+
+
 class HostLost(Exception):
     """This host's row expired: its leases are being given to others."""
 
@@ -192,6 +199,7 @@ class Desk:
     ) -> bool:
         """Try until the database answers; settling again what was settled changes nothing."""
         for attempt in count(1):
+            require_not_cancelled()
             try:
                 return await store.settle(self._postgres, lease_id, outcomes)
             except PenstockError as error:

@@ -23,6 +23,8 @@ AT_AWAY_S_MAX: Final = 366 * 86_400.0
 NAME_CHARACTERS_MAX: Final = 128
 """Of a lane, a limiter and a unique key."""
 PRIORITY_LAST: Final = 9
+JOB_ID_LAST: Final = 2**63 - 1
+"""The greatest id that a row can have."""
 WINDOW_S_MAX: Final = 31 * 86_400.0
 WEIGHT_MAX: Final = 100
 ERROR_CHARACTERS_MAX: Final = 2_000

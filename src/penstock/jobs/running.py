@@ -12,8 +12,9 @@ import asyncio
 import contextvars
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from penstock.jobs.handling import (
@@ -25,8 +26,9 @@ from penstock.jobs.handling import (
     Outcome,
     outcome_of,
     settled_outcome,
+    told_text,
 )
-from penstock.jobs.leases import RECONNECT, Desk, Lease, Scan
+from penstock.jobs.leases import RECONNECT, Desk, Lease, Scan, require_not_cancelled
 from penstock.jobs.model import jobs_run_seconds
 from penstock.jobs.tasks import Task
 from penstock.kernel.errors import PenstockError
@@ -56,6 +58,7 @@ class QueueRunner:
         self._flushes: set[asyncio.Task[None]] = set()
         self._lanes_due_s = 0.0
         self._is_fenced = False
+        self._is_cutting = False
         self._lanes_first = task.limiter != task.queue
 
     @property
@@ -73,6 +76,7 @@ class QueueRunner:
         try:
             failures = 0
             while not stop.is_set():
+                require_not_cancelled()
                 # Cleared before the claim: a hint that comes while it is under way must survive it.
                 self._wake.clear()
                 try:
@@ -91,7 +95,7 @@ class QueueRunner:
         finally:
             # Reached with calls where the host was lost, whose leases are not ours any more, and where
             # handlers outlived the grace time. A handler that swallows its cancellation is left behind.
-            self._is_fenced = True
+            self._is_fenced = self._is_cutting = True
             left = self._calls | self._flushes
             for call in left:
                 call.cancel("the host was lost")
@@ -166,16 +170,33 @@ class QueueRunner:
         ]
 
     async def _run_batch(self, lease: Lease, jobs: list[JobInHand[Any]]) -> None:
-        good = [job for job in jobs if self._decode(job)]
-        if lease.is_late:
-            await self._settle(lease, UNSTARTED, len(jobs))
-            return
-        if good:
-            await self._call(good, (Batch(good, lease.id),), {})
+        try:
+            good = [job for job in jobs if self._decode(job)]
+            if lease.is_late:
+                for job in jobs:
+                    job.outcome = UNSTARTED
+            elif good:
+                await self._call(good, (Batch(good, lease.id),), {})
+        except BaseException as error:  # noqa: BLE001 - else its jobs would stay leased for ever
+            self._note_broken(jobs, error)
         lease.pending = {job.id: self._final(job) for job in jobs}
         await self._flush(lease)
 
     async def _run_single(self, lease: Lease, job: JobInHand[Any]) -> None:
+        try:
+            await self._work(lease, job)
+        except BaseException as error:  # noqa: BLE001 - else its jobs would stay leased for ever
+            self._note_broken([job], error)
+        lease.pending[job.id] = self._final(job)
+        lease.open_count -= 1
+        if lease.open_count == 0:
+            await self._flush(lease)
+        elif not lease.is_flush_planned:
+            lease.is_flush_planned = True
+            self._spawn(self._flushes, self._flush_later(lease))
+
+    async def _work(self, lease: Lease, job: JobInHand[Any]) -> None:
+        """Call the handler with one job, unless it may not start."""
         is_good = self._decode(job)
         if lease.is_late:
             job.outcome = UNSTARTED
@@ -185,13 +206,20 @@ class QueueRunner:
             await self._call([job], (), arguments)
         elif is_good:
             await self._call([job], (job if self.task.takes_job else job.payload,), {})
-        lease.pending[job.id] = self._final(job)
-        lease.open_count -= 1
-        if lease.open_count == 0:
-            await self._flush(lease)
-        elif not lease.is_flush_planned:
-            lease.is_flush_planned = True
-            self._spawn(self._flushes, self._flush_later(lease))
+
+    def _note_broken(self, jobs: Sequence[JobInHand[Any]], error: BaseException) -> None:
+        """The last net: a fault around the handler is a failed attempt, and no job stays in hand.
+
+        Raises: `error` where it is the end of this call, by the worker or by the event loop.
+        """
+        if isinstance(error, asyncio.CancelledError) and self._is_cutting:
+            raise error
+        if isinstance(error, GeneratorExit) and _running_task() not in self._calls:
+            raise error
+        rest = outcome_of(error)
+        _log.error("call_broke", queue=self.task.queue, jobs=len(jobs), error=rest.error)
+        for job in jobs:
+            job.outcome = job.outcome or replace(rest, word="retry")
 
     async def _call(
         self, jobs: Sequence[JobInHand[Any]], arguments: tuple[Any, ...], named: dict[str, Any]
@@ -208,45 +236,54 @@ class QueueRunner:
                 else:
                     await _run_in_thread(self.task.handler, arguments, named)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            is_ours = task is not None and task.cancelling() > 0
-            rest = RETURNED if is_ours else Outcome("retry", None, "the handler cancelled itself")
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
-            rest = outcome_of(error, traceback.format_exc())
+            cancelled_itself = Outcome("retry", None, "the handler cancelled itself")
+            rest = RETURNED if self._is_cutting else cancelled_itself
+        # Also SystemExit, which would end the event loop if it left this task.
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and _running_task() not in self._calls:
+                raise
+            rest = outcome_of(error)
             if limit.expired():
-                rest = Outcome(
-                    "retry", None, f"it ran over its timeout of {self.task.timeout_s:g} s"
-                )
-            _log.warning(
-                "handler_raised",
-                queue=self.task.queue,
-                job_id=jobs[0].id,
-                jobs=len(jobs),
-                attempt=jobs[0].attempt,
-                error=rest.error,
-                traceback=rest.traceback,
-            )
+                text = f"it ran over its timeout of {self.task.timeout_s:g} s"
+                rest = Outcome("retry", None, text)
+            self._log_raised(jobs, rest)
+        if not self._is_fenced:
+            await _go_on_after_cancellation()
         jobs_run_seconds.observe(time.monotonic() - began_s)
         self.jobs_run += len(jobs)
         for job in jobs:
             job.outcome = job.outcome or rest
 
+    def _log_raised(self, jobs: Sequence[JobInHand[Any]], rest: Outcome) -> None:
+        # Retry, Snooze and Fail are words of the handler, not faults; only a fault has a traceback.
+        say = _log.warning if rest.traceback else _log.info
+        say(
+            "handler_raised",
+            queue=self.task.queue,
+            job_id=jobs[0].id,
+            jobs=len(jobs),
+            attempt=jobs[0].attempt,
+            error=rest.error,
+            traceback=rest.traceback,
+        )
+
     def _decode(self, job: JobInHand[Any]) -> bool:
         """Decode the payload in place; one that does not fit goes to retry, for newer code may know it."""
         try:
             job.payload = self.task.decode(job.payload)
-        except ValueError as error:
-            job.outcome = Outcome("retry", None, f"the payload does not fit the task: {error}")
-            _log.warning(
-                "payload_not_understood", queue=self.task.queue, job_id=job.id, error=str(error)
-            )
+        except Exception as error:  # noqa: BLE001 - a payload's type may run code of its own
+            told = told_text(error)
+            job.outcome = Outcome("retry", None, f"the payload does not fit the task: {told}")
+            _log.warning("payload_not_understood", queue=self.task.queue, job_id=job.id, error=told)
             return False
         return True
 
     def _final(self, job: JobInHand[Any]) -> Outcome:
-        assert job.outcome is not None, "a job in hand was not run"
+        outcome = job.outcome
+        if not isinstance(outcome, Outcome):
+            outcome = Outcome("retry", None, "its call ended without an outcome")
         final = settled_outcome(
-            job.outcome,
+            outcome,
             attempt=job.attempt,
             retries=self.task.retries,
             backoff=self._desk.config.backoff,
@@ -281,12 +318,34 @@ class QueueRunner:
             return
         try:
             await self._desk.settle(lease.id, outcomes, jobs)
+        except Exception as error:
+            if isinstance(outcomes, Outcome):
+                raise
+            await self._desk.settle(lease.id, self._unrecorded(lease, outcomes, error), jobs)
         finally:
             lease.unsettled_count -= jobs
             if lease.unsettled_count == 0:
                 self._desk.forget(lease.id)
         if lease.start_before_s is not None:
             self.on_lanes_freed()
+
+    def _unrecorded(
+        self, lease: Lease, outcomes: dict[int, Outcome], error: Exception
+    ) -> dict[int, Outcome]:
+        """A retry in place of each of `outcomes`, which the database refused."""
+        told = outcome_of(error).error
+        _log.error("outcomes_refused", queue=self.task.queue, jobs=len(outcomes), error=told)
+        rest = Outcome("retry", None, f"what became of it could not be recorded: {told}")
+        return {
+            job_id: settled_outcome(
+                rest,
+                attempt=attempt + 1,
+                retries=self.task.retries,
+                backoff=self._desk.config.backoff,
+            )
+            for job_id, attempt in zip(lease.claim.ids, lease.claim.attempts, strict=True)
+            if job_id in outcomes
+        }
 
     def _spawn(self, group: set[asyncio.Task[None]], work: Any) -> None:
         task = asyncio.create_task(work)
@@ -314,10 +373,31 @@ class QueueRunner:
             _, late = await asyncio.wait(self._calls | self._flushes, timeout=max(0.0, left_s))
             if late:
                 break
+        self._is_cutting = True
         for call in list(self._calls):
             call.cancel("the worker stops")
         if self._calls or self._flushes:
             await asyncio.wait(self._calls | self._flushes, timeout=2)
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    """The task that runs; None where a coroutine is closed after its event loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+async def _go_on_after_cancellation() -> None:
+    """Take a cancellation as answered: what the handler left is still to be settled."""
+    task = asyncio.current_task()
+    if task is None or task.cancelling() == 0:
+        return
+    while task.cancelling() > 0:
+        task.uncancel()
+    # A handler that cancelled itself and awaited nothing more left it for the next await.
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
 
 
 async def _run_in_thread(
@@ -329,25 +409,26 @@ async def _run_in_thread(
     and the process's exit.
     """
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
+    # Errors are carried as values: a future refuses StopIteration, and one that raises GeneratorExit
+    # closes the coroutines that wait for it.
+    answer: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = contextvars.copy_context()
 
     def tell(result: Any, error: BaseException | None) -> None:
-        if answer.done():
-            return
-        if error is None:
-            answer.set_result(result)
-        else:
-            answer.set_exception(error)
+        if not answer.done():
+            answer.set_result((result, error))
 
     def work() -> None:
         result, error = None, None
         try:
             result = context.run(handler, *arguments, **named)
         except BaseException as raised:  # noqa: BLE001 - carried to the awaiting side
-            error = raised if not isinstance(raised, StopIteration) else RuntimeError(repr(raised))
+            error = raised
         if not loop.is_closed():
             loop.call_soon_threadsafe(tell, result, error)
 
     threading.Thread(target=work, name="penstock-handler", daemon=True).start()
-    return await answer
+    result, error = await answer
+    if error is not None:
+        raise error
+    return result

@@ -24,8 +24,16 @@ from penstock.jobs.errors import (
     QueueUnknown,
 )
 from penstock.jobs.hints import Hints
-from penstock.jobs.intake import Rows, prepare_groups, prepare_jobs, require_lane
+from penstock.jobs.intake import (
+    Rows,
+    is_storable,
+    prepare_groups,
+    prepare_jobs,
+    require_job_id,
+    require_lane,
+)
 from penstock.jobs.model import (
+    JOB_ID_LAST,
     JOBS_PER_CALL_MAX,
     Job,
     JobsConfig,
@@ -144,17 +152,20 @@ class Jobs:
 
     async def get_lane(self, limiter: str, lane: str) -> Lane:
         """A lane's limits and what it is doing. Raises: LaneUnknown."""
-        found = await store.find_lane(self._postgres, limiter, lane)
+        found = None
+        if is_storable(limiter) and is_storable(lane):
+            found = await store.find_lane(self._postgres, limiter, lane)
         if found is None:
             raise LaneUnknown(limiter, lane)
         return found
 
     async def job(self, job_id: int) -> Job:
         """The job in any state; `gone` where it ended and was not kept. Raises: JobUnknown."""
+        require_job_id(job_id)
         found = await store.find_job(self._postgres, job_id)
         if found is not None:
             return found
-        if not 0 < job_id <= await store.newest_job_id(self._postgres):
+        if job_id > await store.newest_job_id(self._postgres):
             raise JobUnknown(job_id)
         # A job on the move between its places can be missed by a look at one after the other.
         return await store.find_job(self._postgres, job_id) or Job(id=job_id, state=JobState.GONE)
@@ -169,6 +180,7 @@ class Jobs:
 
     async def cancel(self, job_id: int) -> None:
         """Cancel a job that waits. Raises: JobUnknown, JobNotWaiting."""
+        require_job_id(job_id)
         if not await store.cancel_job(self._postgres, job_id):
             job = await self.job(job_id)
             raise JobNotWaiting(
@@ -181,6 +193,7 @@ class Jobs:
 
         Raises: JobUnknown, JobNotEnded, KeyTaken.
         """
+        require_job_id(job_id)
         try:
             is_retried = await store.retry_ended(self._postgres, job_id)
         except ConstraintViolated as error:
@@ -204,6 +217,10 @@ class Jobs:
     ) -> list[Job]:
         """Kept jobs that ended failed, cancelled or quarantined, newest id first, below `before`."""
         bounded = max(1, min(jobs_max, PAGE_ROWS_MAX))
+        if queue is not None and not is_storable(queue):
+            return []
+        if before is not None:
+            before = max(0, min(before, JOB_ID_LAST))
         return await store.ended_jobs(
             self._postgres, queue=queue, state=state, before=before, jobs_max=bounded
         )
@@ -214,7 +231,7 @@ class Jobs:
 
     async def queue(self, name: str) -> QueueStatus:
         """One queue with its backlog. Raises: QueueUnknown."""
-        found = await store.queue_statuses(self._postgres, name)
+        found = await store.queue_statuses(self._postgres, name) if is_storable(name) else []
         if not found:
             raise QueueUnknown(name)
         return found[0]
@@ -309,6 +326,8 @@ class Jobs:
         return [self._queues[name].id for name in names]
 
     async def _set_paused(self, name: str, *, is_paused: bool) -> None:
+        if not is_storable(name):
+            raise QueueUnknown(name)
         if not await store.set_paused(self._postgres, name, is_paused=is_paused):
             if self.registry.get(name) is None:
                 raise QueueUnknown(name)

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.engines.postgres import Row, Runner, Tx
 from penstock.engines.sql import load_queries
-from penstock.jobs.handling import Outcome
+from penstock.jobs.handling import Outcome, bounded_text
 from penstock.jobs.intake import Rows
 from penstock.jobs.model import (
     ERROR_CHARACTERS_MAX,
@@ -177,8 +177,10 @@ async def settle(runner: Runner, lease_id: int, outcomes: dict[int, Outcome] | O
             ids=ids,
             outcomes=[outcome.word for outcome in each],
             delays_s=[outcome.after_s for outcome in each],
-            errors=[_text(outcome.error, ERROR_CHARACTERS_MAX) for outcome in each],
-            tracebacks=[_text(outcome.traceback, TRACEBACK_CHARACTERS_MAX) for outcome in each],
+            errors=[bounded_text(outcome.error, ERROR_CHARACTERS_MAX) for outcome in each],
+            tracebacks=[
+                bounded_text(outcome.traceback, TRACEBACK_CHARACTERS_MAX) for outcome in each
+            ],
         )
     )
 
@@ -372,9 +374,3 @@ def _job(row: Row) -> Job:
         traceback=row["traceback"],
         payload=msgspec.json.decode(row["payload"]),
     )
-
-
-def _text(text: str, characters_max: int) -> str:
-    """What PostgreSQL's text can hold of `text`: bounded, no NUL, no lone surrogates."""
-    kept = text if len(text) <= characters_max else "... " + text[-characters_max:]
-    return kept.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode()

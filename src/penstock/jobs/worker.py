@@ -20,7 +20,7 @@ from typing import Final
 
 from penstock.engines.postgres import Postgres, translated_errors
 from penstock.jobs import store
-from penstock.jobs.leases import RECONNECT, Desk, HostLost
+from penstock.jobs.leases import RECONNECT, Desk, HostLost, require_not_cancelled
 from penstock.jobs.model import JobsConfig
 from penstock.jobs.running import QueueRunner
 from penstock.jobs.service import Jobs
@@ -55,6 +55,7 @@ class Worker:
         """
         failures = 0
         while not stop.is_set():
+            require_not_cancelled()
             try:
                 runners, desk = await self._register()
             except PenstockError as error:
@@ -121,6 +122,7 @@ class Worker:
         renewed_s = time.monotonic()
         wait_s = self._config.heartbeat_s
         while True:
+            require_not_cancelled()
             await asyncio.sleep(wait_s)
             sent_s = time.monotonic()
             left_s = renewed_s + self._config.lease_s - sent_s
@@ -142,6 +144,7 @@ class Worker:
         by_queue = {str(runner.queue_id): runner for runner in runners}
         failures = 0
         while True:
+            require_not_cancelled()
             connection = None
             try:
                 connection = await self._postgres.connect_alone()
@@ -182,6 +185,7 @@ class Sweeper:
         """Sweep until `stop`; a database that is away is waited for."""
         failures = 0
         while not stop.is_set():
+            require_not_cancelled()
             try:
                 wait_s = await self._run_once()
                 failures = 0

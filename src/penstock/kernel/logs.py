@@ -57,7 +57,19 @@ class _ToStructlog(logging.Handler):
 
 
 def _encode(event: Any, **_options: Any) -> bytes:
-    return msgspec.json.encode(event, enc_hook=str)
+    try:
+        return msgspec.json.encode(event, enc_hook=str)
+    except Exception:  # noqa: BLE001 - a line about one fault must not become another
+        return msgspec.json.encode({_plain(name): _plain(event[name]) for name in event})
+
+
+def _plain(value: Any) -> str:
+    """`value` as text that JSON can hold: no lone surrogates, and no error from its own code."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except Exception as error:  # noqa: BLE001 - as above
+        text = f"{type(value).__name__} without text ({type(error).__name__})"
+    return text.encode("utf-8", "replace").decode()
 
 
 def _add_trace_id(
