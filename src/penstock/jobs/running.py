@@ -246,7 +246,8 @@ class QueueRunner:
             if limit.expired():
                 text = f"it ran over its timeout of {self.task.timeout_s:g} s"
                 rest = Outcome("retry", None, text)
-            self._log_raised(jobs, rest)
+            # Retry, Snooze and Fail are words of the handler, not faults; a fault has a traceback.
+            self._log_raised(jobs, rest, is_fault=limit.expired() or bool(rest.traceback))
         if not self._is_fenced:
             await _go_on_after_cancellation()
         jobs_run_seconds.observe(time.monotonic() - began_s)
@@ -254,9 +255,8 @@ class QueueRunner:
         for job in jobs:
             job.outcome = job.outcome or rest
 
-    def _log_raised(self, jobs: Sequence[JobInHand[Any]], rest: Outcome) -> None:
-        # Retry, Snooze and Fail are words of the handler, not faults; only a fault has a traceback.
-        say = _log.warning if rest.traceback else _log.info
+    def _log_raised(self, jobs: Sequence[JobInHand[Any]], rest: Outcome, *, is_fault: bool) -> None:
+        say = _log.warning if is_fault else _log.info
         say(
             "handler_raised",
             queue=self.task.queue,
