@@ -6,12 +6,20 @@ import secrets
 from pathlib import Path
 
 import pytest
+import structlog
 
 from penstock.app import PACKAGES
 from penstock.engines.blobs import Blobs
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.valkey import Valkey, ValkeyConfig
 from penstock.testing.engines import engines_for_tests
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before():
+    """A command run in this process configures the logs of all: put them back."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ async def test_visitors_put_a_photo_together_from_its_ranges(media_url, photo):
 
 
 async def test_visitors_notice_one_wrong_byte(media_url, photo, blobs):
-    file = blobs.file_of(photo.key)
+    file = blobs.folder / photo.key
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
