@@ -56,6 +56,7 @@ def run(start, folder, *words):
     return process.out
 
 
+@pytest.mark.soak
 def test_a_revoked_root_token_is_told_and_a_deleted_file_makes_a_new_one(start, tmp_path):
     process = start(tmp_path, "up")
     process.wait_out("/v1/queues")
@@ -90,6 +91,7 @@ def shell(folder, text):
     )
 
 
+@pytest.mark.soak
 def test_backup_and_restore_work_as_the_operations_page_says(start, tmp_path):
     # Longer than the path of a socket may be.
     folder = tmp_path / ("a long name " * 12)

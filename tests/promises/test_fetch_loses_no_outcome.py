@@ -67,6 +67,7 @@ def worker_of(process) -> int | None:
     return None
 
 
+@pytest.mark.soak
 def test_counts_add_up_while_workers_are_killed(site, origin):
     process = site.up()
     site.run("fetch", "customer", "set", "shop", "--rate", "60/s", "--connections", "6")
