@@ -1,6 +1,6 @@
 """Real engines for a test run: started once, with a migrated template, one database a test.
 
-Copying a template database takes about 30 ms, against seconds for migrations, so every test has a
+Copying a template database is quicker than migrating anew, so every test has a
 database of its own and none can disturb another. Syncs are off here: a test that asks about durability
 starts engines of its own.
 """

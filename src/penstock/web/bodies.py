@@ -3,7 +3,7 @@
 Litestar converts bodies leniently (`"5"` passes for 5) and reports the first fault; this takes its place
 as the data transfer object of every handler. A good body costs one pass of msgspec straight into the
 handler's type, and one of the standard library that refuses what parsers disagree about: doubled keys
-and deep nesting (30 ms beside 4 ms for 20,000 items in 0.9 MB, 2 cores). Only a bad body is walked again.
+and deep nesting; the second costs several times the first. Only a bad body is walked again.
 """
 
 from __future__ import annotations
