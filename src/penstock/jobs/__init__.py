@@ -16,7 +16,7 @@ with one consumer, 97,000/s beside a 24 s transaction (PostgreSQL 18, 2 cores sh
 **Limits**: `model.py`. **Files**: hearts `handling.py` (what a handler says), `tasks.py` (handlers by queue),
 `intake.py` (the checks at the door), `leases.py` (a claim's rows in hand, their settling), `hints.py`
 (coalesced NOTIFY); `reasons.py` (why a job waits), `running.py` (one
-queue in a worker); then `model`, `errors`, `store` + `sql/`, `service`, `worker`, `http`, `cli`.
+queue in a worker); then `model`, `errors`, `worker` and the folders `store` + `sql`, `service`, `http`, `cli`.
 """
 
 from __future__ import annotations

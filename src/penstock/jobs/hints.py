@@ -48,6 +48,6 @@ class Hints:
             await asyncio.sleep(GAP_S)
             self._trailing.pop(queue_id, None)
             self._told_s[queue_id] = time.monotonic()
-            await store.hint_queue(self._postgres, queue_id)
+            await store.queues.hint_queue(self._postgres, queue_id)
         except PenstockError as error:
             _log.info("hint_lost", queue_id=queue_id, error=error.text)

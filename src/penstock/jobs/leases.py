@@ -57,7 +57,7 @@ class HostLost(Exception):
 class Lease:
     """A claimed batch and what is still to be settled of it."""
 
-    claim: store.Claim
+    claim: store.leases.Claim
     start_before_s: float | None
     """Monotonic: lane jobs that have not started by then go back."""
     open_count: int
@@ -90,7 +90,7 @@ class Scan:
     """
 
     def __init__(self) -> None:
-        self.marks = [_FIRST] * len(store.PRIORITIES)
+        self.marks = [_FIRST] * len(store.leases.PRIORITIES)
         self._claims = 0
         self._marked_s = 0.0
 
@@ -98,13 +98,13 @@ class Scan:
         """Priorities in the order to claim them: every 8th time the last first, so that none starves."""
         self._claims += 1
         if self._claims % LOWEST_FIRST_EVERY == 0:
-            return store.PRIORITIES[::-1]
-        return store.PRIORITIES
+            return store.leases.PRIORITIES[::-1]
+        return store.leases.PRIORITIES
 
-    def note(self, claim: store.Claim, *, jobs_max: int, now_s: float) -> None:
+    def note(self, claim: store.leases.Claim, *, jobs_max: int, now_s: float) -> None:
         """Learn from a claim that asked for `jobs_max`."""
         if len(claim.ids) + claim.moved < jobs_max or now_s - self._marked_s > MARKS_KEPT_S:
-            self.marks = [_FIRST] * len(store.PRIORITIES)
+            self.marks = [_FIRST] * len(store.leases.PRIORITIES)
             self._marked_s = now_s
             return
         for priority, run_at, job_id in zip(
@@ -128,9 +128,9 @@ class Desk:
         """Leases in hand."""
         return len(self._known)
 
-    async def claim_ready(self, queue_id: int, scan: Scan, *, jobs_max: int) -> store.Claim:
+    async def claim_ready(self, queue_id: int, scan: Scan, *, jobs_max: int) -> store.leases.Claim:
         """Claim up to `jobs_max` jobs without lanes. Raises: PostgresDown, PostgresBusy."""
-        claim = await store.claim_ready(
+        claim = await store.leases.claim_ready(
             self._postgres,
             self.host_id,
             queue_id,
@@ -141,9 +141,9 @@ class Desk:
         scan.note(claim, jobs_max=jobs_max, now_s=time.monotonic())
         return self._taken(claim)
 
-    async def claim_lanes(self, queue_id: int, *, jobs_max: int) -> store.Claim:
+    async def claim_lanes(self, queue_id: int, *, jobs_max: int) -> store.leases.Claim:
         """Claim up to `jobs_max` jobs of lanes. Raises: PostgresDown, PostgresBusy."""
-        claim = await store.claim_lanes(
+        claim = await store.leases.claim_lanes(
             self._postgres, self.host_id, queue_id, jobs_max=jobs_max, config=self.config
         )
         return self._taken(claim)
@@ -171,23 +171,23 @@ class Desk:
 
     async def renew(self) -> None:
         """Renew every lease. Raises: HostLost; PostgresDown, PostgresBusy."""
-        if not await store.renew_host(self._postgres, self.host_id, self.config.lease_s):
+        if not await store.hosts.renew_host(self._postgres, self.host_id, self.config.lease_s):
             raise HostLost
 
     async def return_unknown(self) -> None:
         """Give back leases that are ours in the database and unknown here, twice in a row."""
-        stored = await store.leases_of_host(self._postgres, self.host_id)
+        stored = await store.leases.leases_of_host(self._postgres, self.host_id)
         unknown = stored - self._known
         for lease_id in unknown & self._unknown:
             _log.warning("unknown_lease_returned", lease_id=lease_id)
-            await store.settle(self._postgres, lease_id, RETURNED)
+            await store.leases.settle(self._postgres, lease_id, RETURNED)
         self._unknown = unknown
 
     async def leave(self) -> None:
         """Take the host row away at the end."""
-        await store.remove_host(self._postgres, self.host_id)
+        await store.hosts.remove_host(self._postgres, self.host_id)
 
-    def _taken(self, claim: store.Claim) -> store.Claim:
+    def _taken(self, claim: store.leases.Claim) -> store.leases.Claim:
         if claim.lease_id is not None:
             self._known.add(claim.lease_id)
             for run_at in claim.run_ats:
@@ -201,7 +201,7 @@ class Desk:
         for attempt in count(1):
             require_not_cancelled()
             try:
-                return await store.settle(self._postgres, lease_id, outcomes)
+                return await store.leases.settle(self._postgres, lease_id, outcomes)
             except PenstockError as error:
                 if not error.retryable:
                     raise

@@ -86,7 +86,9 @@ class Worker:
         queues = await self._jobs.declare_queues()
         tasks = list(self._jobs.registry)
         ids = [queues[task.queue].id for task in tasks]
-        host_id = await store.add_host(self._postgres, self._host_name, ids, self._config.lease_s)
+        host_id = await store.hosts.add_host(
+            self._postgres, self._host_name, ids, self._config.lease_s
+        )
         desk = Desk(self._postgres, self._config, host_id)
         self._jobs_run_before += sum(runner.jobs_run for runner in self._runners)
         self._runners = [

@@ -64,7 +64,7 @@ class Jobs:
         self.config = config
         self._postgres = postgres
         self._hints = Hints(postgres)
-        self._queues: dict[str, store.QueueRow] = {}
+        self._queues: dict[str, store.queues.QueueRow] = {}
 
     async def close(self) -> None:
         """Let hints that are on their way go out."""
@@ -103,7 +103,7 @@ class Jobs:
         traceparent = next_hop(current_traceparent.get())
         pending = [len(group.members) for group in groups]
         async with self._within(tx) as inner:
-            ids = await store.add_groups(
+            ids = await store.backlog.add_groups(
                 inner, pending, callbacks, queue_ids=callback_queues, traceparent=traceparent
             )
             of_member = [
@@ -139,7 +139,7 @@ class Jobs:
             concurrency=concurrency,
             weight=weight,
         )
-        await store.set_lane(
+        await store.lanes.set_lane(
             tx or self._postgres,
             limiter,
             lane,
@@ -154,7 +154,7 @@ class Jobs:
         """A lane's limits and what it is doing. Raises: LaneUnknown."""
         found = None
         if is_storable(limiter) and is_storable(lane):
-            found = await store.find_lane(self._postgres, limiter, lane)
+            found = await store.lanes.find_lane(self._postgres, limiter, lane)
         if found is None:
             raise LaneUnknown(limiter, lane)
         return found
@@ -162,26 +162,28 @@ class Jobs:
     async def job(self, job_id: int) -> Job:
         """The job in any state; `gone` where it ended and was not kept. Raises: JobUnknown."""
         require_job_id(job_id)
-        found = await store.find_job(self._postgres, job_id)
+        found = await store.lookup.find_job(self._postgres, job_id)
         if found is not None:
             return found
-        if job_id > await store.newest_job_id(self._postgres):
+        if job_id > await store.lookup.newest_job_id(self._postgres):
             raise JobUnknown(job_id)
         # A job on the move between its places can be missed by a look at one after the other.
-        return await store.find_job(self._postgres, job_id) or Job(id=job_id, state=JobState.GONE)
+        return await store.lookup.find_job(self._postgres, job_id) or Job(
+            id=job_id, state=JobState.GONE
+        )
 
     async def why(self, job_id: int) -> Why:
         """Why the job is where it is. Raises: JobUnknown."""
         job = await self.job(job_id)
         facts = None
         if job.queue is not None and job.state is JobState.READY:
-            facts = await store.why_waiting(self._postgres, job.queue, job.lane)
+            facts = await store.lookup.why_waiting(self._postgres, job.queue, job.lane)
         return why_waits(job, facts)
 
     async def cancel(self, job_id: int) -> None:
         """Cancel a job that waits. Raises: JobUnknown, JobNotWaiting."""
         require_job_id(job_id)
-        if not await store.cancel_job(self._postgres, job_id):
+        if not await store.steering.cancel_job(self._postgres, job_id):
             job = await self.job(job_id)
             raise JobNotWaiting(
                 f"job {job_id} is {job.state.value}: only a job that is scheduled or ready can be"
@@ -195,7 +197,7 @@ class Jobs:
         """
         require_job_id(job_id)
         try:
-            is_retried = await store.retry_ended(self._postgres, job_id)
+            is_retried = await store.steering.retry_ended(self._postgres, job_id)
         except ConstraintViolated as error:
             raise KeyTaken(
                 f"job {job_id}: another unfinished job has its unique key: let that one end first"
@@ -221,17 +223,17 @@ class Jobs:
             return []
         if before is not None:
             before = max(0, min(before, JOB_ID_LAST))
-        return await store.ended_jobs(
+        return await store.lookup.ended_jobs(
             self._postgres, queue=queue, state=state, before=before, jobs_max=bounded
         )
 
     async def queues(self) -> list[QueueStatus]:
         """Every queue with its backlog, by name."""
-        return await store.queue_statuses(self._postgres)
+        return await store.queues.queue_statuses(self._postgres)
 
     async def queue(self, name: str) -> QueueStatus:
         """One queue with its backlog. Raises: QueueUnknown."""
-        found = await store.queue_statuses(self._postgres, name) if is_storable(name) else []
+        found = await store.queues.queue_statuses(self._postgres, name) if is_storable(name) else []
         if not found:
             raise QueueUnknown(name)
         return found[0]
@@ -249,16 +251,16 @@ class Jobs:
 
         Any number of processes may sweep at once; each lease is its own short transaction.
         """
-        leases = await store.expired_leases(self._postgres, leases_max=LEASES_PER_SWEEP)
+        leases = await store.leases.expired_leases(self._postgres, leases_max=LEASES_PER_SWEEP)
         returned = [
-            await store.return_lease(self._postgres, lease_id, self.config.losses_max)
+            await store.leases.return_lease(self._postgres, lease_id, self.config.losses_max)
             for lease_id in leases
         ]
-        moved = await store.move_due(self._postgres, jobs_max=JOBS_PER_SWEEP)
-        dropped = await store.drop_failed(
+        moved = await store.backlog.move_due(self._postgres, jobs_max=JOBS_PER_SWEEP)
+        dropped = await store.lookup.drop_failed(
             self._postgres, kept_s=self.config.failed_kept_s, jobs_max=JOBS_PER_SWEEP
         )
-        hosts = await store.drop_hosts(self._postgres)
+        hosts = await store.hosts.drop_hosts(self._postgres)
         leases_returned = sum(count > 0 for count in returned)
         return Sweep(
             leases_returned=leases_returned,
@@ -275,26 +277,26 @@ class Jobs:
         The lease cannot be returned or settled until `tx` ends: do it last, commit soon.
         Raises: LeaseLost.
         """
-        if not await store.is_lease_held(tx, lease_id):
+        if not await store.leases.is_lease_held(tx, lease_id):
             raise LeaseLost(lease_id)
 
-    async def declare_queues(self) -> dict[str, store.QueueRow]:
+    async def declare_queues(self) -> dict[str, store.queues.QueueRow]:
         """Store the queues of the registry's tasks; return the rows of all known queues by name.
 
         Raises: LimiterFixed where a task moves a queue with lanes to another limiter.
         """
         tasks = {task.queue: task.limiter for task in self.registry}
-        await store.declare_queues(self._postgres, list(tasks), list(tasks.values()))
-        rows = {row.name: row for row in await store.find_queues(self._postgres)}
+        await store.queues.declare_queues(self._postgres, list(tasks), list(tasks.values()))
+        rows = {row.name: row for row in await store.queues.find_queues(self._postgres)}
         for name, limiter in tasks.items():
             row = rows[name]
             if row.limiter != limiter:
-                if not await store.change_limiter(self._postgres, row.id, limiter):
+                if not await store.queues.change_limiter(self._postgres, row.id, limiter):
                     raise LimiterFixed(
                         f"queue {name!r} has jobs in lanes of limiter {row.limiter!r}: keep that"
                         f" limiter, or declare a new queue with limiter {limiter!r}"
                     )
-                rows[name] = store.QueueRow(row.id, name, limiter)
+                rows[name] = store.queues.QueueRow(row.id, name, limiter)
         self._queues = rows
         return rows
 
@@ -304,7 +306,7 @@ class Jobs:
         queue_ids = await self._queue_ids(rows.queues)
         # Inside a transaction PostgreSQL itself sends one hint a queue, and only if it commits.
         is_hinted = tx is not None or self._hints.is_due(set(queue_ids))
-        ids = await store.enqueue(
+        ids = await store.backlog.enqueue(
             tx or self._postgres,
             rows,
             queue_ids,
@@ -328,11 +330,11 @@ class Jobs:
     async def _set_paused(self, name: str, *, is_paused: bool) -> None:
         if not is_storable(name):
             raise QueueUnknown(name)
-        if not await store.set_paused(self._postgres, name, is_paused=is_paused):
+        if not await store.queues.set_paused(self._postgres, name, is_paused=is_paused):
             if self.registry.get(name) is None:
                 raise QueueUnknown(name)
             await self.declare_queues()
-            await store.set_paused(self._postgres, name, is_paused=is_paused)
+            await store.queues.set_paused(self._postgres, name, is_paused=is_paused)
 
     @asynccontextmanager
     async def _within(self, tx: Tx | None) -> AsyncIterator[Tx]:

@@ -1,0 +1,47 @@
+"""Routes of queues."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from litestar import get, put
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
+
+from penstock.jobs.http.scopes import READ, WRITE
+from penstock.jobs.model import QueueStatus
+from penstock.jobs.service import Jobs
+
+
+class QueueChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may be changed of a queue."""
+
+    paused: bool
+
+
+@get("/v1/queues", operation_id="listQueues", summary="List the queues", opt=READ)
+async def list_queues(jobs: NamedDependency[Jobs]) -> list[QueueStatus]:
+    """List every queue with its backlog."""
+    return await jobs.queues()
+
+
+@get("/v1/queues/{queue:str}", operation_id="getQueue", summary="Show a queue", opt=READ)
+async def get_queue(jobs: NamedDependency[Jobs], queue: FromPath[str]) -> QueueStatus:
+    """Show a queue with its backlog."""
+    return await jobs.queue(queue)
+
+
+@put("/v1/queues/{queue:str}", operation_id="setQueue", summary="Pause or resume", opt=WRITE)
+async def set_queue(
+    jobs: NamedDependency[Jobs], queue: FromPath[str], data: JSONBody[QueueChange]
+) -> QueueStatus:
+    """Pause or resume a queue; jobs in hand go on."""
+    if data.paused:
+        await jobs.pause_queue(queue)
+    else:
+        await jobs.resume_queue(queue)
+    return await jobs.queue(queue)
+
+
+ROUTES: Final[list[Any]] = [list_queues, get_queue, set_queue]

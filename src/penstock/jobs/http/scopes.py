@@ -1,0 +1,20 @@
+"""Scopes and shapes that the routes of jobs share."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from penstock.jobs.errors import JobUnknown
+
+READ: Final = {"scope": "jobs:read"}
+
+
+WRITE: Final = {"scope": "jobs:write"}
+
+
+def parse_job_id(text: str) -> int:
+    """An id as it is written in paths: digits alone, not all that `int` takes. Raises: JobUnknown."""
+    if re.fullmatch(r"[0-9]{1,19}", text) is None:
+        raise JobUnknown(text)
+    return int(text)

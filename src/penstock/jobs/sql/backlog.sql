@@ -1,0 +1,32 @@
+-- name: enqueue
+-- Insert jobs; their ids in order, or for a taken key the id of the job that has it.
+SELECT penstock.enqueue_v1(
+    :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
+    :delays_s::double precision[], :lanes::text[], :keys::text[], :groups::bigint[],
+    :payloads::bytea[], :traceparent, :is_hinted);
+
+-- name: add_groups
+-- Insert groups with their callbacks; a group without members calls back at once.
+SELECT penstock.add_groups_v1(
+    :pending::integer[], :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
+    :delays_s::double precision[], :lanes::text[], :keys::text[], :payloads::bytea[],
+    :traceparent);
+
+-- name: move_due
+-- Move up to :jobs_max jobs of lanes that became due from job_ready into their lanes.
+WITH due AS (
+    DELETE FROM penstock.job_ready WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM penstock.job_ready WHERE lane IS NOT NULL AND run_at <= now()
+        ORDER BY run_at LIMIT :jobs_max FOR UPDATE SKIP LOCKED))
+    RETURNING *
+), moved AS (
+    INSERT INTO penstock.lane_job
+        (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload)
+    SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload
+    FROM due RETURNING queue, lane
+), told AS (
+    INSERT INTO penstock.lane_event (limiter, lane, queue, k)
+    SELECT q.limiter, m.lane, m.queue, count(*)
+    FROM moved m JOIN penstock.queue q ON q.id = m.queue GROUP BY 1, 2, 3
+)
+SELECT count(*) FROM moved;

@@ -1,0 +1,61 @@
+-- name: drop_failed
+-- Forget up to :jobs_max ended jobs that were kept longer than :kept_s.
+DELETE FROM penstock.job_failed WHERE id IN (
+    SELECT id FROM penstock.job_failed
+    WHERE ended_at < now() - :kept_s::double precision * interval '1 s'
+    ORDER BY ended_at LIMIT :jobs_max);
+
+-- name: find_job
+-- A job by id wherever it is; its state is told from the place and the clock.
+SELECT r.id, CASE WHEN r.run_at > now() THEN 'scheduled' ELSE 'ready' END AS state,
+       q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key, r.group_id,
+       NULL::text AS host, NULL::bigint AS lease_id, NULL::timestamptz AS ended_at,
+       NULL::text AS error, NULL::text AS traceback, r.payload
+FROM penstock.job_ready r JOIN penstock.queue q ON q.id = r.queue WHERE r.id = :job
+UNION ALL
+SELECT r.id, 'ready', q.name, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
+       r.group_id, NULL, NULL, NULL, NULL, NULL, r.payload
+FROM penstock.lane_job r JOIN penstock.queue q ON q.id = r.queue WHERE r.id = :job
+UNION ALL
+SELECT r.id, r.state, q.name, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
+       r.group_id, NULL, NULL, r.ended_at, r.error, r.traceback, r.payload
+FROM penstock.job_failed r JOIN penstock.queue q ON q.id = r.queue WHERE r.id = :job;
+
+-- name: find_leased_job
+-- A job by id among those handed out and not settled; reads the lease rows, one a batch.
+SELECT r.id, 'leased' AS state, q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane,
+       r.unique_key, r.group_id, coalesce(h.name, 'a host that is gone') AS host, l.id AS lease_id,
+       NULL::timestamptz AS ended_at, NULL::text AS error, NULL::text AS traceback, r.payload
+FROM penstock.job_lease l
+JOIN penstock.queue q ON q.id = l.queue
+LEFT JOIN penstock.host h ON h.id = l.host
+CROSS JOIN LATERAL unnest(l.ids, l.run_ats, l.group_ids, l.priorities, l.attempts, l.losses, l.lanes,
+                     l.unique_keys, l.payloads)
+    AS r(id, run_at, group_id, priority, attempt, losses, lane, unique_key, payload)
+WHERE :job = ANY(l.ids) AND :job <> ALL(l.settled) AND r.id = :job;
+
+-- name: newest_job
+-- The greatest id given so far; 0 before the first.
+SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM penstock.job_id;
+
+-- name: why_waiting
+-- What bears on a waiting job of a queue and a lane: pauses, the lane's allowance, living hosts.
+SELECT q.paused,
+       EXISTS (SELECT FROM penstock.host h
+               WHERE h.expires_at > now() AND q.id = ANY(h.queues)) AS is_worked,
+       l.paused AS is_lane_paused, l.inflight, l.concurrency, l.starts_max, l.window_s,
+       CASE WHEN l.free_at > now() THEN l.free_at END AS free_at
+FROM penstock.queue q
+LEFT JOIN penstock.lane l ON l.limiter = q.limiter AND l.name = :lane::text
+WHERE q.name = :queue;
+
+-- name: ended_jobs
+-- Jobs that ended failed, cancelled or quarantined, newest id first, below :before.
+SELECT r.id, r.state, q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
+       r.group_id, NULL::text AS host, NULL::bigint AS lease_id, r.ended_at, r.error, r.traceback,
+       r.payload
+FROM penstock.job_failed r JOIN penstock.queue q ON q.id = r.queue
+WHERE (:queue::text IS NULL OR q.name = :queue::text)
+  AND (:state::text IS NULL OR r.state = :state::text)
+  AND (:before::bigint IS NULL OR r.id < :before::bigint)
+ORDER BY r.id DESC LIMIT :jobs_max;

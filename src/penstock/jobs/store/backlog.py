@@ -1,0 +1,57 @@
+"""Jobs on their way in: one round trip whatever a call carries."""
+
+from __future__ import annotations
+
+from penstock.engines.postgres import Runner, Tx
+from penstock.jobs.intake import Rows
+from penstock.jobs.store.sql import SQL
+
+
+async def enqueue(
+    runner: Runner,
+    rows: Rows,
+    queue_ids: list[int],
+    *,
+    group_ids: list[int] | None,
+    traceparent: str,
+    is_hinted: bool,
+) -> list[int]:
+    """Insert `rows` in one round trip; return their ids in order."""
+    ids = await runner.value(
+        SQL.enqueue,
+        queues=queue_ids,
+        priorities=rows.priorities,
+        run_ats=rows.run_ats,
+        delays_s=rows.delays_s,
+        lanes=rows.lanes,
+        keys=rows.keys,
+        groups=group_ids,
+        payloads=rows.payloads,
+        traceparent=traceparent,
+        is_hinted=is_hinted,
+    )
+    return list(ids)
+
+
+async def add_groups(
+    tx: Tx, pending: list[int], callbacks: Rows, *, queue_ids: list[int], traceparent: str
+) -> list[int]:
+    """Insert groups with `pending` members each; return their ids in order."""
+    ids = await tx.value(
+        SQL.add_groups,
+        pending=pending,
+        queues=queue_ids,
+        priorities=callbacks.priorities,
+        run_ats=callbacks.run_ats,
+        delays_s=callbacks.delays_s,
+        lanes=callbacks.lanes,
+        keys=callbacks.keys,
+        payloads=callbacks.payloads,
+        traceparent=traceparent,
+    )
+    return list(ids)
+
+
+async def move_due(runner: Runner, *, jobs_max: int) -> int:
+    """Move due jobs of lanes into their lanes; how many."""
+    return int(await runner.value(SQL.move_due, jobs_max=jobs_max))
