@@ -19,6 +19,8 @@ from typing import Final
 from penstock.kernel.errors import InvalidInput
 
 ROOT_CHARACTERS_MIN: Final = 32
+SIGNATURE_BYTES_MIN: Final = 16
+"""A shortened signature is not worth less than this: 128 bits."""
 
 
 class WeakSecret(InvalidInput):
@@ -41,6 +43,12 @@ class Key:
     def verify(self, message: bytes, signature: bytes) -> bool:
         """Whether `signature` is ours, compared in constant time."""
         return hmac.compare_digest(self.sign(message), signature)
+
+    def verify_start(self, message: bytes, start: bytes) -> bool:
+        """Whether `start` is the first 16 bytes or more of our signature, compared in constant time."""
+        return len(start) >= SIGNATURE_BYTES_MIN and hmac.compare_digest(
+            self.sign(message)[: len(start)], start
+        )
 
 
 def derive_key(root: str, use: str) -> Key:

@@ -23,7 +23,6 @@ from penstock.web.model import (
     LOOPBACK_NAMES,
     BadRequest,
     HostRefused,
-    IdempotencyUnsupported,
     OriginRefused,
     Stopping,
     WebConfig,
@@ -109,11 +108,6 @@ class Guard:
             )
         if method in SAFE_METHODS:
             return
-        if _last(headers, b"idempotency-key") is not None:
-            raise IdempotencyUnsupported(
-                "the header Idempotency-Key is not kept by this version, so a repeated request would be"
-                " done twice: leave it out, and give each job a `unique` key, which is enqueued once"
-            )
         origin = _last(headers, b"origin")
         if origin is None:
             return

@@ -76,6 +76,9 @@ class WebConfig:
     connections_max: int = setting(
         "1024", "Connections at once; one more is answered 503.", parse_count
     )
+    idempotency_kept_s: float = setting(
+        "24h", "How long an Idempotency-Key is known.", parse_duration_s
+    )
     keep_alive_s: float = setting("75s", "How long an idle connection is kept.", parse_duration_s)
     head_timeout_s: float = setting(
         "10s", "Longest time to send the head of a request.", parse_duration_s
@@ -126,9 +129,27 @@ class House(Protocol):
 
 
 class IdempotencyUnsupported(InvalidInput):
-    """The request carries `Idempotency-Key`, which is not kept yet; a job's `unique` does that work."""
+    """The request carries `Idempotency-Key` and its route keeps none."""
 
     code = "web.idempotency_unsupported"
+
+
+class IdempotencyKeyInvalid(InvalidInput):
+    """An `Idempotency-Key` that is empty, too long or not printable."""
+
+    code = "web.idempotency_key_invalid"
+
+
+class IdempotencyMismatch(InvalidInput):
+    """An `Idempotency-Key` that was used for another request."""
+
+    code = "web.idempotency_mismatch"
+
+
+class IdempotencyInFlight(Conflict):
+    """A request with the same `Idempotency-Key` is still under way."""
+
+    code, retryable = "web.idempotency_in_flight", True
 
 
 class TokenRefused(Unauthenticated):

@@ -22,6 +22,7 @@ from penstock.web.auth import Callers, ScopeGuard
 from penstock.web.bodies import JsonBody, require_json
 from penstock.web.connection import Connection
 from penstock.web.guard import Guard
+from penstock.web.idempotency import Keys, Replay, render_replay, require_keys_kept
 from penstock.web.model import AddressInUse, AddressRefused, House, WebConfig
 from penstock.web.openapi import (
     describe,
@@ -66,16 +67,18 @@ def _assemble(house: House, openapi: OpenAPIConfig | None) -> Litestar:
     config = house.config.section(WebConfig)
     callers = Callers(Tokens(house.engines.postgres))
     services = {**house.services(), "about": http.About(house)}
+    keys = Keys(house.engines.postgres, kept_s=config.idempotency_kept_s)
     return Litestar(
         route_handlers=[*http.ROUTES, _openapi_route(house), *house.routes()],
         dependencies={
             name: Provide(_giver(service), sync_to_thread=False)
             for name, service in services.items()
-        },
-        guards=[ScopeGuard(callers), require_json],
+        }
+        | {"once": Provide(keys.once)},
+        guards=[ScopeGuard(callers), require_keys_kept, require_json],
         dto=JsonBody,
         return_dto=None,
-        exception_handlers={Exception: render_error},
+        exception_handlers={Exception: render_error, Replay: render_replay},
         request_max_body_size=config.body_max_bytes,
         openapi_config=openapi,
         logging_config=None,
