@@ -12,7 +12,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 import asyncpg
@@ -175,15 +175,26 @@ class Tx(_Statements):
             yield self.connection
 
 
+@dataclass(slots=True)
+class _Pool:
+    """The connections of one event loop, once they are opened."""
+
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    opened: Any = None
+
+
 class Postgres(_Statements):
-    """A pool of connections to one PostgreSQL."""
+    """A pool of connections to one PostgreSQL: one for each event loop that uses it.
+
+    Connections cannot leave the loop that opened them, and a process may have several: the loop of
+    sync callers beside its own, or one loop after another (each `asyncio.run`, each test).
+    """
 
     def __init__(self, url: str, config: PostgresConfig) -> None:
         self._url = url
         self._server = server_of(url, port=5432, socket=".s.PGSQL.5432")
         self._config = config
-        self._pool: Any = None
-        self._opening = asyncio.Lock()
+        self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
     async def open(self) -> None:
         """Connect once, so that a wrong URL is told at once. Raises: PostgresDown."""
@@ -191,14 +202,14 @@ class Postgres(_Statements):
             pass
 
     async def close(self) -> None:
-        """Give all connections back, waiting at most five seconds for statements under way."""
-        pool, self._pool = self._pool, None
-        if pool is None:
+        """Give this loop's connections back, waiting at most 5 s for statements under way."""
+        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is None or pool.opened is None:
             return
         try:
-            await asyncio.wait_for(pool.close(), 5)
+            await asyncio.wait_for(pool.opened.close(), 5)
         except (TimeoutError, *_DOWN):
-            pool.terminate()
+            pool.opened.terminate()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
@@ -231,9 +242,16 @@ class Postgres(_Statements):
         }
 
     async def _open_pool(self) -> Any:
-        async with self._opening:
-            if self._pool is None:
-                self._pool = await asyncpg.create_pool(
+        loop = asyncio.get_running_loop()
+        if loop not in self._pools:
+            # Connections of a loop that was closed are cut when they are collected, here at the latest.
+            for closed in [other for other in list(self._pools) if other.is_closed()]:
+                self._pools.pop(closed, None)
+            self._pools[loop] = _Pool()
+        pool = self._pools[loop]
+        async with pool.opening:
+            if pool.opened is None:
+                pool.opened = await asyncpg.create_pool(
                     self._url,
                     min_size=0,
                     max_size=max(1, self._config.connections_max),
@@ -241,13 +259,16 @@ class Postgres(_Statements):
                     reset=_reset,
                     **self._options(),
                 )
-            return self._pool
+            return pool.opened
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
         with translated_errors(self._server):
-            pool = self._pool or await self._open_pool()
-            async with pool.acquire(timeout=self._config.connect_timeout_s) as connection:
+            pool = self._pools.get(asyncio.get_running_loop())
+            opened = pool.opened if pool else None
+            if opened is None:
+                opened = await self._open_pool()
+            async with opened.acquire(timeout=self._config.connect_timeout_s) as connection:
                 yield connection
 
 

@@ -35,13 +35,17 @@ class Hints:
         if late:
             self._told_s.update(dict.fromkeys(queue_ids, now_s))
             return True
-        for queue_id in queue_ids - self._trailing.keys():
-            self._trailing[queue_id] = asyncio.create_task(self._tell_later(queue_id))
+        for queue_id in queue_ids:
+            # A done one was cancelled with its loop; another thread's loop may be taking its own out.
+            trailing = self._trailing.get(queue_id)
+            if trailing is None or trailing.done():
+                self._trailing[queue_id] = asyncio.create_task(self._tell_later(queue_id))
         return False
 
     async def close(self) -> None:
-        """Let the hints that are on their way go out."""
-        await asyncio.gather(*self._trailing.values())
+        """Let the hints that are on their way on this loop go out."""
+        here = asyncio.get_running_loop()
+        await asyncio.gather(*[t for t in list(self._trailing.values()) if t.get_loop() is here])
 
     async def _tell_later(self, queue_id: int) -> None:
         try:

@@ -1,0 +1,367 @@
+"""A job enqueued with the caller's connection commits with the caller's rows, or never was."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import psycopg
+import psycopg2
+import pytest
+import sqlalchemy
+from callers import ASYNC_CALLERS, BACK, BLOCKING_CALLERS, SAVE, use_django
+from django.core.cache import cache
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import connection, connections, transaction
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from penstock.engines.borrowed import ConnectionUnknown, TransactionUnfit
+from penstock.engines.postgres import PostgresBusy
+from penstock.jobs import NewGroup, NewJob
+from penstock.jobs.bridge import Bridge
+from penstock.jobs.errors import InvalidJob, QueueUnknown
+from penstock.testing.waiting import wait_true
+
+LEFT = [
+    "mine",
+    *(
+        f"penstock.{name}"
+        for name in (
+            "job_ready",
+            "lane_job",
+            "lane_event",
+            "lane_queue",
+            "lane",
+            "job_unique",
+            "job_group",
+        )
+    ),
+]
+WAITING = "SELECT id, payload, lane, unique_key FROM penstock.job_ready ORDER BY id"
+HARD = "quote ' double \" back\\slash {brace},NULL %s %(x)s :name $1 \u2603 \U0001f600"
+
+
+@pytest.fixture(scope="module")
+async def database_url(running_engines):
+    """A database for all tests here, with a table of the callers' own."""
+    async with running_engines.database() as url:
+        connection = await asyncpg.connect(url)
+        await connection.execute("CREATE TABLE mine (id int PRIMARY KEY)")
+        await connection.close()
+        yield url
+
+
+@pytest.fixture(autouse=True)
+async def _as_new(sql):
+    """Empty what the test before left."""
+    for name in LEFT:
+        await sql(f"DELETE FROM {name}")
+
+
+@pytest.fixture
+def bridge(jobs, registry, postgres):
+    """What `app.sync` is, for this test's service."""
+
+    async def close():
+        await jobs.close()
+        await postgres.close()
+
+    bridge = Bridge(None, close)
+    registry.bind(lambda: jobs, sync=lambda: bridge)
+    yield bridge
+    bridge.close()
+
+
+@pytest.fixture
+def mail(registry, bridge):
+    """A task."""
+
+    @registry.task("mail")
+    async def mail(to: str, text: str = ""):
+        """Never run here."""
+
+    return mail
+
+
+@pytest.fixture(params=ASYNC_CALLERS)
+async def caller(request, database_url):
+    """An async caller in its transaction."""
+    async with ASYNC_CALLERS[request.param](database_url) as caller:
+        yield caller
+
+
+@pytest.fixture(params=BLOCKING_CALLERS)
+def open_blocking(request, database_url):
+    """Opens a blocking caller, in the thread that uses it."""
+    return lambda: BLOCKING_CALLERS[request.param](database_url)
+
+
+async def test_a_rollback_leaves_no_job(caller, mail, sql):
+    await caller.run("INSERT INTO mine VALUES (1)")
+    await mail.enqueue(to="ann", tx=caller.tx)
+    await caller.rollback()
+    assert await sql("SELECT id FROM mine UNION ALL SELECT id FROM penstock.job_ready") == []
+
+
+async def test_a_commit_brings_the_job_whole_and_a_savepoint_its_part(caller, mail, jobs, sql):
+    await caller.run("INSERT INTO mine VALUES (1)")
+    job_id = await mail.enqueue(to="ann", text=HARD + "\0", unique=HARD, tx=caller.tx)
+    assert await mail.enqueue(to="bob", unique=HARD, tx=caller.tx) == job_id
+    await caller.run(SAVE)
+    await mail.enqueue(to="bob", tx=caller.tx)
+    await caller.run(BACK)
+    assert await sql(WAITING) == []
+    await caller.commit()
+    assert [row["id"] for row in await sql(WAITING)] == [job_id]
+    job = await jobs.job(job_id)
+    assert (job.payload, job.unique) == ({"to": "ann", "text": HARD + "\0"}, HARD)
+    assert len(await sql("SELECT 1 FROM mine")) == 1
+
+
+@pytest.mark.slow
+async def test_ten_thousand_jobs_with_every_option(caller, jobs, mail, sql):
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    new = [
+        NewJob(
+            queue="mail",
+            payload={"to": f"user {number}"},
+            at=soon if number % 3 == 0 else None,
+            after_s=(60 if number % 2 else 0.5) if number % 3 == 1 else None,
+            priority=number % 10,
+            lane=f'lane "{number % 7}"' if number % 2 else None,
+            unique=f"key {number}" if number % 5 == 0 else None,
+        )
+        for number in range(10_000)
+    ]
+    ids = await jobs.enqueue_many(new, tx=caller.tx)
+    assert len(set(ids)) == 10_000
+    await caller.commit()
+    rows = await sql("SELECT (SELECT count(*) FROM penstock.job_ready) AS ready,"
+                     " (SELECT count(*) FROM penstock.lane_job) AS lanes")  # fmt: skip
+    assert rows[0]["ready"] + rows[0]["lanes"] == 10_000
+    job = await jobs.job(ids[9])
+    assert (job.run_at, job.lane, job.priority) == (soon, 'lane "2"', 9)
+
+
+async def test_groups_and_lanes_are_the_callers_too(caller, jobs, mail, sql):
+    group = NewGroup(
+        members=[NewJob(queue="mail", payload={"to": "ann"})] * 3, on_done=NewJob(queue="mail")
+    )
+    await caller.run(SAVE)
+    await jobs.enqueue_groups([group], tx=caller.tx)
+    await jobs.set_lane("mail", "bob", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
+    await caller.run(BACK)
+    ids = await jobs.enqueue_groups([group, group], tx=caller.tx)
+    await jobs.set_lane("mail", "ann", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
+    assert await sql(WAITING) == []
+    await caller.commit()
+    assert [row["id"] for row in await sql("SELECT id FROM penstock.job_group ORDER BY id")] == ids
+    assert [row["name"] for row in await sql("SELECT name FROM penstock.lane")] == ["ann"]
+    assert len(await sql(WAITING)) == 6
+
+
+async def test_a_refused_job_leaves_the_transaction_good_and_a_failed_one_is_told(
+    caller, mail, jobs, sql
+):
+    with pytest.raises(QueueUnknown):
+        await jobs.enqueue(NewJob(queue="none"), tx=caller.tx)
+    with pytest.raises(InvalidJob):
+        await mail.enqueue(to="ann", priority=10, tx=caller.tx)
+    await caller.run("INSERT INTO mine VALUES (1)")
+    await caller.run(SAVE)
+    with pytest.raises(Exception, match=r"(?i)division by zero"):
+        await caller.run("SELECT 1/0")
+    with pytest.raises(TransactionUnfit, match="roll your transaction back"):
+        await mail.enqueue(to="ann", tx=caller.tx)
+    await caller.run(BACK)
+    await mail.enqueue(to="bob", tx=caller.tx)
+    await caller.commit()
+    assert [row["payload"] for row in await sql(WAITING)] == [b'{"to":"bob"}']
+    assert len(await sql("SELECT 1 FROM mine")) == 1
+
+
+async def test_sync_code_commits_and_rolls_back_alike(open_blocking, mail, jobs, sql):
+    def work():
+        with open_blocking() as caller:
+            caller.run("INSERT INTO mine VALUES (1)")
+            mail.sync.enqueue(to="never", tx=caller.tx)
+            caller.rollback()
+            caller.run("INSERT INTO mine VALUES (2)")
+            job_id = mail.sync.enqueue(to="ann", text=HARD, unique=HARD, tx=caller.tx)
+            caller.run(SAVE)
+            mail.sync.enqueue(to="bob", tx=caller.tx)
+            caller.run(BACK)
+            caller.commit()
+            return job_id
+
+    job_id = await asyncio.to_thread(work)
+    assert [row["id"] for row in await sql(WAITING)] == [job_id]
+    assert (await jobs.job(job_id)).payload == {"to": "ann", "text": HARD}
+    assert [row["id"] for row in await sql("SELECT id FROM mine")] == [2]
+
+
+@pytest.mark.slow
+async def test_sync_code_enqueues_thousands_and_groups(open_blocking, mail, bridge, jobs, sql):
+    new = [
+        NewJob(queue="mail", payload={"to": "a\0"}, lane="l" if n % 2 else None)
+        for n in range(10_000)
+    ]
+    group = NewGroup(members=new[:6_000], on_done=NewJob(queue="mail"))
+
+    def work():
+        with open_blocking() as caller:
+            assert len(bridge(jobs.enqueue_many)(new, tx=caller.tx)) == 10_000
+            bridge(jobs.enqueue_groups)([group], tx=caller.tx)
+            caller.commit()
+
+    await asyncio.to_thread(work)
+    rows = await sql("SELECT count(*) AS n FROM penstock.job_ready UNION ALL"
+                     " SELECT count(*) FROM penstock.lane_job")  # fmt: skip
+    assert [row["n"] for row in rows] == [8_000, 8_000]
+
+
+async def test_sync_code_is_told_of_its_failed_transaction(open_blocking, mail, bridge, jobs, sql):
+    def work():
+        with open_blocking() as caller:
+            with pytest.raises(Exception, match=r"(?i)division by zero"):
+                caller.run("SELECT 1/0")
+            with pytest.raises(TransactionUnfit, match="roll your transaction back"):
+                mail.sync.enqueue(to="ann", tx=caller.tx)
+            caller.rollback()
+            with pytest.raises(QueueUnknown):
+                bridge(jobs.enqueue)(NewJob(queue="none"), tx=caller.tx)
+            mail.sync.enqueue(to="bob", tx=caller.tx)
+            caller.commit()
+
+    await asyncio.to_thread(work)
+    assert len(await sql(WAITING)) == 1
+
+
+async def test_the_hint_rides_in_the_callers_transaction(database_url, mail):
+    heard = []
+    listening = await asyncpg.connect(database_url)
+    await listening.add_listener("penstock_jobs", lambda *message: heard.append(message[3]))
+    writing = await asyncpg.connect(database_url)
+    async with writing.transaction():
+        await mail.enqueue(to="ann", tx=writing)
+        await listening.execute("SELECT 1")
+        assert heard == []
+    await wait_true(lambda: heard)
+    await listening.close()
+    await writing.close()
+
+
+async def test_what_commits_by_itself_is_refused(database_url, mail, sql):
+    plain = await asyncpg.connect(database_url)
+    with pytest.raises(TransactionUnfit, match=r"async with c\.transaction"):
+        await mail.enqueue(to="ann", tx=plain)
+    await plain.close()
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as c:
+        with pytest.raises(TransactionUnfit, match="autocommit"):
+            await mail.enqueue(to="ann", tx=c)
+        async with c.transaction():
+            await mail.enqueue(to="in its block", tx=c)
+    engine = create_async_engine(
+        "postgresql+asyncpg://",
+        async_creator=lambda: asyncpg.connect(database_url),
+        isolation_level="AUTOCOMMIT",
+        poolclass=NullPool,
+    )
+    async with engine.connect() as c:
+        with pytest.raises(TransactionUnfit, match="AUTOCOMMIT"):
+            await mail.enqueue(to="ann", tx=c)
+    assert len(await sql(WAITING)) == 1
+
+
+async def test_blocking_autocommit_is_refused(database_url, mail, sql):
+    def work():
+        with psycopg.connect(database_url, autocommit=True) as c:
+            with pytest.raises(TransactionUnfit, match="autocommit"):
+                mail.sync.enqueue(to="ann", tx=c)
+            with c.transaction():
+                mail.sync.enqueue(to="in its block", tx=c)
+        engine = sqlalchemy.create_engine(
+            "postgresql+psycopg2://",
+            creator=lambda: psycopg2.connect(database_url),
+            isolation_level="AUTOCOMMIT",
+        )
+        with engine.connect() as c, pytest.raises(TransactionUnfit, match="AUTOCOMMIT"):
+            mail.sync.enqueue(to="ann", tx=c)
+        engine.dispose()
+        lite = sqlalchemy.create_engine("sqlite://")
+        with lite.connect() as c, pytest.raises(ConnectionUnknown, match="over sqlite"):
+            mail.sync.enqueue(to="ann", tx=c)
+
+    await asyncio.to_thread(work)
+    assert len(await sql(WAITING)) == 1
+
+
+async def test_a_blocking_connection_in_async_code_works_where_it_is(database_url, mail, sql):
+    with psycopg.connect(database_url) as connection:
+        await mail.enqueue(to="ann", tx=connection)
+        connection.rollback()
+        await mail.enqueue(to="bob", tx=connection)
+    assert len(await sql(WAITING)) == 1
+
+
+async def test_a_transaction_that_is_over_is_refused(database_url, mail, postgres):
+    connection = await asyncpg.connect(database_url)
+    async with connection.transaction():
+        await mail.enqueue(to="ann", tx=connection)
+    with pytest.raises(TransactionUnfit):
+        await mail.enqueue(to="bob", tx=connection)
+    await connection.close()
+
+
+async def test_what_is_no_connection_is_refused(mail, sql):
+    for tx in (1, object(), b"", asyncio, False):
+        with pytest.raises(ConnectionUnknown, match="tx is a"):
+            await mail.enqueue(to="ann", tx=tx)
+    assert await sql(WAITING) == []
+
+
+async def test_django_in_autocommit_or_on_another_database_is_refused(database_url, mail, sql):
+    def work():
+        use_django(database_url)
+        for tx in (connection, "default"):
+            with pytest.raises(TransactionUnfit, match=r"transaction\.atomic"):
+                mail.sync.enqueue(to="ann", tx=tx)
+        with transaction.atomic():
+            mail.sync.enqueue(to="ann", tx=connections["default"])
+        for tx in (connections["other"], "other"):
+            with pytest.raises(ConnectionUnknown, match="leads to 'sqlite'"):
+                mail.sync.enqueue(to="ann", tx=tx)
+        with pytest.raises(ConnectionUnknown, match="default, other"):
+            mail.sync.enqueue(to="ann", tx="none")
+        with pytest.raises(ConnectionUnknown, match="ENGINE"):
+            mail.sync.enqueue(to="ann", tx=cache)
+        connection.close()
+
+    await asyncio.to_thread(work)
+    assert len(await sql(WAITING)) == 1
+    with pytest.raises(SynchronousOnlyOperation):
+        await mail.enqueue(to="in a thread that runs a loop", tx=connection)
+
+
+async def test_our_own_transaction_and_not_the_pool(mail, postgres, sql):
+    async with postgres.transaction() as tx:
+        await mail.enqueue(to="ann", tx=tx)
+        assert await sql(WAITING) == []
+    assert len(await sql(WAITING)) == 1
+    with pytest.raises(ConnectionUnknown, match="inside its transaction"):
+        await mail.enqueue(to="ann", tx=postgres)
+
+
+async def test_a_wait_that_the_caller_bounded_ends_as_busy(database_url, mail, sql):
+    one = await asyncpg.connect(database_url)
+    two = await psycopg.AsyncConnection.connect(database_url)
+    async with one.transaction():
+        await mail.enqueue(to="ann", unique="k", tx=one)
+        await two.execute("SET LOCAL lock_timeout = '50ms'")
+        with pytest.raises(PostgresBusy, match="roll your transaction back"):
+            await mail.enqueue(to="bob", unique="k", tx=two)
+    await two.close()
+    await one.close()
+    assert len(await sql(WAITING)) == 1
