@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
+from recorded_fleet import RecordedFleet
+from slots_host import SlotsHost
 
 from penstock.engines.embedded import running_endpoints
 from penstock.engines.postgres import Postgres, PostgresConfig
@@ -120,3 +122,23 @@ def site(tmp_path):
     yield site
     if site.process is not None:
         site.process.end()
+
+
+@pytest.fixture
+def fleet(tmp_path, running_engines, postgres, database_url):
+    """No process yet; those started end with the test."""
+    valkey_url = running_engines.endpoints.valkey_url
+    fleet = RecordedFleet(
+        tmp_path / "fleet", postgres, postgres_url=database_url, valkey_url=valkey_url
+    )
+    yield fleet
+    fleet.end()
+
+
+@pytest.fixture
+def host(tmp_path, running_engines, postgres, database_url):
+    """No agent yet; those started end with the test."""
+    valkey_url = running_engines.endpoints.valkey_url
+    host = SlotsHost(tmp_path / "host", postgres, postgres_url=database_url, valkey_url=valkey_url)
+    yield host
+    host.end()

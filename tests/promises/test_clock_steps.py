@@ -1,0 +1,135 @@
+"""Wall clocks of workers and clients step by hours: no job starts early, none is lost, lanes keep their rate.
+
+Only the database's clock decides. The child processes run with a wall clock of Python that is the real one
+plus what a file says, read anew at each look; the clocks that count intervals stay as they are, as on a
+machine whose time is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from recorded_fleet import ROLES
+
+from penstock.engines.sql import compile_query
+from penstock.jobs import JobState, NewJob
+from penstock.testing.checkers import over_limit
+from penstock.testing.processes import PenstockProcess
+from penstock.testing.waiting import wait_true
+
+pytestmark = pytest.mark.slow
+EACH_ROLE = pytest.mark.parametrize("role", ROLES)
+HOUR_S = 3600.0
+STARTS_MAX, WINDOW_S = 3, 0.4
+DUE_IN = compile_query(
+    "due_in",
+    "-- How long until a job is due.\n"
+    "SELECT extract(epoch FROM run_at - now())::float FROM penstock.job_ready WHERE id = :job",
+)
+MAKE_DUE = compile_query(
+    "make_due", "-- Its moment comes.\nUPDATE penstock.job_ready SET run_at = now() WHERE id = :job"
+)
+STEPPED_CLOCK = '''
+"""A wall clock that differs from the machine's by the seconds in the file that CLOCK_OFFSET names."""
+import datetime
+import os
+import time
+
+_time, _time_ns, _real = time.time, time.time_ns, datetime.datetime
+
+
+def offset_s():
+    with open(os.environ["CLOCK_OFFSET"]) as file:
+        return float(file.read() or 0)
+
+
+class _Meta(type):
+    def __instancecheck__(cls, value):
+        return isinstance(value, _real)
+
+
+class SteppedDatetime(_real, metaclass=_Meta):
+    __slots__ = ()
+
+    @classmethod
+    def now(cls, tz=None):
+        return _real.fromtimestamp(time.time(), tz)
+
+
+time.time = lambda: _time() + offset_s()
+time.time_ns = lambda: _time_ns() + int(offset_s() * 1e9)
+datetime.datetime = SteppedDatetime
+'''
+
+
+@pytest.fixture
+def clock(fleet):
+    """`clock.write_text("3600")` steps the wall clock of every child process."""
+    (fleet.folder / "sitecustomize.py").write_text(STEPPED_CLOCK)
+    clock = fleet.folder / "offset.txt"
+    clock.write_text("0")
+    return clock
+
+
+@EACH_ROLE
+async def test_a_worker_whose_clock_steps_neither_loses_nor_starts_early(fleet, clock, role):
+    await fleet.jobs.set_lane(
+        "laned", "a", starts_max=STARTS_MAX, window_s=WINDOW_S, concurrency=None
+    )
+    process = fleet.start(role, CLOCK_OFFSET=str(clock))
+    [later] = await fleet.enqueue([NewJob(queue="noted", after_s=HOUR_S, payload={})])
+    for offset_s in (0, 2 * HOUR_S, -2 * HOUR_S, 0):
+        clock.write_text(str(offset_s))
+        ids = await fleet.enqueue(
+            [
+                NewJob(queue="noted", payload={"offset_s": offset_s}),
+                *[NewJob(queue="laned", lane="a", payload={"offset_s": offset_s})] * 5,
+            ]
+        )
+        await wait_true(lambda ids=ids: fleet.ended(ids), deadline_s=30)
+    assert later not in fleet.started()
+    assert (await fleet.jobs.job(later)).state is JobState.SCHEDULED
+    await fleet.postgres.run(MAKE_DUE, job=later)
+    await wait_true(lambda: fleet.ended([later]), deadline_s=30)
+    assert set(fleet.started().values()) == {1}
+    assert process.events("host_lost") == [], "no lease was lost to a step"
+    assert over_limit(fleet.history, starts_max=STARTS_MAX, window_s=WINDOW_S) == []
+    assert fleet.findings() == []
+    for event in fleet.history.of("start"):
+        seen_s = event.facts["wall_s"] - event.facts.get("offset_s", 0) - time.time()
+        assert abs(seen_s) < HOUR_S / 2, "the clock was stepped where the handler ran"
+
+
+@pytest.mark.parametrize("offset_s", [2 * HOUR_S, -2 * HOUR_S])
+async def test_a_client_whose_clock_is_wrong_delays_by_the_databases_clock(fleet, clock, offset_s):
+    clock.write_text(str(offset_s))
+    await fleet.jobs.declare_queues()
+    command = PenstockProcess(
+        ["jobs", "add", "noted", "{}", "--after", "1h", "--json"],
+        folder=fleet.folder,
+        env=fleet.environment(CLOCK_OFFSET=str(clock)),
+    )
+    assert command.wait_exit() == 0, command.err
+    job = json.loads(command.out)["id"]
+    assert abs(await fleet.postgres.value(DUE_IN, job=job) - HOUR_S) < 60
+
+
+def test_both_of_pythons_wall_clocks_are_stepped_in_a_child(fleet, clock):
+    clock.write_text(str(HOUR_S))
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import datetime as d, time; print(time.time(), d.datetime.now(d.UTC).timestamp())",
+        ],
+        env={**os.environ, **fleet.environment(CLOCK_OFFSET=str(clock))},
+        capture_output=True,
+        check=True,
+    )
+    for seen_s in told.stdout.split():
+        assert float(seen_s) == pytest.approx(time.time() + HOUR_S, abs=30)
