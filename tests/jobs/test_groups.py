@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from desk_hands import claim_one, living_desk, told
 
 from penstock.jobs import Batch, InvalidJob, NewGroup, NewJob, store
 from penstock.jobs.handling import DONE, Outcome
-from penstock.jobs.leases import Scan
+from penstock.jobs.settling import said_of
 from penstock.testing.waiting import wait_true
 
 
@@ -55,10 +56,10 @@ async def test_every_final_state_counts(jobs, sql, postgres):
     [left] = [job_id for job_id in range(1, 6) if job_id not in lease.ids]
     await jobs.cancel(left)
     outcomes = [DONE, Outcome("fail", None, "no"), Outcome("quarantined"), Outcome("retry", 0.0)]
-    assert await store.settle(postgres, lease.lease_id, dict(zip(lease.ids, outcomes, strict=True)))
+    assert await settle(postgres, lease, dict(zip(lease.ids, outcomes, strict=True)))
     assert await callbacks(sql) == []
     again = await claim(jobs, postgres, "members", 4)
-    assert await store.settle(postgres, again.lease_id, DONE)
+    assert await settle(postgres, again)
     counts = {"id": group_id, "done": 2, "failed": 1, "cancelled": 1, "quarantined": 1}
     assert await callbacks(sql) == [{"group": counts}]
 
@@ -69,10 +70,10 @@ async def test_concurrent_settlers_call_back_exactly_once(jobs, sql, postgres):
     groups = [group(range(5), payload={"text": "\0"}) for _ in range(60)]
     ids = await jobs.enqueue_groups(groups)
     leases = []
-    while (lease := await claim(jobs, postgres, "members", 7)).lease_id is not None:
-        leases.append(lease.lease_id)
+    while lease := await claim(jobs, postgres, "members", 7):
+        leases.append(lease)
     assert len(leases) == 43
-    settled = await asyncio.gather(*(store.settle(postgres, lease, DONE) for lease in leases * 2))
+    settled = await asyncio.gather(*(settle(postgres, lease) for lease in leases * 2))
     assert sorted(settled) == [False] * 43 + [True] * 43
     raw = await sql("""
         SELECT convert_from(payload, 'UTF8') AS payload FROM penstock.job_ready r
@@ -117,23 +118,19 @@ async def test_a_callback_takes_an_object_without_group(jobs, sql, payload):
     assert await sql("SELECT id FROM penstock.job_group") == []
 
 
-@pytest.mark.usefixtures("queues")
-async def test_members_take_no_unique_keys(jobs):
-    bad = NewGroup(members=[NewJob(queue="members", unique="k")], on_done=NewJob(queue="callbacks"))
-    with pytest.raises(InvalidJob):
-        await jobs.enqueue_groups([bad])
-
-
 async def claim(jobs, postgres, queue, jobs_max):
     """Claim as a host of its own would."""
     queues = await jobs.declare_queues()
-    host_id = await store.add_host(postgres, "test", [queues[queue].id], 30)
-    scan = Scan()
-    return await store.claim_ready(
-        postgres,
-        host_id,
-        queues[queue].id,
-        jobs_max=jobs_max,
-        priorities=scan.next_order(),
-        marks=scan.marks,
-    )
+    desk = await living_desk(postgres, jobs.config, [queues[queue].id])
+    return await claim_one(desk, queues[queue].id, jobs_max)
+
+
+async def settle(postgres, lease, outcomes=DONE):
+    """Settle in one statement; whether the lease was there and nobody held it."""
+    if outcomes is DONE:
+        fared = await store.leases.settle(postgres, whole=[lease.lease_id], losses_max=3)
+    else:
+        message = told(lease, outcomes)
+        said = {lease.lease_id: said_of(message, message.ids)}
+        fared = await store.leases.settle(postgres, jobs=said, losses_max=3)
+    return not fared.lost and not fared.busy

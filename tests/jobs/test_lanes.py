@@ -7,11 +7,12 @@ import dataclasses
 import time
 
 import pytest
+from desk_hands import claim_lane_jobs, living_desk, settle
+from lane_invariants import most_in_a_window
 
-from penstock.jobs import Batch, JobState, store
+from penstock.jobs import Batch, Jobs, JobState, NewJob, Registry
 from penstock.jobs.errors import InvalidJob, LaneUnknown, LimiterFixed
 from penstock.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
-from penstock.jobs.leases import Desk
 from penstock.testing.waiting import wait_true
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
@@ -23,8 +24,7 @@ async def desk(jobs, registry, postgres, config):
     for queue in ("a", "b"):
         registry.task(queue, limiter="fetch")(_nothing)
     queues = await jobs.declare_queues()
-    host_id = await store.add_host(postgres, "test", [row.id for row in queues.values()], 30)
-    return Desk(postgres, config, host_id)
+    return await living_desk(postgres, config, [row.id for row in queues.values()])
 
 
 async def _nothing(job: dict) -> None:
@@ -33,24 +33,13 @@ async def _nothing(job: dict) -> None:
 
 async def claim(jobs, desk, queue="a", jobs_max=100):
     queues = await jobs.declare_queues()
-    return await desk.claim_lanes(queues[queue].id, jobs_max=jobs_max)
+    return await claim_lane_jobs(desk, queues[queue].id, jobs_max)
 
 
 async def fill(registry, count, *, queue="a", lane="x", **options):
     task = registry.get(queue)
     jobs = [task.job({"n": n}, lane=lane, **options) for n in range(count)]
     return await task.jobs().enqueue_many(jobs)
-
-
-def most_in_a_window(starts, window_s):
-    """The most starts in any window of that length."""
-    starts = sorted(starts)
-    most, first = 0, 0
-    for index, start in enumerate(starts):
-        while starts[first] <= start - window_s:
-            first += 1
-        most = max(most, index - first + 1)
-    return most
 
 
 @pytest.mark.slow
@@ -70,7 +59,6 @@ async def test_windows_hold_at_handler_start(registry, jobs, working, config, br
     for lane in "wxyz":
         await jobs.set_lane("fetch", lane, starts_max=5, window_s=1.0, concurrency=None)
         await jobs.enqueue_many([batched.job({}, lane=lane) for _ in range(9)])
-        await jobs.enqueue_many([single.job(lane=lane) for _ in range(0)])
         await jobs.enqueue_many([_in_lane(single, lane) for _ in range(9)])
     async with working(config), working(config):
         await wait_true(lambda: sum(map(len, starts.values())) == 72, deadline_s=20)
@@ -81,8 +69,6 @@ async def test_windows_hold_at_handler_start(registry, jobs, working, config, br
 
 
 def _in_lane(task, lane):
-    from penstock.jobs import NewJob
-
     return NewJob(queue=task.queue, payload={"lane": lane}, lane=lane)
 
 
@@ -90,11 +76,13 @@ async def test_a_claim_gives_no_more_than_the_window(jobs, registry, desk, broke
     await jobs.set_lane("fetch", "x", starts_max=3, window_s=60, concurrency=None)
     await fill(registry, 5, queue="a")
     await fill(registry, 5, queue="b")
-    first = await claim(jobs, desk, "a")
-    assert (len(first.ids), first.lanes[0], first.slack_s) == (3, "x", 0.25)
-    empty = await claim(jobs, desk, "b")
-    assert empty.lease_id is None
-    empty = await claim(jobs, desk, "b")
+    queues = await jobs.declare_queues()
+    claims = await desk.claim_lanes(queues["a"].id, leases_max=1, batch=100)
+    [first] = claims.leases
+    assert (len(first.ids), first.lanes[0], claims.slack_s) == (3, "x", 0.25)
+    empty = await desk.claim_lanes(queues["b"].id, leases_max=1, batch=100)
+    assert (empty.leases, empty.slack_s) == ([], None)
+    empty = await desk.claim_lanes(queues["b"].id, leases_max=1, batch=100)
     assert 59 < empty.wait_s <= 60.3
     why = await jobs.why(first.ids[-1] + 1)
     assert (why.reason, why.until_at is not None) == ("lane_over_rate", True)
@@ -106,11 +94,11 @@ async def test_unstarted_jobs_give_their_grants_back(jobs, registry, desk, broke
     await fill(registry, 3)
     lease = await claim(jobs, desk)
     assert len(lease.ids) == 2
-    await desk.settle(lease.lease_id, UNSTARTED, 2)
+    await settle(desk, lease, UNSTARTED)
     lane = await jobs.get_lane("fetch", "x")
     assert (lane.waiting, lane.inflight, lane.starts_live) == (3, 0, 0)
     again = await claim(jobs, desk)
-    await desk.settle(again.lease_id, RETURNED, 2)
+    await settle(desk, again, RETURNED)
     lane = await jobs.get_lane("fetch", "x")
     assert (lane.waiting, lane.inflight, lane.starts_live) == (3, 0, 2)
     assert len((await claim(jobs, desk)).ids) == 1
@@ -154,8 +142,6 @@ async def test_concurrency_holds_and_is_freed(jobs, registry, working, broken_in
         finished += 1
 
     await jobs.set_lane("c", "x", starts_max=None, window_s=None, concurrency=2)
-    from penstock.jobs import NewJob
-
     await jobs.enqueue_many(
         [NewJob(queue="full", payload={"number": n}, lane="x") for n in range(20)]
     )
@@ -191,7 +177,7 @@ async def test_weight_and_quantum_share_a_claim(jobs, registry, desk):
     for lane in ("heavy", "light"):
         await fill(registry, 50, lane=lane)
     lease = await claim(jobs, desk)
-    assert sorted(lease.lanes) == ["heavy"] * 30 + ["light"] * 10
+    assert sorted(lease.lanes) == ["heavy"] * 50 + ["light"] * 25
 
 
 async def test_a_full_batch_leaves_the_other_lanes_their_place(
@@ -211,13 +197,13 @@ async def test_delayed_and_retried_lane_jobs_come_back_to_their_lane(
     [now] = await fill(registry, 1)
     lease = await claim(jobs, desk)
     assert list(lease.ids) == [now]
-    await desk.settle(lease.lease_id, {now: Outcome("retry", 3600)}, 1)
+    await settle(desk, lease, {now: Outcome("retry", 3600)})
     assert [(await jobs.job(i)).state for i in (later, now)] == [JobState.SCHEDULED] * 2
     await sql("UPDATE penstock.job_ready SET run_at = now()")
     assert (await jobs.sweep()).lane_jobs_moved == 2
     again = await claim(jobs, desk)
     assert sorted(zip(again.ids, again.attempts, strict=True)) == [(later, 0), (now, 1)]
-    await desk.settle(again.lease_id, DONE, 2)
+    await settle(desk, again)
     assert await broken_invariants() == []
 
 
@@ -244,12 +230,12 @@ async def test_a_longer_window_counts_what_was_forgotten(jobs, registry, desk):
     await fill(registry, 6)
     assert len((await claim(jobs, desk)).ids) == 2
     await jobs.set_lane("fetch", "x", starts_max=2, window_s=60, concurrency=None)
-    assert (await claim(jobs, desk)).lease_id is None
+    assert await claim(jobs, desk) is None
     await jobs.set_lane("fetch", "x", **NO_LIMITS)
     assert len((await claim(jobs, desk)).ids) == 4
     await jobs.set_lane("fetch", "x", starts_max=9, window_s=60, concurrency=None)
     await fill(registry, 1)
-    assert (await claim(jobs, desk)).lease_id is None
+    assert await claim(jobs, desk) is None
 
 
 async def test_many_claimers_keep_the_books(jobs, registry, desk, postgres, broken_invariants):
@@ -267,19 +253,19 @@ async def test_many_claimers_keep_the_books(jobs, registry, desk, postgres, brok
         empty = 0
         while empty < 30:
             lease = await claim(jobs, desk, queue, 5)
-            if lease.lease_id is None:
+            if lease is None:
                 empty += 1
                 continue
             some = dict.fromkeys(lease.ids[1:], DONE)
             some[lease.ids[0]] = Outcome(word)
             done.extend(job_id for job_id, outcome in some.items() if outcome.word == "done")
-            assert await desk.settle(lease.lease_id, some, len(some))
+            assert await settle(desk, lease, some)
             empty = 0
 
     await asyncio.gather(produce(), *(consume("a", w) for w in ("done", "unstarted", "returned")))
-    while (lease := await claim(jobs, desk)).lease_id is not None:
+    while lease := await claim(jobs, desk):
         done.extend(lease.ids)
-        await desk.settle(lease.lease_id, DONE, len(lease.ids))
+        await settle(desk, lease)
     assert len(done) == len(set(done)) == 120
     assert await broken_invariants() == []
 
@@ -289,15 +275,16 @@ async def test_a_lane_that_nobody_used_is_unknown(jobs):
         await jobs.get_lane("fetch", "nobody")
 
 
-async def test_a_queue_with_lanes_keeps_its_limiter(jobs, registry, desk):
+@pytest.mark.usefixtures("desk")
+async def test_a_queue_with_lanes_keeps_its_limiter(registry, postgres, config):
     await fill(registry, 1)
-    registry.get("a").limiter = "other"
+    other = Registry()
+    other.task("a", limiter="other")(_nothing)
     with pytest.raises(LimiterFixed):
-        await jobs.declare_queues()
-    registry.get("a").limiter = "fetch"
-    registry.get("b").limiter = "other"
-    assert (await jobs.declare_queues())["b"].limiter == "other"
-    assert desk.leases_held == 0
+        await Jobs(postgres, config, other).declare_queues()
+    other = Registry()
+    other.task("b", limiter="other")(_nothing)
+    assert (await Jobs(postgres, config, other).declare_queues())["b"].limiter == "other"
 
 
 @pytest.mark.parametrize(

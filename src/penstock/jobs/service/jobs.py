@@ -1,59 +1,63 @@
 """The verbs of jobs: enqueue alone, in bulk, in groups and in a caller's transaction; look, steer, sweep.
 
-Every enqueue is one round trip whatever it carries. With `tx` it is part of the caller's transaction and is
-seen by workers when that commits, or never.
+Every enqueue is one round trip whatever it carries. With `tx`, a connection of any common driver (see
+`penstock.engines.borrowed`), it is part of the caller's transaction and is seen by workers when that
+commits, or never.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Final
 
-from penstock.engines.postgres import ConstraintViolated, Postgres, Tx
+from penstock.engines.borrowed import Transaction, borrow
+from penstock.engines.postgres import Postgres, Runner
 from penstock.jobs import store
 from penstock.jobs.errors import (
     BatchTooLarge,
-    JobNotEnded,
-    JobNotWaiting,
-    JobUnknown,
-    KeyTaken,
-    LaneUnknown,
+    GroupClosed,
     LeaseLost,
-    LimiterFixed,
-    QueueUnknown,
 )
+from penstock.jobs.fleet.facts import QueueMinute
 from penstock.jobs.hints import Hints
 from penstock.jobs.intake import (
     Rows,
-    is_storable,
     prepare_groups,
     prepare_jobs,
-    require_job_id,
-    require_lane,
 )
 from penstock.jobs.model import (
-    JOB_ID_LAST,
     JOBS_PER_CALL_MAX,
+    BulkDone,
     Job,
+    JobFilter,
+    JobPage,
     JobsConfig,
-    JobState,
     Lane,
     NewGroup,
     NewJob,
+    QueueSettings,
     QueueStatus,
     Sweep,
     Why,
     jobs_enqueued,
 )
-from penstock.jobs.reasons import why_waits
+from penstock.jobs.service.crons import Crons
+from penstock.jobs.service.fleet import Fleet
+from penstock.jobs.service.groups import Group, open_group
+from penstock.jobs.service.lanes import Lanes
+from penstock.jobs.service.minutes import queue_minutes
+from penstock.jobs.service.queues import Queues
+from penstock.jobs.service.results import wait_result
+from penstock.jobs.service.steering import Steering
+from penstock.jobs.service.sweeping import Sweeping
+from penstock.jobs.service.takes import Takes
 from penstock.jobs.tasks import Registry
-from penstock.kernel.limits import PAGE_ROWS_MAX
 from penstock.kernel.trace import current_traceparent, next_hop
 
 ROWS_PER_STATEMENT: Final = 5_000
-LEASES_PER_SWEEP: Final = 100
-JOBS_PER_SWEEP: Final = 5_000
 
 
 class Jobs:
@@ -64,29 +68,42 @@ class Jobs:
         self.config = config
         self._postgres = postgres
         self._hints = Hints(postgres)
-        self._queues: dict[str, store.queues.QueueRow] = {}
+        self._queues = Queues(postgres, registry)
 
     async def close(self) -> None:
         """Let hints that are on their way go out."""
         await self._hints.close()
 
-    async def enqueue(self, job: NewJob, *, tx: Tx | None = None) -> int:
+    async def enqueue(self, job: NewJob, *, tx: Transaction | None = None) -> int:
         """Enqueue one job; return its id, or the id of the unfinished job that has its unique key.
 
         Raises: InvalidJob, PayloadTooLarge, QueueUnknown.
         """
         return (await self.enqueue_many([job], tx=tx))[0]
 
-    async def enqueue_many(self, jobs: Sequence[NewJob], *, tx: Tx | None = None) -> list[int]:
+    async def enqueue_many(
+        self,
+        jobs: Sequence[NewJob],
+        *,
+        tx: Transaction | None = None,
+        group: Group | None = None,
+    ) -> list[int]:
         """Enqueue up to 10,000 jobs in one round trip, all or none; return their ids in order.
 
-        Raises: InvalidJob, PayloadTooLarge, BatchTooLarge, QueueUnknown.
+        With `group`, an open one, they are its members.
+        Raises: InvalidJob, PayloadTooLarge, BatchTooLarge, QueueUnknown, GroupClosed.
         """
         rows = prepare_jobs(jobs)
-        return await self._insert(rows, tx=tx) if rows.queues else []
+        lent = _borrowed(tx)
+        if not rows.queues:
+            return []
+        if group is None:
+            return await self._insert(rows, tx=lent)
+        group.require_open()
+        return await self._insert(rows, tx=lent, group_ids=[group.id] * len(rows), is_counted=True)
 
     async def enqueue_groups(
-        self, groups: Sequence[NewGroup], *, tx: Tx | None = None
+        self, groups: Sequence[NewGroup], *, tx: Transaction | None = None
     ) -> list[int]:
         """Enqueue groups, all or none; return their ids in order.
 
@@ -98,21 +115,58 @@ class Jobs:
                 f"{len(groups)} groups in one call: send at most {JOBS_PER_CALL_MAX} at a time"
             )
         callbacks, members = prepare_groups(groups)
-        callback_queues = await self._queue_ids(callbacks.queues)
-        await self._queue_ids(members.queues)
+        lent = _borrowed(tx)
+        callback_queues = await self._queues.ids(callbacks.queues)
+        await self._queues.ids(members.queues)
         traceparent = next_hop(current_traceparent.get())
         pending = [len(group.members) for group in groups]
-        async with self._within(tx) as inner:
+        is_keyed = any(key is not None for key in members.keys)
+        async with self._within(lent) as inner:
+            # With keys it is known only afterwards who is a member: those groups are open until then.
             ids = await store.backlog.add_groups(
-                inner, pending, callbacks, queue_ids=callback_queues, traceparent=traceparent
+                inner,
+                [1] * len(groups) if is_keyed else pending,
+                callbacks,
+                queue_ids=callback_queues,
+                traceparent=traceparent,
             )
             of_member = [
                 group_id for group_id, count in zip(ids, pending, strict=True) for _ in range(count)
             ]
             for start, chunk in _chunks(members):
                 group_ids = of_member[start : start + len(chunk)]
-                await self._insert(chunk, tx=inner, group_ids=group_ids)
+                await self._insert(chunk, tx=inner, group_ids=group_ids, is_counted=is_keyed)
+            if is_keyed:
+                await store.groups.seal_groups(inner, ids)
         return ids
+
+    @asynccontextmanager
+    async def group(
+        self, *, on_done: NewJob, tx: Transaction | None = None
+    ) -> AsyncIterator[Group]:
+        """`async with jobs.group(on_done=...) as group:` enqueue members with `group=group`, then the callback.
+
+        `on_done` is enqueued exactly once, when the block has ended and every member is final. A block that
+        raises leaves no callback; members that were enqueued run on alone.
+        Raises: InvalidJob, PayloadTooLarge, QueueUnknown.
+        """
+        callback, _ = prepare_groups([NewGroup(members=[], on_done=on_done)])
+        queue_ids = await self._queues.ids(callback.queues)
+        runner = _borrowed(tx) or self._postgres
+        traceparent = next_hop(current_traceparent.get())
+        async with open_group(runner, callback, queue_ids, traceparent) as group:
+            yield group
+
+    async def result(
+        self, job_id: int, *, timeout_s: float | None = None, keeps_result: bool = True
+    ) -> Any:
+        """What the job's handler returned, waiting for it up to `timeout_s`.
+
+        Raises: JobFailed, ResultGone, NoResultKept, ResultLate (a TimeoutError), JobUnknown.
+        """
+        return await wait_result(
+            self._postgres, self.job, job_id, timeout_s=timeout_s, keeps_result=keeps_result
+        )
 
     async def set_lane(
         self,
@@ -124,225 +178,219 @@ class Jobs:
         concurrency: int | None,
         paused: bool = False,
         weight: int = 1,
-        tx: Tx | None = None,
+        tx: Transaction | None = None,
     ) -> None:
         """Set a lane's limits, live: at most `starts_max` starts in any `window_s`, `concurrency` at once.
 
         None means no limit. With `tx` the lane stands still until that ends: commit soon.
         Raises: InvalidJob.
         """
-        require_lane(
+        await self.lanes.set(
             limiter,
             lane,
             starts_max=starts_max,
             window_s=window_s,
             concurrency=concurrency,
+            paused=paused,
             weight=weight,
-        )
-        await store.lanes.set_lane(
-            tx or self._postgres,
-            limiter,
-            lane,
-            starts_max=starts_max,
-            window_s=window_s,
-            concurrency=concurrency,
-            is_paused=paused,
-            weight=weight,
+            tx=tx,
         )
 
     async def get_lane(self, limiter: str, lane: str) -> Lane:
         """A lane's limits and what it is doing. Raises: LaneUnknown."""
-        found = None
-        if is_storable(limiter) and is_storable(lane):
-            found = await store.lanes.find_lane(self._postgres, limiter, lane)
-        if found is None:
-            raise LaneUnknown(limiter, lane)
-        return found
+        return await self.lanes.get(limiter, lane)
 
     async def job(self, job_id: int) -> Job:
         """The job in any state; `gone` where it ended and was not kept. Raises: JobUnknown."""
-        require_job_id(job_id)
-        found = await store.lookup.find_job(self._postgres, job_id)
-        if found is not None:
-            return found
-        if job_id > await store.lookup.newest_job_id(self._postgres):
-            raise JobUnknown(job_id)
-        # A job on the move between its places can be missed by a look at one after the other.
-        return await store.lookup.find_job(self._postgres, job_id) or Job(
-            id=job_id, state=JobState.GONE
-        )
+        return await self._steering.job(job_id)
 
     async def why(self, job_id: int) -> Why:
         """Why the job is where it is. Raises: JobUnknown."""
-        job = await self.job(job_id)
-        facts = None
-        if job.queue is not None and job.state is JobState.READY:
-            facts = await store.lookup.why_waiting(self._postgres, job.queue, job.lane)
-        return why_waits(job, facts)
+        return await self._steering.why(job_id)
+
+    async def find(
+        self,
+        *,
+        queue: str | None = None,
+        state: str | None = None,
+        lane: str | None = None,
+        q: str | None = None,
+        before: int | None = None,
+        jobs_max: int = 100,
+    ) -> JobPage:
+        """A page of jobs in whatever state, newest id first, those below `before`; at most 1,000.
+
+        `q` is looked for in the errors of those that ended. A page may be short where the search was cut off.
+        Raises: InvalidFilter, QueueUnknown.
+        """
+        wanted = JobFilter(queue=queue, state=state, lane=lane, q=q)
+        return await self._steering.find(wanted, before=before, jobs_max=jobs_max)
 
     async def cancel(self, job_id: int) -> None:
         """Cancel a job that waits. Raises: JobUnknown, JobNotWaiting."""
-        require_job_id(job_id)
-        if not await store.steering.cancel_job(self._postgres, job_id):
-            job = await self.job(job_id)
-            raise JobNotWaiting(
-                f"job {job_id} is {job.state.value}: only a job that is scheduled or ready can be"
-                " cancelled"
-            )
+        await self._steering.cancel(job_id)
 
     async def retry(self, job_id: int) -> None:
         """Give a failed, cancelled or quarantined job another life with all its retries.
 
         Raises: JobUnknown, JobNotEnded, KeyTaken.
         """
-        require_job_id(job_id)
-        try:
-            is_retried = await store.steering.retry_ended(self._postgres, job_id)
-        except ConstraintViolated as error:
-            raise KeyTaken(
-                f"job {job_id}: another unfinished job has its unique key: let that one end first"
-            ) from error
-        if not is_retried:
-            job = await self.job(job_id)
-            raise JobNotEnded(
-                f"job {job_id} is {job.state.value}: only a failed, cancelled or quarantined job"
-                " that is kept can be retried"
-            )
+        await self._steering.retry(job_id)
 
-    async def ended(
-        self,
-        *,
-        queue: str | None = None,
-        state: str | None = None,
-        before: int | None = None,
-        jobs_max: int = 100,
-    ) -> list[Job]:
-        """Kept jobs that ended failed, cancelled or quarantined, newest id first, below `before`."""
-        bounded = max(1, min(jobs_max, PAGE_ROWS_MAX))
-        if queue is not None and not is_storable(queue):
-            return []
-        if before is not None:
-            before = max(0, min(before, JOB_ID_LAST))
-        return await store.lookup.ended_jobs(
-            self._postgres, queue=queue, state=state, before=before, jobs_max=bounded
-        )
+    async def delete(self, job_id: int) -> None:
+        """Remove a job for good that waits or ended; its group counts a waiting one as cancelled.
+
+        Raises: JobUnknown, JobNotWaiting where it is leased or gone.
+        """
+        await self._steering.delete(job_id)
+
+    async def bulk(
+        self, action: str, wanted: JobFilter, *, dry_run: bool = False, before: int | None = None
+    ) -> BulkDone:
+        """`retry`, `cancel` or `delete` jobs that fit, newest first, for some seconds; `dry_run` counts only.
+
+        Where there is `more`, call again with `before` = its `next_before`. Jobs that the action cannot change,
+        such as leased ones, do not fit; each transaction changes up to 1,000.
+        Raises: InvalidFilter, QueueUnknown.
+        """
+        return await self._steering.bulk(action, wanted, dry_run=dry_run, before=before)
 
     async def queues(self) -> list[QueueStatus]:
-        """Every queue with its backlog, by name."""
-        return await store.queues.queue_statuses(self._postgres)
+        """Every queue with its backlog, by name; each count is exact up to 10,000."""
+        return await self._queues.statuses()
 
     async def queue(self, name: str) -> QueueStatus:
-        """One queue with its backlog. Raises: QueueUnknown."""
-        found = await store.queues.queue_statuses(self._postgres, name) if is_storable(name) else []
-        if not found:
-            raise QueueUnknown(name)
-        return found[0]
+        """One queue with its backlog, by name or alias; counts are exact up to 100,000. Raises: QueueUnknown."""
+        return await self._queues.status(name)
+
+    async def queue_settings(self, name: str) -> QueueSettings:
+        """What holds for a queue, by name or alias. Raises: QueueUnknown."""
+        return await self._queues.settings(name)
+
+    async def set_queue(self, name: str, *, create: bool = False, **changes: Any) -> QueueSettings:
+        """Set what a person wants of a queue, whatever its code declares; return what holds then.
+
+        `paused`, and `importance`, `slots_min`, `slots_max`, `retries`: None is what the code declares.
+        `create`: make a queue without code where none has the name.
+        Raises: QueueUnknown, InvalidSetting.
+        """
+        if create:
+            await self._queues.create(name)
+        return await self._queues.change(name, changes)
 
     async def pause_queue(self, name: str) -> None:
         """Hand out no more of the queue's jobs; those in hand go on. Raises: QueueUnknown."""
-        await self._set_paused(name, is_paused=True)
+        await self._queues.change(name, {"paused": True})
 
     async def resume_queue(self, name: str) -> None:
         """Hand out the queue's jobs again. Raises: QueueUnknown."""
-        await self._set_paused(name, is_paused=False)
+        await self._queues.change(name, {"paused": False})
 
     async def sweep(self) -> Sweep:
         """One bounded step of tidying: return leases of dead hosts, move due lane jobs, forget.
 
         Any number of processes may sweep at once; each lease is its own short transaction.
         """
-        leases = await store.leases.expired_leases(self._postgres, leases_max=LEASES_PER_SWEEP)
-        returned = [
-            await store.leases.return_lease(self._postgres, lease_id, self.config.losses_max)
-            for lease_id in leases
-        ]
-        moved = await store.backlog.move_due(self._postgres, jobs_max=JOBS_PER_SWEEP)
-        dropped = await store.lookup.drop_failed(
-            self._postgres, kept_s=self.config.failed_kept_s, jobs_max=JOBS_PER_SWEEP
-        )
-        hosts = await store.hosts.drop_hosts(self._postgres)
-        leases_returned = sum(count > 0 for count in returned)
-        return Sweep(
-            leases_returned=leases_returned,
-            jobs_returned=sum(returned),
-            lane_jobs_moved=moved,
-            failed_dropped=dropped,
-            hosts_dropped=hosts,
-            more=JOBS_PER_SWEEP in (moved, dropped) or leases_returned == LEASES_PER_SWEEP,
-        )
+        return await self._sweeping.run_once()
 
-    async def lock_lease(self, tx: Tx, lease_id: int) -> None:
+    @cached_property
+    def lanes(self) -> Lanes:
+        """Limiters and their lanes."""
+        return Lanes(self._postgres)
+
+    @cached_property
+    def takes(self) -> Takes:
+        """Jobs for other languages and for people."""
+        return Takes(self._postgres, self.config)
+
+    @cached_property
+    def _steering(self) -> Steering:
+        return Steering(self._postgres)
+
+    @cached_property
+    def _sweeping(self) -> Sweeping:
+        return Sweeping(self._postgres, self.config, self.lanes)
+
+    @cached_property
+    def crons(self) -> Crons:
+        """The verbs of crons."""
+        return Crons(self._postgres, self)
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """The verbs of the fleet."""
+        return Fleet(self._postgres, self.config)
+
+    async def minutes(
+        self, queue: str, *, from_at: datetime | None = None, to_at: datetime | None = None
+    ) -> list[QueueMinute]:
+        """What a queue did by minute, oldest first: in the last hour, or a span of up to two days.
+
+        Minutes without work are left out. Raises: QueueUnknown, InvalidSpan.
+        """
+        return await queue_minutes(self._postgres, queue, from_at=from_at, to_at=to_at)
+
+    async def lock_lease(self, tx: Transaction, lease_id: int) -> None:
         """Tie what `tx` writes to the lease: it commits only while the jobs are still ours.
 
         The lease cannot be returned or settled until `tx` ends: do it last, commit soon.
         Raises: LeaseLost.
         """
-        if not await store.leases.is_lease_held(tx, lease_id):
+        if not await store.leases.is_lease_held(borrow(tx), lease_id):
             raise LeaseLost(lease_id)
 
     async def declare_queues(self) -> dict[str, store.queues.QueueRow]:
-        """Store the queues of the registry's tasks; return the rows of all known queues by name.
+        """Store the queues of the registry; return the rows of all known queues, by name and alias.
 
         Raises: LimiterFixed where a task moves a queue with lanes to another limiter.
         """
-        tasks = {task.queue: task.limiter for task in self.registry}
-        await store.queues.declare_queues(self._postgres, list(tasks), list(tasks.values()))
-        rows = {row.name: row for row in await store.queues.find_queues(self._postgres)}
-        for name, limiter in tasks.items():
-            row = rows[name]
-            if row.limiter != limiter:
-                if not await store.queues.change_limiter(self._postgres, row.id, limiter):
-                    raise LimiterFixed(
-                        f"queue {name!r} has jobs in lanes of limiter {row.limiter!r}: keep that"
-                        f" limiter, or declare a new queue with limiter {limiter!r}"
-                    )
-                rows[name] = store.queues.QueueRow(row.id, name, limiter)
-        self._queues = rows
-        return rows
+        return await self._queues.declare()
 
     async def _insert(
-        self, rows: Rows, *, tx: Tx | None, group_ids: list[int] | None = None
+        self,
+        rows: Rows,
+        *,
+        tx: Runner | None,
+        group_ids: list[int] | None = None,
+        is_counted: bool = False,
     ) -> list[int]:
-        queue_ids = await self._queue_ids(rows.queues)
+        """Enqueue `rows`, as members of groups if given, which count them only now if `is_counted`."""
+        queue_ids = await self._queues.ids(rows.queues)
+        runner = tx or self._postgres
+        traceparent = next_hop(current_traceparent.get())
         # Inside a transaction PostgreSQL itself sends one hint a queue, and only if it commits.
         is_hinted = tx is not None or self._hints.is_due(set(queue_ids))
-        ids = await store.backlog.enqueue(
-            tx or self._postgres,
-            rows,
-            queue_ids,
-            group_ids=group_ids,
-            traceparent=next_hop(current_traceparent.get()),
-            is_hinted=is_hinted,
-        )
+        ids: list[int] | None
+        if group_ids is not None and is_counted:
+            ids = await store.groups.add_members(
+                runner, rows, queue_ids, group_ids, traceparent=traceparent, is_hinted=is_hinted
+            )
+            if ids is None:
+                raise GroupClosed(group_ids[0])
+        else:
+            ids = await store.backlog.enqueue(
+                runner,
+                rows,
+                queue_ids,
+                group_ids=group_ids,
+                traceparent=traceparent,
+                is_hinted=is_hinted,
+            )
         jobs_enqueued.inc(len(ids))
         return ids
 
-    async def _queue_ids(self, names: Sequence[str]) -> list[int]:
-        """Ids of queues by name, stored or declared. Raises: QueueUnknown."""
-        if not self._queues.keys() >= set(names):
-            # Committed on its own connection: a queue must not vanish with a caller's rollback.
-            known = await self.declare_queues()
-            for name in names:
-                if name not in known:
-                    raise QueueUnknown(str(name))
-        return [self._queues[name].id for name in names]
-
-    async def _set_paused(self, name: str, *, is_paused: bool) -> None:
-        if not is_storable(name):
-            raise QueueUnknown(name)
-        if not await store.queues.set_paused(self._postgres, name, is_paused=is_paused):
-            if self.registry.get(name) is None:
-                raise QueueUnknown(name)
-            await self.declare_queues()
-            await store.queues.set_paused(self._postgres, name, is_paused=is_paused)
-
     @asynccontextmanager
-    async def _within(self, tx: Tx | None) -> AsyncIterator[Tx]:
+    async def _within(self, tx: Runner | None) -> AsyncIterator[Runner]:
         if tx is not None:
             yield tx
         else:
             async with self._postgres.transaction() as own:
                 yield own
+
+
+def _borrowed(tx: Transaction | None) -> Runner | None:
+    """The caller's transaction as a runner, if one was given. Raises: ConnectionUnknown."""
+    return None if tx is None else borrow(tx)
 
 
 def _chunks(rows: Rows) -> Iterator[tuple[int, Rows]]:
@@ -359,5 +407,6 @@ def _chunks(rows: Rows) -> Iterator[tuple[int, Rows]]:
                 lanes=rows.lanes[cut],
                 keys=rows.keys[cut],
                 payloads=rows.payloads[cut],
+                versions=rows.versions[cut],
             ),
         )

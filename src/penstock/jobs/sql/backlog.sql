@@ -1,16 +1,16 @@
 -- name: enqueue
 -- Insert jobs; their ids in order, or for a taken key the id of the job that has it.
-SELECT penstock.enqueue_v1(
+SELECT penstock.enqueue_v2(
     :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
     :delays_s::double precision[], :lanes::text[], :keys::text[], :groups::bigint[],
-    :payloads::bytea[], :traceparent, :is_hinted);
+    :payloads::bytea[], :versions::smallint[], :traceparent, :is_hinted);
 
 -- name: add_groups
 -- Insert groups with their callbacks; a group without members calls back at once.
-SELECT penstock.add_groups_v1(
+SELECT penstock.add_groups_v2(
     :pending::integer[], :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
     :delays_s::double precision[], :lanes::text[], :keys::text[], :payloads::bytea[],
-    :traceparent);
+    :versions::smallint[], :traceparent);
 
 -- name: move_due
 -- Move up to :jobs_max jobs of lanes that became due from job_ready into their lanes.
@@ -21,8 +21,10 @@ WITH due AS (
     RETURNING *
 ), moved AS (
     INSERT INTO penstock.lane_job
-        (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload)
-    SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload
+        (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload,
+         version)
+    SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload,
+           version
     FROM due RETURNING queue, lane
 ), told AS (
     INSERT INTO penstock.lane_event (limiter, lane, queue, k)

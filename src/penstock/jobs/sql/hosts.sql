@@ -1,7 +1,8 @@
 -- name: add_host
 -- Register a host; its leases hang on this row.
-INSERT INTO penstock.host (name, queues, expires_at)
-VALUES (:name, :queues::integer[], now() + :lease_s::double precision * interval '1 s')
+INSERT INTO penstock.host (name, queues, kind, tags, cores, expires_at)
+VALUES (:name, :queues::integer[], :kind, :tags::text[], :cores,
+        now() + :lease_s::double precision * interval '1 s')
 RETURNING id;
 
 -- name: renew_host
@@ -9,9 +10,29 @@ RETURNING id;
 UPDATE penstock.host SET expires_at = now() + :lease_s::double precision * interval '1 s'
 WHERE id = :host AND expires_at > now() RETURNING 1;
 
+-- name: extend_take
+-- Give a taker's lease so many seconds from now; no row: it is gone or over.
+UPDATE penstock.host h SET expires_at = now() + :lease_s::double precision * interval '1 s'
+FROM penstock.job_lease l
+WHERE l.id = :lease AND h.id = l.host AND h.kind = 'taker' AND h.expires_at > now()
+RETURNING h.expires_at;
+
+-- name: host_expires_at
+-- When a host's leases end unless they are renewed.
+SELECT expires_at FROM penstock.host WHERE id = :host;
+
 -- name: remove_host
 -- Take a host away; leases that it still has are returned by the next sweep.
 DELETE FROM penstock.host WHERE id = :host;
+
+-- name: end_take
+-- Remove a taker whose lease was settled whole.
+DELETE FROM penstock.host h WHERE h.id = :host AND h.kind = 'taker'
+AND NOT EXISTS (SELECT FROM penstock.job_lease l WHERE l.host = h.id);
+
+-- name: expire_host
+-- Let a host expire now: whoever ran its jobs is known to be gone.
+UPDATE penstock.host SET expires_at = least(expires_at, now()) WHERE id = :host;
 
 -- name: drop_hosts
 -- Remove expired hosts that hold no lease any more.

@@ -1,17 +1,59 @@
 -- name: set_lane
--- Set a lane's limits, live.
-SELECT penstock.set_lane_v1(
-    :limiter, :lane, :starts_max::integer, :window_s::double precision, :concurrency::integer,
-    :is_paused, :weight);
+-- Set a lane's own limits, pause and weight, live; or let it follow its limiter again.
+SELECT penstock.set_lane_v2(
+    :limiter, :lane, :is_own, :starts_max::integer, :window_s::double precision,
+    :concurrency::integer, :is_paused, :weight);
 
--- name: find_lane
--- A lane with what waits in it, journal included.
-SELECT l.limiter, l.name, l.starts_max, l.window_s, l.concurrency, l.paused, l.weight, l.inflight,
-       (SELECT coalesce(sum(w.waiting), 0) FROM penstock.lane_queue w
-        WHERE w.limiter = l.limiter AND w.lane = l.name)
-       + (SELECT coalesce(sum(e.k), 0) FROM penstock.lane_event e
-          WHERE e.limiter = l.limiter AND e.lane = l.name) AS waiting,
+-- name: find_lanes
+-- Lanes of a limiter by name, the one of :lane or up to :lanes_max after :after, with what waits, journal included.
+SELECT l.limiter, l.name, l.starts_max, l.window_s, l.concurrency, l.paused, l.weight, l.inflight, l.is_own,
+       coalesce((SELECT sum(w.waiting) FROM penstock.lane_queue w
+                 WHERE w.limiter = l.limiter AND w.lane = l.name), 0)
+           + coalesce(e.waiting, 0) AS waiting,
        (SELECT coalesce(sum(s.n), 0) FROM unnest(l.at, l.n) AS s(at, n)
-        WHERE s.at > now() - (l.window_s + l.slack_s) * interval '1 s') AS starts_live,
+        WHERE s.at > now() - (l.window_s + l.slack_s) * interval '1 s' AND s.n < 1000000000) AS starts_live,
        CASE WHEN l.free_at > now() THEN l.free_at END AS next_at
-FROM penstock.lane l WHERE l.limiter = :limiter AND l.name = :lane;
+FROM (
+    SELECT * FROM penstock.lane
+    WHERE limiter = :limiter AND name > :after AND (:lane::text IS NULL OR name = :lane::text)
+    ORDER BY name LIMIT :lanes_max
+) l LEFT JOIN (
+    SELECT v.lane, sum(v.k) AS waiting FROM penstock.lane_event v
+    WHERE v.limiter = :limiter AND (:lane::text IS NULL OR v.lane = :lane::text) GROUP BY v.lane
+) e ON e.lane = l.name
+ORDER BY l.name;
+
+-- name: spend
+-- Take further starts out of a lane; seconds until they may begin, or NULL: refused.
+SELECT penstock.spend_v1(:limiter, :lane, :starts, :wait_max_s);
+
+-- name: spend_of_queue
+-- The same for a lane of a queue's limiter.
+SELECT penstock.spend_v1(q.limiter, :lane, :starts, :wait_max_s) FROM penstock.queue q WHERE q.id = :queue;
+
+-- name: set_limiter
+-- Write a limiter's limits; whether its lanes are still to follow.
+SELECT penstock.set_limiter_v1(
+    :limiter, :starts_max::integer, :window_s::double precision, :slack_s, :concurrency::integer,
+    :is_set);
+
+-- name: spread_limiter
+-- Let up to :lanes_max lanes after :after follow their limiter; the last of them, NULL: that was all.
+SELECT penstock.spread_limiter_v1(:limiter, :after, :lanes_max);
+
+-- name: unspread_limiters
+-- Limiters whose lanes do not all follow yet, since whoever changed them did not finish.
+SELECT name FROM penstock.limiter WHERE NOT is_spread;
+
+-- name: find_limiters
+-- Limiters by name, all or the one of :limiter; those that only queues name, too.
+SELECT n.name, m.starts_max, m.window_s, coalesce(m.slack_s, 0.25) AS slack_s, m.concurrency,
+       coalesce(m.is_set, false) AS is_set,
+       ARRAY(SELECT q.name FROM penstock.queue q WHERE q.limiter = n.name ORDER BY q.name) AS queues
+FROM (SELECT name FROM penstock.limiter UNION SELECT limiter FROM penstock.queue) n
+LEFT JOIN penstock.limiter m ON m.name = n.name
+WHERE :limiter::text IS NULL OR n.name = :limiter::text ORDER BY n.name;
+
+-- name: remove_idle_lanes
+-- Remove idle ones of the next :lanes_max lanes that follow their limiter; where it came to, NULL: the end.
+SELECT * FROM penstock.remove_idle_lanes_v1(:limiter, :lane, :lanes_max, :idle_s);

@@ -1,18 +1,20 @@
 -- name: claim_ready
--- Lease up to :jobs_max due jobs of a queue past the scan marks; one row always.
-SELECT * FROM penstock.claim_ready_v1(
-    :host, :queue, :jobs_max, :priorities::smallint[], :marks_at::timestamptz[],
-    :marks_id::bigint[]);
+-- Take the acks of :done, then lease due jobs of a queue past the scan marks; a row a lease, one at least.
+SELECT * FROM penstock.claim_ready_v2(
+    :host, :queue, :leases_max, :batch, :priorities::smallint[], :marks_at::timestamptz[],
+    :marks_id::bigint[], :done::bigint[]);
 
 -- name: claim_lanes
--- Lease up to :jobs_max jobs of a queue's lanes within their limits; one row always.
-SELECT * FROM penstock.claim_lanes_v1(:host, :queue, :jobs_max, :lanes_max, :quantum);
+-- Take the acks of :done, then lease jobs of a queue's lanes within their limits; a row a lease, one at least.
+SELECT * FROM penstock.claim_lanes_v2(
+    :host, :queue, :leases_max, :batch, :lanes_max, :quantum, :done::bigint[]);
 
 -- name: settle
--- Settle jobs of a lease (ids NULL: all left); false: the lease is gone.
-SELECT penstock.settle_v1(
-    :lease, :ids::bigint[], :outcomes::text[], :delays_s::double precision[], :errors::text[],
-    :tracebacks::text[]);
+-- Settle whole leases with one word, and jobs of others each with its own; which leases were gone or held.
+SELECT * FROM penstock.settle_v2(
+    :whole::bigint[], :word, :leases::bigint[], :ids::bigint[], :words::text[],
+    :delays_s::double precision[], :errors::text[], :tracebacks::text[], :results::bytea[],
+    :queues::text[], :losses_max, :progressed::bigint[]);
 
 -- name: lock_lease
 -- Hold a lease until the end of the transaction, if it still is there.
@@ -23,10 +25,24 @@ SELECT 1 FROM penstock.job_lease WHERE id = :lease FOR SHARE;
 SELECT id FROM penstock.job_lease WHERE host = :host;
 
 -- name: expired_leases
--- Leases whose host expired or is gone, oldest first, at most :leases_max.
-SELECT l.id FROM penstock.job_lease l LEFT JOIN penstock.host h ON h.id = l.host
-WHERE h.id IS NULL OR h.expires_at <= now() ORDER BY l.id LIMIT :leases_max;
+-- Leases whose host expired or is gone, oldest first, at most :leases_max; not those that somebody holds.
+SELECT l.id FROM penstock.job_lease l WHERE NOT EXISTS (
+    SELECT FROM penstock.host h WHERE h.id = l.host AND h.expires_at > now())
+ORDER BY l.id LIMIT :leases_max FOR UPDATE SKIP LOCKED;
 
 -- name: return_lease
 -- Return one lease of a host that is no more; how many jobs went back.
-SELECT penstock.return_lease_v1(:lease, :losses_max);
+SELECT penstock.return_lease_v2(:lease, :losses_max);
+
+-- name: taken_jobs
+-- The jobs of a taker's lease with the retries of their queue; none: the lease is gone.
+SELECT l.ids, l.attempts, l.settled, l.host, coalesce(o.retries, q.retries) AS retries
+FROM penstock.job_lease l
+JOIN penstock.host h ON h.id = l.host AND h.kind = 'taker'
+JOIN penstock.queue q ON q.id = l.queue
+LEFT JOIN penstock.queue_override o ON o.queue = q.id
+WHERE l.id = :lease;
+
+-- name: work_ahead
+-- Which of the queues have work that is due, and in how many seconds the next is.
+SELECT * FROM penstock.work_ahead_v1(:queues::integer[]);

@@ -39,23 +39,21 @@ WHERE :job = ANY(l.ids) AND :job <> ALL(l.settled) AND r.id = :job;
 SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM penstock.job_id;
 
 -- name: why_waiting
--- What bears on a waiting job of a queue and a lane: pauses, the lane's allowance, living hosts.
-SELECT q.paused,
-       EXISTS (SELECT FROM penstock.host h
-               WHERE h.expires_at > now() AND q.id = ANY(h.queues)) AS is_worked,
-       l.paused AS is_lane_paused, l.inflight, l.concurrency, l.starts_max, l.window_s,
-       CASE WHEN l.free_at > now() THEN l.free_at END AS free_at
-FROM penstock.queue q
-LEFT JOIN penstock.lane l ON l.limiter = q.limiter AND l.name = :lane::text
-WHERE q.name = :queue;
+-- What keeps a due job where it is: pauses, limits, hosts, slots, and how many go before it, up to :count_max.
+SELECT * FROM penstock.why_waiting_v1(:job, :count_max);
 
--- name: ended_jobs
--- Jobs that ended failed, cancelled or quarantined, newest id first, below :before.
-SELECT r.id, r.state, q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
-       r.group_id, NULL::text AS host, NULL::bigint AS lease_id, r.ended_at, r.error, r.traceback,
-       r.payload
-FROM penstock.job_failed r JOIN penstock.queue q ON q.id = r.queue
-WHERE (:queue::text IS NULL OR q.name = :queue::text)
-  AND (:state::text IS NULL OR r.state = :state::text)
-  AND (:before::bigint IS NULL OR r.id < :before::bigint)
-ORDER BY r.id DESC LIMIT :jobs_max;
+-- name: list_jobs
+-- Jobs that fit, at most :jobs_max of each place; rows without a state say how far a search that was cut off came.
+SELECT s.*, q.name AS queue_name, coalesce(h.name, CASE WHEN l.id IS NOT NULL THEN 'a host that is gone' END)
+           AS host
+FROM penstock.list_jobs_v1(:queue::integer, :states::text[], :lane, :q, :older_than_s, :ids::bigint[],
+                           :before, :jobs_max, :window) s
+LEFT JOIN penstock.queue q ON q.id = s.queue
+LEFT JOIN penstock.job_lease l ON l.id = s.lease_id
+LEFT JOIN penstock.host h ON h.id = l.host;
+
+-- name: list_ids
+-- The same, ids and states alone.
+SELECT s.id, s.state
+FROM penstock.list_jobs_v1(:queue::integer, :states::text[], :lane, :q, :older_than_s, :ids::bigint[],
+                           :before, :jobs_max, :window) s;

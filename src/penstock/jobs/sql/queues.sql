@@ -1,13 +1,80 @@
+-- name: rename_queues
+-- Rename queues in place whose code has another name for them now: the first of its :olds that is stored.
+WITH chosen AS (
+    SELECT DISTINCT ON (r.name) q.id, r.name
+    FROM unnest(:olds::text[], :names::text[]) WITH ORDINALITY AS r(old, name, ord)
+    JOIN penstock.queue q ON q.name = r.old
+    WHERE NOT EXISTS (SELECT FROM penstock.queue n WHERE n.name = r.name)
+    ORDER BY r.name, r.ord
+)
+UPDATE penstock.queue q SET name = c.name FROM chosen c WHERE q.id = c.id;
+
 -- name: declare_queues
--- Make the queues of running code known; :limiters are where the lanes of each belong.
-INSERT INTO penstock.queue (name, limiter)
-SELECT r.name, r.limiter FROM unnest(:names::text[], :limiters::text[]) AS r(name, limiter)
-ORDER BY r.name ON CONFLICT (name) DO NOTHING;
+-- Make the queues of running code known as it declares them; one that goes by an alias by now is left alone.
+INSERT INTO penstock.queue AS q
+    (name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag, keep_done_s,
+     keep_result)
+SELECT r.name, r.limiter, r.batch, r.retries, r.timeout_s, r.importance, r.slots_min, r.slots_max,
+       r.tag, r.keep_done_s, r.keep_result
+FROM unnest(:names::text[], :limiters::text[], :batches::integer[], :retries::integer[],
+            :timeouts_s::double precision[], :importances::smallint[], :slots_mins::integer[],
+            :slots_maxs::integer[], :tags::text[], :keep_dones_s::double precision[],
+            :keep_results::boolean[])
+    AS r(name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag,
+         keep_done_s, keep_result)
+WHERE NOT EXISTS (SELECT FROM penstock.queue_alias a WHERE a.name = r.name)
+   OR EXISTS (SELECT FROM penstock.queue n WHERE n.name = r.name)
+ORDER BY r.name
+ON CONFLICT (name) DO UPDATE SET
+    batch = excluded.batch, retries = excluded.retries, timeout_s = excluded.timeout_s,
+    importance = excluded.importance, slots_min = excluded.slots_min, slots_max = excluded.slots_max,
+    tag = excluded.tag, keep_done_s = excluded.keep_done_s, keep_result = excluded.keep_result,
+    declared_at = now()
+WHERE (q.batch, q.retries, q.timeout_s, q.importance, q.slots_min, q.slots_max, q.tag, q.keep_done_s,
+       q.keep_result)
+    IS DISTINCT FROM (excluded.batch, excluded.retries, excluded.timeout_s, excluded.importance,
+                      excluded.slots_min, excluded.slots_max, excluded.tag, excluded.keep_done_s,
+                      excluded.keep_result);
+
+-- name: declare_aliases
+-- Let :olds reach the queues of :names, unless queues of those names are stored.
+INSERT INTO penstock.queue_alias AS a (name, queue)
+SELECT DISTINCT ON (r.old) r.old, q.id
+FROM unnest(:olds::text[], :names::text[]) AS r(old, name)
+JOIN penstock.queue q ON q.name = r.name
+WHERE NOT EXISTS (SELECT FROM penstock.queue o WHERE o.name = r.old)
+ORDER BY r.old
+ON CONFLICT (name) DO UPDATE SET queue = excluded.queue WHERE a.queue <> excluded.queue;
 
 -- name: find_queues
--- Ids and limiters of queues by name; NULL: all of them.
-SELECT id, name, limiter FROM penstock.queue
-WHERE :names::text[] IS NULL OR name = ANY(:names::text[]);
+-- Ids and limiters of queues by name or alias; NULL: all of them.
+SELECT q.id, q.name, q.limiter, false AS is_alias FROM penstock.queue q
+WHERE :names::text[] IS NULL OR q.name = ANY(:names::text[])
+UNION ALL
+SELECT q.id, a.name, q.limiter, true FROM penstock.queue_alias a
+JOIN penstock.queue q ON q.id = a.queue
+WHERE (:names::text[] IS NULL OR a.name = ANY(:names::text[]))
+  AND NOT EXISTS (SELECT FROM penstock.queue n WHERE n.name = a.name);
+
+-- name: queue_settings
+-- What holds for a queue, by name or alias: what code declares, and what a person set.
+SELECT q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
+       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.declared_at,
+       o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
+       o.retries AS set_retries,
+       ARRAY(SELECT a.name FROM penstock.queue_alias a WHERE a.queue = q.id ORDER BY a.name) AS aliases
+FROM penstock.queue q LEFT JOIN penstock.queue_override o ON o.queue = q.id
+WHERE q.name = :queue OR q.id = (SELECT a.queue FROM penstock.queue_alias a WHERE a.name = :queue)
+ORDER BY q.name <> :queue LIMIT 1;
+
+-- name: override_queue
+-- Set what a person wants of a queue, whatever its code declares; NULL: what code declares.
+INSERT INTO penstock.queue_override (queue, importance, slots_min, slots_max, retries)
+SELECT q.id, :importance::smallint, :slots_min::integer, :slots_max::integer, :retries::integer
+FROM penstock.queue q WHERE q.name = :queue
+ON CONFLICT (queue) DO UPDATE SET
+    importance = excluded.importance, slots_min = excluded.slots_min,
+    slots_max = excluded.slots_max, retries = excluded.retries;
 
 -- name: change_limiter
 -- Give a queue another limiter, unless jobs of it ever were in lanes.
@@ -21,31 +88,25 @@ RETURNING q.id;
 -- Tell listening workers that a queue has work.
 SELECT pg_notify('penstock_jobs', :queue::text);
 
+-- name: create_queue
+-- Make a queue without code, unless one of that name was made meanwhile.
+INSERT INTO penstock.queue (name, limiter) VALUES (:queue, :queue) ON CONFLICT DO NOTHING;
+
 -- name: queue_statuses
--- Every queue (or the one of :queue) with its backlog. Counts rows: seconds at ten million jobs.
-WITH waiting AS (
-    SELECT r.queue, count(*) FILTER (WHERE r.run_at <= now()) AS ready,
-           count(*) FILTER (WHERE r.run_at > now()) AS scheduled,
-           min(r.run_at) FILTER (WHERE r.run_at <= now()) AS oldest_at
-    FROM penstock.job_ready r GROUP BY r.queue
-), laned AS (
-    SELECT j.queue, count(*) AS ready, min(j.run_at) AS oldest_at FROM penstock.lane_job j GROUP BY j.queue
-), leased AS (
-    SELECT l.queue, sum(cardinality(l.ids) - cardinality(l.settled)) AS jobs
-    FROM penstock.job_lease l GROUP BY l.queue
-), failed AS (
-    SELECT f.queue, count(*) AS jobs FROM penstock.job_failed f
-    WHERE f.state <> 'cancelled' GROUP BY f.queue
-)
-SELECT q.name, q.limiter, q.paused,
-       coalesce(w.ready, 0) + coalesce(n.ready, 0) AS ready, coalesce(w.scheduled, 0) AS scheduled,
-       coalesce(l.jobs, 0)::bigint AS leased, coalesce(f.jobs, 0) AS failed,
-       extract(epoch FROM now() - least(w.oldest_at, n.oldest_at))::double precision
-           AS oldest_ready_age_s
-FROM penstock.queue q
-LEFT JOIN waiting w ON w.queue = q.id LEFT JOIN laned n ON n.queue = q.id
-LEFT JOIN leased l ON l.queue = q.id LEFT JOIN failed f ON f.queue = q.id
-WHERE :queue::text IS NULL OR q.name = :queue::text
+-- Every queue (or the one of :queue) with its settings and its backlog, counted up to :count_max.
+SELECT c.ready + c.laned AS ready, c.scheduled, c.leased, c.failed, c.slots, c.is_known,
+       c.ready + c.laned >= :count_max::integer AS ready_is_capped,
+       c.scheduled >= :count_max::integer AS scheduled_is_capped,
+       c.ended >= :count_max::integer AS failed_is_capped,
+       extract(epoch FROM now() - c.oldest_at)::double precision AS oldest_ready_age_s,
+       q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
+       q.slots_max, q.tag, q.keep_done_s, q.keep_result,
+       o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
+       o.retries AS set_retries,
+       ARRAY(SELECT a.name FROM penstock.queue_alias a WHERE a.queue = q.id ORDER BY a.name) AS aliases
+FROM penstock.queue_counts_v1(:queue, :count_max::integer) c
+JOIN penstock.queue q ON q.id = c.queue
+LEFT JOIN penstock.queue_override o ON o.queue = q.id
 ORDER BY q.name;
 
 -- name: set_paused

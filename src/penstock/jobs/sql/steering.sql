@@ -1,7 +1,11 @@
--- name: cancel_job
--- Cancel a waiting job; false: it does not wait.
-SELECT penstock.cancel_v1(:job);
+-- name: end_waiting
+-- Take waiting jobs out, kept as cancelled or not at all; the ids of those that waited.
+SELECT penstock.end_waiting_v1(:ids::bigint[], :is_kept);
 
--- name: retry_ended
--- Give an ended job another life; false: it is not among the ended.
-SELECT penstock.retry_ended_v1(:job);
+-- name: retry_jobs
+-- Give jobs that ended in :states another life; which got one, and which not since their key is taken.
+SELECT retried, taken FROM penstock.retry_jobs_v1(:ids::bigint[], :states::text[]);
+
+-- name: delete_jobs
+-- Remove jobs in :states for good; the ids of those that were there.
+SELECT penstock.delete_jobs_v1(:ids::bigint[], :states::text[]);

@@ -6,6 +6,36 @@ must hold together are functions of the database (see `sql/migrations`), so each
 
 from __future__ import annotations
 
-from penstock.jobs.store import backlog, hosts, lanes, leases, lookup, queues, steering
+from penstock.jobs.store import (
+    alerts,
+    backlog,
+    crons,
+    fleet,
+    groups,
+    hosts,
+    kept,
+    lanes,
+    leases,
+    lookup,
+    minutes,
+    queues,
+    results,
+    steering,
+)
 
-__all__ = ["backlog", "hosts", "lanes", "leases", "lookup", "queues", "steering"]
+__all__ = [
+    "alerts",
+    "backlog",
+    "crons",
+    "fleet",
+    "groups",
+    "hosts",
+    "kept",
+    "lanes",
+    "leases",
+    "lookup",
+    "minutes",
+    "queues",
+    "results",
+    "steering",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engines.postgres import Runner, Tx
+from penstock.engines.postgres import Runner
 from penstock.jobs.intake import Rows
 from penstock.jobs.store.sql import SQL
 
@@ -27,6 +27,7 @@ async def enqueue(
         keys=rows.keys,
         groups=group_ids,
         payloads=rows.payloads,
+        versions=rows.versions,
         traceparent=traceparent,
         is_hinted=is_hinted,
     )
@@ -34,7 +35,7 @@ async def enqueue(
 
 
 async def add_groups(
-    tx: Tx, pending: list[int], callbacks: Rows, *, queue_ids: list[int], traceparent: str
+    tx: Runner, pending: list[int], callbacks: Rows, *, queue_ids: list[int], traceparent: str
 ) -> list[int]:
     """Insert groups with `pending` members each; return their ids in order."""
     ids = await tx.value(
@@ -47,6 +48,7 @@ async def add_groups(
         lanes=callbacks.lanes,
         keys=callbacks.keys,
         payloads=callbacks.payloads,
+        versions=callbacks.versions,
         traceparent=traceparent,
     )
     return list(ids)

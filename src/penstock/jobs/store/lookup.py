@@ -1,6 +1,9 @@
-"""Jobs by id and by how they ended; a job is read from wherever it is."""
+"""Jobs by id, in lists, and why they wait; a job is read from wherever it is."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -21,19 +24,45 @@ async def newest_job_id(runner: Runner) -> int:
     return int(await runner.value(SQL.newest_job))
 
 
-async def why_waiting(runner: Runner, queue: str, lane: str | None) -> Row | None:
-    """Fields that bear on a waiting job; None where the queue is gone."""
-    return await runner.one(SQL.why_waiting, queue=queue, lane=lane)
+async def why_waiting(runner: Runner, job_id: int, *, count_max: int) -> Row | None:
+    """Fields that bear on a due job; None where it moved on."""
+    return await runner.one(SQL.why_waiting, job=job_id, count_max=count_max)
 
 
-async def ended_jobs(
-    runner: Runner, *, queue: str | None, state: str | None, before: int | None, jobs_max: int
-) -> list[Job]:
-    """Ended jobs, newest id first."""
-    rows = await runner.all(
-        SQL.ended_jobs, queue=queue, state=state, before=before, jobs_max=jobs_max
-    )
-    return [job_from_row(row) for row in rows]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sought:
+    """Which jobs are looked for. None: whatever it is."""
+
+    states: tuple[str, ...]
+    queue_id: int | None = None
+    lane: str | None = None
+    q: str | None = None
+    older_than_s: float | None = None
+    ids: tuple[int, ...] | None = None
+
+
+async def list_jobs(runner: Runner, sought: Sought, **page: int) -> list[Row]:
+    """Jobs that fit and lie before id `before`: up to `jobs_max` of each place, out of `window` rows of it.
+
+    A row without a state tells where the search of a place was cut off.
+    """
+    return await runner.all(SQL.list_jobs, **_asked(sought), **page)
+
+
+async def list_ids(runner: Runner, sought: Sought, **page: int) -> list[Row]:
+    """The same with ids and states alone."""
+    return await runner.all(SQL.list_ids, **_asked(sought), **page)
+
+
+def _asked(sought: Sought) -> dict[str, Any]:
+    return {
+        "queue": sought.queue_id,
+        "states": list(sought.states),
+        "lane": sought.lane,
+        "q": sought.q,
+        "older_than_s": sought.older_than_s,
+        "ids": None if sought.ids is None else list(sought.ids),
+    }
 
 
 async def drop_failed(runner: Runner, *, kept_s: float, jobs_max: int) -> int:
@@ -41,12 +70,23 @@ async def drop_failed(runner: Runner, *, kept_s: float, jobs_max: int) -> int:
     return await runner.run(SQL.drop_failed, kept_s=kept_s, jobs_max=jobs_max)
 
 
+def listed_job(row: Row) -> Job:
+    """A job out of a row of `list_jobs`."""
+    return _job(row, row["queue_name"])
+
+
 def job_from_row(row: Row) -> Job:
-    """A job out of a row of `find_job` or its kin."""
+    """A job out of a row of `find_job` or its kin, with its payload."""
+    payload = msgspec.json.decode(row["payload"])
+    job = _job(row, row["queue"])
+    return msgspec.structs.replace(job, traceback=row["traceback"], payload=payload)
+
+
+def _job(row: Row, queue: str) -> Job:
     return Job(
         id=row["id"],
         state=JobState(row["state"]),
-        queue=row["queue"],
+        queue=queue,
         priority=row["priority"],
         run_at=row["run_at"],
         attempt=row["attempt"],
@@ -58,6 +98,4 @@ def job_from_row(row: Row) -> Job:
         lease_id=row["lease_id"],
         ended_at=row["ended_at"],
         error=row["error"],
-        traceback=row["traceback"],
-        payload=msgspec.json.decode(row["payload"]),
     )

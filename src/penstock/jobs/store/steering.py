@@ -1,16 +1,27 @@
-"""What a person does to single jobs."""
+"""What a person does to jobs, one or many: each call is one statement, all or nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from penstock.engines.postgres import Runner
 from penstock.jobs.store.sql import SQL
 
 
-async def cancel_job(runner: Runner, job_id: int) -> bool:
-    """Whether the job was waiting and is cancelled now."""
-    return bool(await runner.value(SQL.cancel_job, job=job_id))
+async def cancel_jobs(runner: Runner, ids: Sequence[int]) -> list[int]:
+    """Cancel those of the jobs that wait; which they were."""
+    return list(await runner.value(SQL.end_waiting, ids=list(ids), is_kept=True))
 
 
-async def retry_ended(runner: Runner, job_id: int) -> bool:
-    """Whether the job was among the ended and is ready now. Raises: ConstraintViolated."""
-    return bool(await runner.value(SQL.retry_ended, job=job_id))
+async def retry_jobs(
+    runner: Runner, ids: Sequence[int], states: Sequence[str]
+) -> tuple[list[int], list[int]]:
+    """Make those of the jobs ready that ended in `states`: which, and which stay since their key is taken."""
+    row: Any = await runner.one(SQL.retry_jobs, ids=list(ids), states=list(states))
+    return list(row["retried"] or ()), list(row["taken"] or ())
+
+
+async def delete_jobs(runner: Runner, ids: Sequence[int], states: Sequence[str]) -> list[int]:
+    """Remove those of the jobs for good that are in `states`, leased ones never; which they were."""
+    return list(await runner.value(SQL.delete_jobs, ids=list(ids), states=list(states)))

@@ -1,0 +1,18 @@
+-- name: queue_minutes
+-- What a queue did in each minute from :from_at up to before :to_at, oldest first.
+SELECT m.minute, m.done, m.failed, m.retried, m.lost, m.calls, m.run_s, m.wait_s, m.wait_max_s, m.slot_s
+FROM penstock.queue_minute m
+WHERE m.queue = :queue AND m.minute >= :from_at AND m.minute < :to_at
+ORDER BY m.minute LIMIT :minutes_max;
+
+-- name: recent_outcomes
+-- Jobs that ended done and failed in the last :minutes whole minutes and this one, by queue.
+SELECT m.queue, sum(m.done)::bigint AS done, sum(m.failed)::bigint AS failed FROM penstock.queue_minute m
+WHERE m.minute >= date_trunc('minute', now()) - :minutes::integer * interval '1 minute' GROUP BY m.queue;
+
+-- name: drop_minutes
+-- Forget minutes that were kept long enough, the oldest first.
+DELETE FROM penstock.queue_minute WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM penstock.queue_minute
+    WHERE minute < now() - :kept_s::double precision * interval '1 s'
+    ORDER BY minute LIMIT :rows_max));

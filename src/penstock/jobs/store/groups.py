@@ -1,0 +1,47 @@
+"""Groups that are filled while they are open."""
+
+from __future__ import annotations
+
+from penstock.engines.postgres import Runner
+from penstock.jobs.intake import Rows
+from penstock.jobs.store.sql import SQL
+
+
+async def add_members(
+    runner: Runner,
+    rows: Rows,
+    queue_ids: list[int],
+    group_ids: list[int],
+    *,
+    traceparent: str,
+    is_hinted: bool,
+) -> list[int] | None:
+    """Insert `rows`, each as a member of its group; ids in order, None where a group is not there.
+
+    For a unique key that is taken the id is that of a job which is no member.
+    """
+    ids = await runner.value(
+        SQL.add_members,
+        groups=group_ids,
+        queues=queue_ids,
+        priorities=rows.priorities,
+        run_ats=rows.run_ats,
+        delays_s=rows.delays_s,
+        lanes=rows.lanes,
+        keys=rows.keys,
+        payloads=rows.payloads,
+        versions=rows.versions,
+        traceparent=traceparent,
+        is_hinted=is_hinted,
+    )
+    return None if ids is None else list(ids)
+
+
+async def seal_groups(runner: Runner, group_ids: list[int]) -> None:
+    """Let open groups end with their members; those whose members ended already call back now."""
+    await runner.run(SQL.seal_groups, groups=group_ids)
+
+
+async def drop_group(runner: Runner, group_id: int) -> None:
+    """Forget a group with its callback."""
+    await runner.run(SQL.drop_group, group=group_id)

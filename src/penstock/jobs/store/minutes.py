@@ -1,0 +1,30 @@
+"""Minute statistics of queues in PostgreSQL."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from penstock.engines.postgres import Runner
+from penstock.jobs.fleet.facts import QueueMinute
+from penstock.jobs.store.sql import SQL
+
+
+async def queue_minutes(
+    runner: Runner, queue_id: int, *, from_at: datetime, to_at: datetime, minutes_max: int
+) -> list[QueueMinute]:
+    """What the queue did from `from_at` up to before `to_at`, oldest minute first; idle minutes have no row."""
+    rows = await runner.all(
+        SQL.queue_minutes, queue=queue_id, from_at=from_at, to_at=to_at, minutes_max=minutes_max
+    )
+    return [QueueMinute(**row) for row in rows]
+
+
+async def recent_outcomes(runner: Runner, *, minutes: int) -> dict[int, tuple[int, int]]:
+    """By id of queue how many jobs ended done, and otherwise, in the last minutes."""
+    rows = await runner.all(SQL.recent_outcomes, minutes=minutes)
+    return {row["queue"]: (row["done"], row["failed"]) for row in rows}
+
+
+async def drop_minutes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
+    """Forget minutes that were kept long enough; how many."""
+    return await runner.run(SQL.drop_minutes, kept_s=kept_s, rows_max=rows_max)

@@ -1,0 +1,192 @@
+"""Everything at once on few lanes: no job is lost or doubled, and the books balance in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+from desk_hands import living_desk, told
+
+from penstock.engines.postgres import PostgresBusy
+from penstock.engines.sql import compile_query
+from penstock.jobs import NewJob
+from penstock.jobs.errors import LaneUnknown
+from penstock.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
+from penstock.jobs.leases import Scan
+
+LANES = ("u", "v", "w", "x", None)
+STORM_S = 3.0
+WORDS = (
+    DONE,
+    DONE,
+    DONE,
+    UNSTARTED,
+    RETURNED,
+    Outcome("lost"),
+    Outcome("retry", 0.0),
+    Outcome("snooze", 0.05),
+    Outcome("moved", queue="a"),
+    Outcome("moved", queue="far"),
+)
+
+
+async def _nothing(job: dict) -> None:
+    """Never called."""
+
+
+class Storm:
+    """Desks that claim and settle at random while others enqueue, cancel, spend and change limits."""
+
+    def __init__(self, jobs, postgres, config, ids):
+        self.jobs, self.postgres, self.config, self.ids = jobs, postgres, config, ids
+        self.dice = random.Random(11)
+        self.ends_s = time.monotonic() + STORM_S
+        self.enqueued = []
+        self.cancelled = 0
+
+    @property
+    def is_over(self):
+        return time.monotonic() > self.ends_s
+
+    async def enqueue(self):
+        while not self.is_over:
+            some = [
+                NewJob(
+                    queue=self.dice.choice(("a", "b", "far")),
+                    lane=self.dice.choice(LANES),
+                    priority=self.dice.randint(0, 9),
+                    after_s=self.dice.choice((None, None, 0.1)),
+                )
+                for _ in range(20)
+            ]
+            self.enqueued += await self.jobs.enqueue_many(some)
+
+    async def work(self):
+        """One host after the other; each dies in the end with what it holds."""
+        while not self.is_over:
+            desk = await living_desk(self.postgres, self.config, self.ids.values())
+            scans = {queue_id: Scan() for queue_id in self.ids.values()}
+            for _ in range(self.dice.randint(10, 40)):
+                queue_id = self.dice.choice(list(self.ids.values()))
+                size = {"leases_max": self.dice.randint(1, 3), "batch": self.dice.randint(1, 6)}
+                if self.dice.random() < 0.7:
+                    claims = await desk.claim_lanes(queue_id, **size)
+                else:
+                    claims = await desk.claim_ready(queue_id, scans[queue_id], **size)
+                for lease in claims.leases:
+                    self.say(desk, lease)
+            await desk.flush()
+            if self.dice.random() < 0.5:
+                await desk.leave()
+
+    def say(self, desk, lease):
+        """Of some leases nothing, of some a part, of most all."""
+        dice = self.dice.random()
+        if dice < 0.1:
+            return
+        if dice < 0.5:
+            desk.settle(told(lease))
+            return
+        some = lease.ids[: self.dice.randint(1, len(lease.ids))]
+        desk.settle(told(lease, {job_id: self.dice.choice(WORDS) for job_id in some}))
+        if dice < 0.9:
+            desk.settle(told(lease))
+
+    async def disturb(self):
+        while not self.is_over:
+            # A lane may not be there yet; a machine that stands still for a second makes a lock late.
+            with suppress(LaneUnknown, PostgresBusy):
+                await self.change_something()
+            await self.jobs.sweep()
+
+    async def change_something(self):
+        lane = self.dice.choice(LANES[:4])
+        match self.dice.randint(0, 4):
+            case 0:
+                await self.jobs.lanes.spend("l", lane, self.dice.randint(1, 3), wait_max_s=1)
+            case 1:
+                await self.jobs.lanes.set_limiter(
+                    "l", starts_max=self.dice.randint(50, 90), window_s=0.1, concurrency=20
+                )
+            case 2:
+                await self.jobs.lanes.set(
+                    "l",
+                    lane,
+                    starts_max=None,
+                    window_s=None,
+                    concurrency=self.dice.randint(1, 9),
+                )
+            case 3:
+                await self.jobs.lanes.reset("l", lane)
+            case _:
+                await self.cancel()
+
+    async def cancel(self):
+        if self.enqueued:
+            with_luck = self.dice.choice(self.enqueued)
+            rows = await self.postgres.one(
+                _query(f"SELECT penstock.cancel_v1({with_luck}) AS is_cancelled")
+            )
+            self.cancelled += rows["is_cancelled"]
+
+
+def _query(text):
+    return compile_query("storm", f"-- Of a test.\n{text}")
+
+
+@pytest.mark.slow
+async def test_a_storm(jobs, registry, postgres, *, config, sql, broken_invariants):
+    registry.task("a", limiter="l")(_nothing)
+    registry.task("b", limiter="l")(_nothing)
+    registry.task("far", limiter="far")(_nothing)
+    ids = {name: row.id for name, row in (await jobs.declare_queues()).items()}
+    await sql("UPDATE penstock.queue SET keep_done_s = 3600")
+    storm = Storm(jobs, postgres, config, ids)
+    async with asyncio.timeout(60):
+        await asyncio.gather(storm.enqueue(), storm.disturb(), *(storm.work() for _ in range(4)))
+    assert await broken_invariants() == []
+    await sql("UPDATE penstock.host SET expires_at = now()")
+    while (await jobs.sweep()).leases_returned:
+        continue
+    assert await broken_invariants() == []
+    await sql(
+        "UPDATE penstock.lane SET starts_max = NULL, window_s = NULL, concurrency = NULL,"
+        " free_at = '-infinity'"
+    )
+    await sql("UPDATE penstock.lane_queue SET ready_at = now() WHERE waiting > 0")
+    places = await _drained(jobs, postgres, config, ids=ids, sql=sql)
+    assert set(storm.enqueued) == places.keys()
+    assert set(places.values()) == {1}
+    assert len(storm.enqueued) > 200
+    assert storm.cancelled > 0
+    assert await broken_invariants() == []
+
+
+async def _drained(jobs, postgres, config, *, ids, sql):
+    """Finish everything; how often each job was kept as ended."""
+    desk = await living_desk(postgres, config, ids.values())
+    async with asyncio.timeout(60):
+        while True:
+            await sql("UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now()")
+            await jobs.sweep()
+            found = 0
+            for queue_id in ids.values():
+                for claims in (
+                    await desk.claim_ready(queue_id, Scan(), leases_max=20, batch=50),
+                    await desk.claim_lanes(queue_id, leases_max=20, batch=50),
+                ):
+                    found += len(claims.leases)
+                    for lease in claims.leases:
+                        desk.settle(told(lease))
+            await desk.flush()
+            if not found:
+                break
+    rows = await sql(
+        "SELECT id FROM penstock.job_done UNION ALL SELECT id FROM penstock.job_failed"
+        " UNION ALL SELECT id FROM penstock.job_ready UNION ALL SELECT id FROM penstock.lane_job"
+    )
+    return Counter(row["id"] for row in rows)

@@ -1,0 +1,151 @@
+"""Further starts of a lane: strict beside claims, in line, bounded, refused without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from desk_hands import claim_lane_jobs, living_desk, settle
+from lane_invariants import most_in_a_window
+
+from penstock.jobs import NewJob
+from penstock.jobs.errors import InvalidJob
+from penstock.jobs.handling import UNSTARTED
+
+NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
+
+
+@pytest.fixture
+async def queue_id(jobs, registry):
+    """The id of a queue `q` of limiter `l`."""
+    registry.task("q", limiter="l")(_nothing)
+    return (await jobs.declare_queues())["q"].id
+
+
+@pytest.fixture
+async def desk(postgres, config, queue_id):
+    """A desk of a living host."""
+    return await living_desk(postgres, config, [queue_id])
+
+
+async def _nothing(job: dict) -> None:
+    """Never called."""
+
+
+async def fill(jobs, count):
+    return await jobs.enqueue_many([NewJob(queue="q", lane="x") for _ in range(count)])
+
+
+async def test_a_lane_with_room_gives_at_once(jobs, desk, queue_id, broken_invariants):
+    await jobs.lanes.set("l", "x", starts_max=5, window_s=60, concurrency=1)
+    assert await desk.spend(queue_id, "x", 3, 0.0) == 0
+    assert (await jobs.lanes.get("l", "x")).starts_live == 3
+    await fill(jobs, 5)
+    await jobs.lanes.set("l", "x", starts_max=5, window_s=60, concurrency=None)
+    assert len((await claim_lane_jobs(desk, queue_id)).ids) == 2
+    assert await broken_invariants() == []
+
+
+async def test_a_full_lane_says_when_or_refuses(jobs, desk, queue_id):
+    await jobs.lanes.set("l", "x", starts_max=2, window_s=60, concurrency=None)
+    assert await jobs.lanes.spend("l", "x", 2) == 0
+    assert await jobs.lanes.spend("l", "x", wait_max_s=30) is None
+    assert (await jobs.lanes.get("l", "x")).starts_live == 2
+    first = await jobs.lanes.spend("l", "x", wait_max_s=100)
+    second = await jobs.lanes.spend("l", "x", wait_max_s=100)
+    assert 59 < first <= 60.3
+    assert second == pytest.approx(first, abs=1)
+    assert await jobs.lanes.spend("l", "x", wait_max_s=100) is None
+    assert 119 < await jobs.lanes.spend("l", "x", wait_max_s=3_600) <= 121
+    assert queue_id
+
+
+async def test_whoever_waits_is_not_overtaken_by_claims(jobs, desk, queue_id, sql):
+    await jobs.lanes.set("l", "x", starts_max=2, window_s=60, concurrency=None)
+    await fill(jobs, 4)
+    await jobs.lanes.spend("l", "x", 2)
+    assert await jobs.lanes.spend("l", "x", 2, wait_max_s=100) > 59
+    await sql(
+        "UPDATE penstock.lane SET at = ARRAY[at[1] - interval '61 s', at[2] - interval '55 s']"
+    )
+    await sql("UPDATE penstock.lane_queue SET ready_at = now()")
+    assert await claim_lane_jobs(desk, queue_id) is None
+    claims = await desk.claim_lanes(queue_id, leases_max=1, batch=1)
+    assert 60 < claims.wait_s < 70
+
+
+async def test_more_than_the_limit_is_refused(jobs, desk):
+    await jobs.lanes.set("l", "x", starts_max=2, window_s=1, concurrency=None)
+    assert await jobs.lanes.spend("l", "x", 3, wait_max_s=3_600) is None
+    assert (await jobs.lanes.get("l", "x")).starts_live == 0
+    assert desk.leases_held == 0
+
+
+async def test_a_paused_lane_refuses(jobs, desk, queue_id):
+    await jobs.lanes.set("l", "x", **NO_LIMITS, paused=True)
+    assert await desk.spend(queue_id, "x", 1, 100.0) is None
+
+
+async def test_a_lane_that_nobody_used_is_made(jobs, desk, queue_id):
+    await jobs.lanes.set_limiter("l", starts_max=1, window_s=60)
+    assert await desk.spend(queue_id, "new", 1, 0.0) == 0
+    assert await desk.spend(queue_id, "new", 1, 0.0) is None
+    assert await jobs.lanes.spend("free", "new") == 0
+
+
+async def test_big_limits_keep_a_short_log_of_spends(jobs, desk, sql):
+    await jobs.lanes.set("l", "x", starts_max=1000, window_s=600, concurrency=None)
+    for _ in range(50):
+        assert await jobs.lanes.spend("l", "x") == 0
+    [row] = await sql("SELECT n FROM penstock.lane")
+    assert sum(row["n"]) == 50
+    assert len(row["n"]) <= 2
+    assert desk.leases_held == 0
+
+
+@pytest.mark.parametrize(
+    ("starts", "wait_max_s"), [(0, 0), (-1, 0), (True, 0), (1, -1), (1, float("nan")), (1, 1e9)]
+)
+async def test_spends_that_mean_nothing(jobs, starts, wait_max_s):
+    with pytest.raises(InvalidJob):
+        await jobs.lanes.spend("l", "x", starts, wait_max_s=wait_max_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("starts_max", [4, 40])
+async def test_claims_spends_and_hand_backs_hold_the_window_together(
+    jobs, desk, queue_id, *, sql, broken_invariants, starts_max
+):
+    """Grants as the lane's log has them, taken after each step; window and slack together 0.15 s."""
+    await jobs.lanes.set_limiter("l", starts_max=starts_max, window_s=0.1, slack_s=0.05)
+    await fill(jobs, 600)
+    dice = random.Random(7)
+    granted = []
+    given_back = 0
+
+    async def step():
+        nonlocal given_back
+        if dice.random() < 0.5:
+            count = dice.randint(1, 4)
+            wait_s = await jobs.lanes.spend("l", "x", count, wait_max_s=dice.choice([0, 0.3]))
+            if wait_s is not None:
+                [row] = await sql(
+                    "SELECT (SELECT max(a) FROM unnest(at) a) AS at FROM penstock.lane"
+                )
+                granted.extend([row["at"].timestamp()] * count)
+            return
+        claims = await desk.claim_lanes(queue_id, leases_max=2, batch=3)
+        for lease in claims.leases:
+            if dice.random() < 0.3:
+                given_back += len(lease.ids)
+                await settle(desk, lease, UNSTARTED)
+            else:
+                granted.extend([claims.claimed_at.timestamp()] * len(lease.ids))
+                await settle(desk, lease)
+
+    async with asyncio.timeout(20):
+        while len(granted) < 5 * starts_max or given_back == 0:
+            await step()
+    assert most_in_a_window(granted, 0.1) <= starts_max
+    assert await broken_invariants() == []
