@@ -14,13 +14,15 @@ keeps running; this process connects to them and says so when they are not there
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
 import penstock
 from penstock.engines import Engines
@@ -33,8 +35,12 @@ from penstock.kernel.errors import InvalidInput
 from penstock.kernel.secrets import load_or_make_root
 
 if TYPE_CHECKING:
+    from penstock.engines.borrowed import Transaction
     from penstock.fetch import Fetch
-    from penstock.jobs import Jobs, Registry
+    from penstock.jobs import Jobs, NewJob, Queue, Registry, Task
+    from penstock.jobs.bridge import Bridge
+    from penstock.jobs.service.groups import Group
+    from penstock.jobs.tasks import LimiterDeclared, LimiterOptions, QueueOptions, TaskOptions
     from penstock.media import Media
     from penstock.web.tokens import Tokens
 
@@ -42,6 +48,8 @@ CONFIG_FILE: Final = "penstock.toml"
 PACKAGES: Final = ("penstock.jobs", "penstock.fetch", "penstock.web")
 """Whoever keeps tables, in the order their migrations are applied."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
+Hook = TypeVar("Hook", bound=Callable[[], Any])
+Around = TypeVar("Around", bound=Callable[..., Any])
 
 
 class ExtraMissing(InvalidInput):
@@ -183,7 +191,7 @@ class Penstock:
         from penstock.jobs import Registry
 
         registry = Registry()
-        registry.bind(lambda: self.jobs)
+        registry.bind(lambda: self.jobs, sync=lambda: self.sync)
         return registry
 
     @cached_property
@@ -192,6 +200,13 @@ class Penstock:
         from penstock.jobs import Jobs, JobsConfig
 
         return Jobs(self.engines.postgres, self.config.section(JobsConfig), self.registry)
+
+    @cached_property
+    def sync(self) -> Bridge:
+        """The same verbs for sync code: `app.sync.jobs.cancel(1)`, `app.sync.run(coroutine)`."""
+        from penstock.jobs.bridge import Bridge
+
+        return Bridge(self, self._close_loop)
 
     @cached_property
     def fetch(self) -> Fetch:
@@ -222,9 +237,43 @@ class Penstock:
 
         return Tokens(self.engines.postgres)
 
-    def task(self, queue: str, **options: Any) -> Callable[[Any], Any]:
-        """Register the decorated function as the code of `queue`; see `penstock.jobs.Registry.task`."""
+    def task(
+        self, queue: str, **options: Unpack[TaskOptions]
+    ) -> Callable[[Callable[..., Any]], Task]:
+        """Register the decorated function as the code of `queue`; see `penstock.jobs.Registry`."""
         return self.registry.task(queue, **options)
+
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
+        """A queue without code here: its jobs are taken by other code, or by people."""
+        return self.registry.queue(name, **options)
+
+    def limiter(self, name: str, **limits: Unpack[LimiterOptions]) -> LimiterDeclared:
+        """Declare the limits of every lane of limiter `name`: `rate="600/m"`, `concurrency=20`."""
+        return self.registry.limiter(name, **limits)
+
+    def cron(
+        self, spec: str, *, tz: str = "UTC", name: str | None = None, **options: Unpack[TaskOptions]
+    ) -> Callable[[Callable[..., Any]], Task]:
+        """Run the decorated function at every moment of `spec`: `@app.cron("0 4 * * *")`."""
+        return self.registry.cron(spec, tz=tz, name=name, **options)
+
+    def group(
+        self, *, on_done: NewJob, tx: Transaction | None = None
+    ) -> AbstractAsyncContextManager[Group]:
+        """`async with app.group(on_done=task.job(...)) as group:` see `penstock.jobs.Jobs.group`."""
+        return self.jobs.group(on_done=on_done, tx=tx)
+
+    def on_slot_start(self, hook: Hook) -> Hook:
+        """Call the decorated function in each slot before its first job, after the fork."""
+        return self.registry.on_slot_start(hook)
+
+    def on_slot_stop(self, hook: Hook) -> Hook:
+        """Call the decorated function in each slot after its last job."""
+        return self.registry.on_slot_stop(hook)
+
+    def middleware(self, around: Around) -> Around:
+        """Put the decorated `(call, next)` around handler calls; see `penstock.jobs.Registry`."""
+        return self.registry.middleware(around)
 
     def on_item(self, handler: Handler) -> Handler:
         """Call `handler(item)` for each item published, edited or unpublished; at least once."""
@@ -265,6 +314,8 @@ class Penstock:
 
     async def close(self) -> None:
         """Let hints under way go out and close the engines; any later use connects anew."""
+        if "sync" in self.__dict__ and not self.sync.is_here:
+            await asyncio.to_thread(self.sync.close)
         for room in ("fetch", "jobs"):
             if room in self.__dict__:
                 await self.__dict__[room].close()
@@ -272,6 +323,13 @@ class Penstock:
             await self.engines.close()
         elif "blobs" in self.__dict__:
             await self.blobs.close()
+
+    async def _close_loop(self) -> None:
+        """Close what the running loop has of its own, before it ends."""
+        if "jobs" in self.__dict__:
+            await self.jobs.close()
+        if "engines" in self.__dict__:
+            await self.engines.postgres.close()
 
     async def __aenter__(self) -> Self:
         return self

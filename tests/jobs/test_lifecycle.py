@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from penstock.jobs import Batch, Fail, JobState, NewJob, Retry, Snooze
+from penstock.jobs import Batch, Cancel, Fail, JobInHand, JobState, NewJob, Retry, Snooze
 from penstock.jobs.errors import JobNotEnded, JobNotWaiting, JobUnknown, KeyTaken
 from penstock.kernel.trace import current_traceparent, new_traceparent
 from penstock.testing.waiting import wait_true
@@ -245,7 +245,7 @@ async def test_cancel_and_retry_by_hand(jobs, registry):
     assert (await jobs.job(job_id)).state is JobState.CANCELLED
     with pytest.raises(JobNotWaiting):
         await jobs.cancel(job_id)
-    assert [job.id for job in await jobs.ended(queue="steered")] == [job_id]
+    assert [job.id for job in (await jobs.find(queue="steered")).jobs] == [job_id]
     await jobs.retry(job_id)
     assert (await jobs.job(job_id)).state is JobState.READY
     with pytest.raises(JobUnknown):
@@ -286,6 +286,57 @@ async def test_a_payload_that_does_not_fit_goes_to_retry_without_its_neighbours(
     assert seen == [7]
     assert (await jobs.job(bad)).error.startswith("the payload does not fit the task")
     assert (await jobs.job(good)).state is JobState.GONE
+
+
+async def test_a_bad_job_of_a_batch_fails_alone(jobs, registry, working, sql):
+    """Its neighbours are done at the first claim; it alone spends attempts."""
+    calls = []
+
+    @registry.task("poisoned", batch=20, retries=1)
+    async def handle(batch: Batch[Photo]):
+        calls.append(batch.payloads)
+        if Photo(13) in batch.payloads:
+            raise ValueError("bad photo")
+
+    ids = await handle.enqueue_many([Photo(number) for number in range(20)])
+    async with working():
+        await wait_true(lambda: _is_ended(jobs, ids[13]))
+        await wait_true(lambda: _is_gone(jobs, ids[19]))
+    bad = await jobs.job(ids[13])
+    assert (bad.attempt, bad.error) == (2, "ValueError: bad photo")
+    states = {(await jobs.job(job_id)).state.value for job_id in ids if job_id != ids[13]}
+    assert states == {"gone"}
+    assert len(calls) == 10, "1 for all, 2 each for 10, 5, 2 and 1 of them, 1 for the retry"
+    assert await sql("SELECT id FROM penstock.job_lease") == []
+
+
+async def test_a_job_is_sent_on_to_another_queue(jobs, registry, working):
+    seen = []
+
+    @registry.task("first", retries=0)
+    async def first(job: JobInHand[dict]):
+        job.send_to("second")
+
+    @registry.task("second", version=2, upgrade={1: lambda old: old | {"upgraded": True}})
+    async def second(job: JobInHand[dict]):
+        seen.append((job.id, job.payload))
+
+    job_id = await first.enqueue({"a": 1}, unique="k")
+    async with working():
+        await wait_true(lambda: seen)
+        await wait_true(lambda: _is_gone(jobs, job_id))
+    assert seen == [(job_id, {"a": 1, "upgraded": True})]
+
+
+async def test_a_cancelled_job_is_no_failure(jobs, registry, working):
+    @registry.task("unwanted")
+    async def handle(job: dict):
+        raise Cancel("nobody wants it")
+
+    job_id = await handle.enqueue({})
+    async with working():
+        await wait_true(lambda: _is_cancelled(jobs, job_id))
+    assert (await jobs.job(job_id)).error == "nobody wants it"
 
 
 async def test_the_trace_goes_on_in_the_handler(registry, working):
@@ -345,3 +396,7 @@ async def _is_ended(jobs, job_id):
 
 async def _is_gone(jobs, job_id):
     return (await jobs.job(job_id)).state is JobState.GONE
+
+
+async def _is_cancelled(jobs, job_id):
+    return (await jobs.job(job_id)).state is JobState.CANCELLED

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.jobs import Batch, Fail, JobState, Registry, Retry, Snooze, Task
+from penstock.jobs import Batch, Cancel, Fail, JobInHand, JobState, Registry, Retry, Snooze, Task
 from penstock.jobs.cli import parse_rate
-from penstock.jobs.errors import InvalidJob, InvalidTask
+from penstock.jobs.errors import InvalidJob, InvalidTask, LaneExhausted
 from penstock.jobs.handling import (
     DONE,
-    JobInHand,
     Outcome,
     bounded_text,
     outcome_of,
@@ -64,6 +63,8 @@ def test_what_raised_errors_mean():
     assert outcome_of(Retry(3, "busy")) == Outcome("retry", 3.0, "busy")
     assert outcome_of(Fail("no")) == Outcome("fail", None, "no")
     assert outcome_of(Snooze(5)).word == "snooze"
+    assert outcome_of(Cancel("off")) == Outcome("cancel", None, "off")
+    assert outcome_of(LaneExhausted("a", 1, 7.0)).after_s == 7.0
     assert outcome_of(KeyError("x")) == Outcome("retry", None, "KeyError: 'x'", "KeyError: 'x'\n")
 
 

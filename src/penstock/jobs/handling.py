@@ -1,21 +1,24 @@
-"""What a handler holds: a batch of jobs, and the words by which it says what became of each.
+"""The words by which a handler says what becomes of a job, raised or said, and what they mean.
 
 A handler returns: every job it said nothing about is done. It raises: every such job goes to retry, or to
-where `Retry`, `Fail` or `Snooze` send it. Nothing here does I/O; the worker settles what was said.
+where `Retry`, `Fail`, `Snooze` or `Cancel` send it. Nothing here does I/O, and nothing here trusts what a
+handler gives: an outcome that means nothing is a failed attempt, never a job that stays leased.
 """
 
 from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Final
 
+from penstock.jobs.errors import LaneExhausted
 from penstock.jobs.model import AT_AWAY_S_MAX, ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
 from penstock.kernel.backoff import Backoff
 
-P = TypeVar("P")
+WORDS: Final = frozenset(
+    {"done", "retry", "snooze", "fail", "cancel", "moved", "unstarted", "returned"}
+)
 
 
 class Retry(Exception):
@@ -23,100 +26,42 @@ class Retry(Exception):
 
     def __init__(self, after_s: float | None = None, why: str = "") -> None:
         super().__init__(why or "the handler asked for a retry")
-        self.after_s = _checked_delay_s(after_s)
+        self.after_s = checked_delay_s(after_s)
 
 
 class Fail(Exception):
     """The job is failed for good, whatever retries are left."""
 
 
+class Cancel(Exception):
+    """The job is cancelled: nobody wants it any more, and it is no failure."""
+
+
 class Snooze(Exception):
     """Run the job again after `after_s`; no attempt is counted."""
 
     def __init__(self, after_s: float) -> None:
-        self.after_s = _delay_s(after_s)
+        self.after_s = delay_of(after_s)
         super().__init__(f"the handler asked to wait {self.after_s:g} s")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is to become of a job: `done`, `retry`, `fail`, `snooze`, `unstarted` or `returned`."""
+    """What is to become of a job: one of WORDS, with what belongs to it."""
 
     word: str
     after_s: float | None = None
     error: str = ""
     traceback: str = ""
+    result: bytes | None = None
+    """JSON, of a job that is done and whose task keeps results."""
+    queue: str | None = None
+    """Where a moved job goes."""
 
 
 DONE = Outcome("done")
 UNSTARTED = Outcome("unstarted")
 RETURNED = Outcome("returned")
-
-
-class JobInHand(Generic[P]):
-    """One job under lease: of a batch, or what `async def handler(job: JobInHand[Photo])` is given."""
-
-    __slots__ = ("attempt", "id", "lane", "lease_id", "outcome", "payload", "traceparent")
-
-    def __init__(
-        self,
-        id: int,  # noqa: A002 - the field's name in the public API
-        payload: P,
-        *,
-        lease_id: int,
-        attempt: int = 1,
-        lane: str | None = None,
-        traceparent: str | None = None,
-    ) -> None:
-        self.id = id
-        self.lease_id = lease_id
-        self.payload = payload
-        self.attempt = attempt
-        self.lane = lane
-        self.traceparent = traceparent
-        self.outcome: Outcome | None = None
-
-    def done(self) -> None:
-        """It is done."""
-        self.outcome = DONE
-
-    def retry(self, after_s: float | None = None, why: str = "") -> None:
-        """Run it again, after `after_s` or the usual backoff; failed once its retries are used up."""
-        self.outcome = Outcome("retry", _checked_delay_s(after_s), told_text(why))
-
-    def fail(self, why: str | BaseException) -> None:
-        """It is failed for good."""
-        self.outcome = Outcome("fail", None, told_text(why))
-
-    def snooze(self, after_s: float) -> None:
-        """Run it again after `after_s`; no attempt is counted."""
-        self.outcome = Outcome("snooze", _delay_s(after_s))
-
-    def __repr__(self) -> str:
-        return f"JobInHand(id={self.id}, attempt={self.attempt}, payload={self.payload!r})"
-
-
-class Batch(Sequence[JobInHand[P]], Generic[P]):
-    """The jobs of one handler call, all under the lease `lease_id`."""
-
-    def __init__(self, jobs: Sequence[JobInHand[P]], lease_id: int) -> None:
-        self._jobs = tuple(jobs)
-        self.lease_id = lease_id
-
-    @overload
-    def __getitem__(self, index: int) -> JobInHand[P]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[JobInHand[P]]: ...
-
-    def __getitem__(self, index: int | slice) -> JobInHand[P] | Sequence[JobInHand[P]]:
-        return self._jobs[index]
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __iter__(self) -> Iterator[JobInHand[P]]:
-        return iter(self._jobs)
 
 
 def outcome_of(error: BaseException) -> Outcome:
@@ -125,10 +70,14 @@ def outcome_of(error: BaseException) -> Outcome:
     match error:
         case Fail():
             return Outcome("fail", None, text)
+        case Cancel():
+            return Outcome("cancel", None, text)
+        case LaneExhausted():
+            return Outcome("snooze", checked_delay_s(error.retry_after_s) or 0.0, text)
         case Retry() | Snooze():
             # A subclass may have left `after_s` out or put anything there.
             try:
-                after_s = _checked_delay_s(getattr(error, "after_s", None))
+                after_s = checked_delay_s(getattr(error, "after_s", None))
             except TypeError:
                 after_s = None
             is_snooze = isinstance(error, Snooze) and after_s is not None
@@ -162,12 +111,12 @@ def _traceback_of(error: BaseException) -> str:
     return bounded_text(text, TRACEBACK_CHARACTERS_MAX)
 
 
-def _checked_delay_s(after_s: Any) -> float | None:
-    """None for the usual backoff, else as `_delay_s`."""
-    return None if after_s is None else _delay_s(after_s)
+def checked_delay_s(after_s: Any) -> float | None:
+    """None for the usual backoff, else as `delay_of`."""
+    return None if after_s is None else delay_of(after_s)
 
 
-def _delay_s(after_s: Any) -> float:
+def delay_of(after_s: Any) -> float:
     """`after_s` within what a date holds, else its ack would fail. Raises: TypeError for no number."""
     try:
         delay_s = float(after_s)
@@ -176,11 +125,22 @@ def _delay_s(after_s: Any) -> float:
     return 0.0 if math.isnan(delay_s) else min(max(delay_s, 0.0), AT_AWAY_S_MAX)
 
 
-def settled_outcome(outcome: Outcome, *, attempt: int, retries: int, backoff: Backoff) -> Outcome:
-    """What is recorded for `outcome` of run number `attempt`: a retry gets its delay, the last fails."""
+def settled_outcome(said: object, *, attempt: int, retries: int, backoff: Backoff) -> Outcome:
+    """What is recorded where `said` was said of run number `attempt`.
+
+    A retry gets its delay, the last one fails; what means nothing is a retry.
+    """
+    if said is DONE:
+        return DONE
+    outcome = Outcome("retry", None, "its call ended without an outcome")
+    if isinstance(said, Outcome) and said.word in WORDS:
+        outcome = said
+    try:
+        after_s = checked_delay_s(outcome.after_s)
+    except TypeError as error:
+        outcome, after_s = Outcome("retry", None, told_text(error)), None
     if outcome.word != "retry":
         return outcome
     if attempt > retries:
         return replace(outcome, word="fail", after_s=None)
-    delay_s = backoff.delay_s(attempt) if outcome.after_s is None else outcome.after_s
-    return replace(outcome, after_s=delay_s)
+    return replace(outcome, after_s=backoff.delay_s(attempt) if after_s is None else after_s)

@@ -7,6 +7,7 @@ hundred of them).
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from penstock.jobs.model import (
     JOBS_PER_CALL_MAX,
     NAME_CHARACTERS_MAX,
     PRIORITY_LAST,
+    VERSION_LAST,
     WEIGHT_MAX,
     WINDOW_S_MAX,
     NewGroup,
@@ -31,7 +33,17 @@ from penstock.kernel.errors import FieldProblem
 from penstock.kernel.limits import PAYLOAD_BYTES_MAX
 
 PROBLEMS_MAX: Final = 100
-_encoder: Final = msgspec.json.Encoder()
+
+
+def _plain(value: Any) -> Any:
+    """A `JobRef` or the name of a lane in hand as what it stands for. Raises: TypeError for all else."""
+    for kind in (int, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_encoder: Final = msgspec.json.Encoder(enc_hook=_plain)
 
 
 @dataclass(slots=True)
@@ -45,6 +57,7 @@ class Rows:
     lanes: list[str | None] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     size_bytes: int = 0
 
     def __len__(self) -> int:
@@ -83,39 +96,43 @@ def prepare_groups(groups: Sequence[NewGroup]) -> tuple[Rows, Rows]:
                 f"group {index}: the payload of on_done is an object without the key 'group',"
                 " which is added"
             )
-    members = [member for group in groups for member in group.members]
-    if any(member.unique is not None for member in members):
-        raise InvalidJob("members of a group take no unique keys: leave `unique` out")
-    return callbacks, _append_all(members)
+    return callbacks, _append_all([member for group in groups for member in group.members])
 
 
 def _append_all(jobs: Sequence[NewJob]) -> Rows:
-    rows = Rows()
     problems: list[FieldProblem] = []
     latest = datetime.now(UTC) + timedelta(seconds=AT_AWAY_S_MAX)
     for index, job in enumerate(jobs):
         found = _faults(job, latest)
         if found and len(problems) < PROBLEMS_MAX:
             problems += [FieldProblem(f"/{index}/{name}", "invalid", text) for name, text in found]
-        if problems:
-            continue
-        _append(rows, index, job)
     if problems:
         lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3])
         raise InvalidJob(f"nothing was enqueued: {lines}", problems=tuple(problems[:PROBLEMS_MAX]))
+    rows = Rows(
+        queues=[job.queue for job in jobs],
+        priorities=[job.priority for job in jobs],
+        run_ats=[job.at for job in jobs],
+        delays_s=[job.after_s for job in jobs],
+        lanes=[job.lane for job in jobs],
+        keys=[job.unique for job in jobs],
+        payloads=[_encoded(index, job.payload) for index, job in enumerate(jobs)],
+        versions=[job.version for job in jobs],
+    )
+    rows.size_bytes = sum(map(len, rows.payloads))
+    for index, job in enumerate(jobs):
+        if job.spread_s:
+            _spread(rows, index, random.random() * job.spread_s)
     return rows
 
 
-def _append(rows: Rows, index: int, job: NewJob) -> None:
-    payload = _encoded(index, job.payload)
-    rows.queues.append(job.queue)
-    rows.priorities.append(job.priority)
-    rows.run_ats.append(job.at)
-    rows.delays_s.append(job.after_s)
-    rows.lanes.append(job.lane)
-    rows.keys.append(job.unique)
-    rows.payloads.append(payload)
-    rows.size_bytes += len(payload)
+def _spread(rows: Rows, index: int, late_s: float) -> None:
+    """Let a job run `late_s` after it would be due; a moment in the past is due now."""
+    at = rows.run_ats[index]
+    if at is None:
+        rows.delays_s[index] = (rows.delays_s[index] or 0.0) + late_s
+    else:
+        rows.run_ats[index] = max(at, datetime.now(UTC)) + timedelta(seconds=late_s)
 
 
 def _encoded(index: int, payload: Any) -> bytes:
@@ -140,21 +157,41 @@ def _faults(job: NewJob, latest: datetime) -> list[tuple[str, str]]:
     found = []
     if type(job.priority) is not int or not 0 <= job.priority <= PRIORITY_LAST:
         found.append(("priority", f"expected a whole number 0 to {PRIORITY_LAST}"))
-    if job.at is not None:
-        if not isinstance(job.at, datetime) or not _has_utc(job.at):
-            found.append(("at", "expected a moment with its time zone, from year 1 on in UTC"))
-        elif job.after_s is not None:
-            found.append(("at", "expected `at` or `after_s`, not both"))
-        elif job.at > latest:
-            found.append(("at", "expected a moment within a year"))
+    if type(job.version) is not int or not 1 <= job.version <= VERSION_LAST:
+        found.append(("version", f"expected a whole number 1 to {VERSION_LAST}"))
+    if job.at is not None and (fault := _fault_of_moment(job, latest)):
+        found.append(("at", fault))
+    if job.spread_s is not None:
+        found += _spread_faults(job, job.spread_s, latest)
     if job.after_s is not None and not _is_number(job.after_s, 0, AT_AWAY_S_MAX):
         found.append(("after_s", f"expected seconds from 0 to {AT_AWAY_S_MAX:.0f}"))
-    found += [
-        (name, f"expected 1 to {NAME_CHARACTERS_MAX} printable characters")
-        for name, value in (("unique", job.unique), ("lane", job.lane))
-        if value is not None and not is_name(value)
-    ]
+    for name, value in (("unique", job.unique), ("lane", job.lane)):
+        if value is not None and not is_name(value):
+            found.append((name, f"expected 1 to {NAME_CHARACTERS_MAX} printable characters"))
     return found
+
+
+def _fault_of_moment(job: NewJob, latest: datetime) -> str:
+    """What is wrong with the moment that a job gives; empty for nothing."""
+    if not isinstance(job.at, datetime) or not _has_utc(job.at):
+        return "expected a moment with its time zone, from year 1 on in UTC"
+    if job.after_s is not None:
+        return "expected `at` or `after_s`, not both"
+    return "expected a moment within a year" if job.at > latest else ""
+
+
+def _spread_faults(job: NewJob, spread_s: float, latest: datetime) -> list[tuple[str, str]]:
+    """The last moment of the spread must be within a year as well."""
+    if not _is_number(spread_s, 0, AT_AWAY_S_MAX):
+        return [("spread_s", f"expected seconds from 0 to {AT_AWAY_S_MAX:.0f}")]
+    first = datetime.now(UTC)
+    if isinstance(job.at, datetime) and _has_utc(job.at) and job.at <= latest:
+        first = max(first, job.at)
+    elif _is_number(job.after_s, 0, AT_AWAY_S_MAX):
+        first += timedelta(seconds=job.after_s or 0.0)
+    if first + timedelta(seconds=spread_s) > latest + timedelta(seconds=1):
+        return [("spread_s", "expected to end within a year")]
+    return []
 
 
 def _has_utc(moment: datetime) -> bool:

@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from penstock.kernel.metrics import Growth
+
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag="work", kw_only=True):
     """Jobs of one lease to run, as columns."""
@@ -86,6 +88,12 @@ class Spend(msgspec.Struct, frozen=True, array_like=True, tag="spend"):
     wait_max_s: float
 
 
+class Measured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
+    """What the slot's counters grew by since the last time: see `kernel.metrics.Growth`."""
+
+    grown: Sequence[Growth]
+
+
 class Recycle(msgspec.Struct, frozen=True, array_like=True, tag="recycle"):
     """The slot's private memory is over its limit: it asks to be replaced after the work in hand."""
 
@@ -97,6 +105,6 @@ class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
 
 
 ToSlot = Work | Stop | SpendAnswer
-FromSlot = Ready | Settled | Progress | Spend | Recycle | Left
+FromSlot = Ready | Settled | Progress | Spend | Measured | Recycle | Left
 LENGTH_BYTES: Final = 4
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024

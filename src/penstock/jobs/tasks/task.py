@@ -1,0 +1,228 @@
+"""A queue to enqueue into, and with a handler a task: what an app's decorators give back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+from penstock.engines.borrowed import Transaction
+from penstock.jobs.bridge import View
+from penstock.jobs.errors import InvalidTask, PayloadNewer
+from penstock.jobs.inhand import JobInHand
+from penstock.jobs.model import VERSION_LAST, NewJob
+from penstock.jobs.refs import JobRef, Origin
+from penstock.jobs.tasks.declared import (
+    CONCURRENCY_MAX,
+    QueueDeclared,
+    QueueOptions,
+    TaskOptions,
+    declared_queue,
+    require_known,
+    require_within,
+)
+from penstock.jobs.tasks.payloads import Payloads
+from penstock.kernel.config import parse_duration_s
+
+if TYPE_CHECKING:
+    from penstock.jobs.bridge import Bridge
+    from penstock.jobs.service import Jobs
+    from penstock.jobs.service.groups import Group
+
+_MISSING: Final = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One handler call, as a middleware sees it."""
+
+    task: Task
+    queue: str
+    jobs: Sequence[JobInHand[Any]]
+    attempt: int
+    """Of its first job, from 1."""
+
+
+class Queue:
+    """A queue whose jobs are taken by whoever asks for them; `Registry.queue` makes it able to enqueue."""
+
+    version: int = 1
+
+    def __init__(self, queue: str, **options: Unpack[QueueOptions]) -> None:
+        require_known(queue, options, QueueOptions)
+        self.declared: QueueDeclared = declared_queue(queue, options)
+        self.queue = queue
+        self.limiter = self.declared.limiter
+        self.jobs: Callable[[], Jobs] | None = None
+        self.bridge: Callable[[], Bridge] | None = None
+
+    @property
+    def sync(self) -> View:
+        """The same verbs for sync code: `task.sync.enqueue(...)` returns what awaiting it would.
+
+        Raises: InvalidTask.
+        """
+        if self.bridge is None:
+            raise InvalidTask(
+                f"task {self.queue!r} belongs to no app yet: declare it with @app.task"
+            )
+        return View(self.bridge(), self)
+
+    def job(
+        self,
+        payload: Any = _MISSING,
+        /,
+        *,
+        at: datetime | None = None,
+        after_s: float | None = None,
+        priority: int = 5,
+        unique: str | None = None,
+        lane: str | None = None,
+        spread: str | None = None,
+        **fields: Any,
+    ) -> NewJob:
+        """A job of this queue, not enqueued yet. Raises: InvalidTask where the arguments do not fit."""
+        if payload is _MISSING:
+            payload = fields
+        elif fields:
+            raise InvalidTask(
+                f"task {self.queue!r}: give the payload or its fields {sorted(fields)}, not both"
+            )
+        self._require_fit(payload)
+        return NewJob(
+            queue=self.queue,
+            payload=payload,
+            at=at,
+            after_s=after_s,
+            priority=priority,
+            unique=unique,
+            lane=lane,
+            spread_s=self._spread_s(spread),
+            version=self.version,
+        )
+
+    async def enqueue(
+        self,
+        payload: Any = _MISSING,
+        /,
+        *,
+        tx: Transaction | None = None,
+        group: Group | None = None,
+        **options: Any,
+    ) -> JobRef:
+        """Enqueue one job, in the caller's transaction if `tx` is given, as a member of `group` if it is.
+
+        Options: `at`, `after_s`, `spread`, `priority`, `unique`, `lane`; other names are fields of the
+        payload. The answer is the job's id, and what can be asked of the job.
+        """
+        job = self.job(**options) if payload is _MISSING else self.job(payload, **options)
+        jobs = self.service()
+        job_id = (await jobs.enqueue_many([job], tx=tx, group=group))[0]
+        return JobRef.of(job_id, self._origin(jobs))
+
+    async def enqueue_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        tx: Transaction | None = None,
+        group: Group | None = None,
+    ) -> list[JobRef]:
+        """Enqueue a job for each payload in one round trip."""
+        new = [
+            payload if isinstance(payload, NewJob) else self.job(payload) for payload in payloads
+        ]
+        jobs = self.service()
+        ids = await jobs.enqueue_many(new, tx=tx, group=group)
+        origin = self._origin(jobs)
+        return [JobRef.of(job_id, origin) for job_id in ids]
+
+    def service(self) -> Jobs:
+        """Where its jobs go. Raises: InvalidTask, where it belongs to no app."""
+        if self.jobs is None:
+            raise InvalidTask(
+                f"task {self.queue!r} belongs to no app yet: declare it with @app.task"
+            )
+        return self.jobs()
+
+    def _origin(self, jobs: Jobs) -> Origin:
+        return Origin(jobs, self.declared.keep_result, self.bridge)
+
+    def _require_fit(self, payload: Any) -> None:
+        """Nothing is known of what a queue without code holds."""
+
+    def _spread_s(self, spread: str | None) -> float | None:
+        if spread is None:
+            return None
+        try:
+            return parse_duration_s(spread)
+        except (ValueError, AttributeError) as error:
+            raise InvalidTask(
+                f"task {self.queue!r}: spread: expected a duration such as 2h, got {spread!r}"
+            ) from error
+
+
+class Task(Queue):
+    """A handler and how it is run. Immutable once made; `Registry.add` makes it able to enqueue."""
+
+    def __init__(
+        self, *, queue: str, handler: Callable[..., Any], **options: Unpack[TaskOptions]
+    ) -> None:
+        require_known(queue, options, TaskOptions)
+        named: Any = {
+            name: value for name, value in options.items() if name in QueueOptions.__annotations__
+        }
+        super().__init__(queue, **named)
+        self.handler = handler
+        self.batch = options.get("batch")
+        self.retries = self.declared.retries
+        self.timeout_s = self.declared.timeout_s
+        self.keep_result = self.declared.keep_result
+        self.concurrency = options.get("concurrency", 1)
+        self.version = options.get("version", 1)
+        self._upgrades: Mapping[int, Callable[[Any], Any]] = options.get("upgrade") or {}
+        require_within(queue, "concurrency", self.concurrency, (1, CONCURRENCY_MAX))
+        require_within(queue, "version", self.version, (1, VERSION_LAST))
+        for at in self._upgrades:
+            require_within(queue, "a version to upgrade", at, (1, self.version - 1))
+        self.payloads = Payloads(
+            queue, handler, given=options.get("payload"), is_batch=self.batch is not None
+        )
+        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
+        )
+
+    @property
+    def takes_fields(self) -> bool:
+        """Whether the payload's fields are the handler's arguments."""
+        return self.payloads.takes_fields
+
+    @property
+    def takes_job(self) -> bool:
+        """Whether the handler is given the job in hand."""
+        return self.payloads.takes_job
+
+    def decode(self, payload: bytes, version: int | None = None) -> Any:
+        """The payload as the handler's type, upgraded where it is of an older version.
+
+        Raises: ValueError, PayloadNewer, and what an upgrade raises.
+        """
+        if version is None or version == self.version:
+            return self.payloads.decode(payload)
+        if version > self.version:
+            raise PayloadNewer(self.queue, version, self.version)
+        return self.payloads.upgrade(payload, version, self._upgrades)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the handler itself, as if it were not a task."""
+        return self.handler(*arguments, **named)
+
+    def _require_fit(self, payload: Any) -> None:
+        if self.takes_fields and isinstance(payload, dict):
+            try:
+                inspect.signature(self.handler).bind(**payload)
+            except TypeError as error:
+                raise InvalidTask(
+                    f"task {self.queue!r}: its handler takes other fields: {error}"
+                ) from error

@@ -1,0 +1,198 @@
+"""Batches in a slot: one call for all, and where it raises nobody pays for a neighbour."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+
+import pytest
+from one_slot import running_slot
+
+from penstock.jobs import Batch, Cancel, Fail, Registry, Retry, Snooze
+from penstock.jobs.slots.messages import Settled, SpendAnswer
+
+
+@pytest.fixture
+def registry():
+    return Registry()
+
+
+@pytest.fixture
+async def slot(registry):
+    async with running_slot(registry) as slot:
+        yield slot
+
+
+async def test_a_batch_that_returns_is_done_in_one_word(registry, slot):
+    seen = []
+
+    @registry.task("q", batch=100)
+    async def handle(batch: Batch[int]):
+        seen.extend(batch.payloads)
+
+    jobs = slot.give(list(range(100)))
+    assert await slot.wait_settled(jobs) == ["done"] * 100
+    assert seen == list(range(100))
+    (settled,) = [message for message in slot.said if isinstance(message, Settled)]
+    assert (settled.ids, settled.calls) == (None, 1)
+    assert settled.run_s > 0
+
+
+async def test_each_job_of_a_batch_has_its_own_word(registry, slot):
+    @registry.task("q", batch=10)
+    async def handle(batch: Batch[str]):
+        assert len(batch) == 7
+        assert batch[-1].payload == "silent"
+        assert [job.id for job in batch[1:3]] == [2, 3]
+        assert batch[0] is batch[-7]
+        with pytest.raises(IndexError):
+            batch[7]
+        batch[0].retry(after_s=3, why="busy")
+        batch[1].fail("no use")
+        batch[2].snooze(60)
+        batch[3].cancel("unwanted")
+        batch[4].send_to("other")
+        batch[5].done({"n": 1})
+
+    words = ["retry", "fail", "snooze", "cancel", "moved", "done", "done"]
+    jobs = slot.give(["a", "b", "c", "d", "e", "f", "silent"])
+    assert await slot.wait_settled(jobs) == words
+    assert slot.outcomes[1][1:3] == (3.0, "busy")
+    assert slot.outcomes[2][2] == "no use"
+    assert slot.outcomes[3][1] == 60.0
+    assert slot.outcomes[4][2] == "unwanted"
+    assert slot.outcomes[5][4] == "other"
+    assert slot.outcomes[6][3] == b'{"n":1}'
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("bad", [{3}, {0, 1, 9}, set(range(10))])
+async def test_one_bad_job_never_fails_its_neighbours(registry, slot, bad, is_async):
+    runs = Counter()
+
+    def work(batch):
+        runs.update(job.payload for job in batch)
+        if bad.intersection(job.payload for job in batch):
+            raise ValueError("bad")
+
+    if is_async:
+
+        @registry.task("q", batch=10)
+        async def handle(batch: Batch[int]):
+            work(batch)
+
+    else:
+
+        @registry.task("q", batch=10)
+        def handle(batch: Batch[int]):
+            work(batch)
+
+    jobs = slot.give(list(range(10)), attempts=[5 if n == 3 else 0 for n in range(10)])
+    words = await slot.wait_settled(jobs)
+    bad_words = {n: "fail" if n == 3 else "retry" for n in bad}
+    assert words == [bad_words.get(n, "done") for n in range(10)]
+    assert max(runs.values()) <= 5
+    assert slot.outcomes[min(bad) + 1][2] == "ValueError: bad"
+
+
+async def test_words_said_before_a_raise_are_kept(registry, slot):
+    runs = Counter()
+
+    @registry.task("q", batch=10)
+    async def handle(batch: Batch[int]):
+        for job in batch:
+            runs[job.payload] += 1
+            if job.payload == 5:
+                raise ValueError("bad")
+            job.done()
+
+    words = await slot.wait_settled(slot.give(list(range(10))))
+    assert words == ["done"] * 5 + ["retry"] + ["done"] * 4
+    assert [runs[n] for n in range(5)] == [1] * 5
+    assert runs[5] <= 5
+
+
+@pytest.mark.parametrize(
+    ("raised", "word"),
+    [(Retry(2.0), "retry"), (Snooze(9), "snooze"), (Fail("no"), "fail"), (Cancel("off"), "cancel")],
+)
+async def test_a_raised_word_is_meant_for_all_that_were_not_spoken_of(registry, slot, raised, word):
+    @registry.task("q", batch=10)
+    async def handle(batch: Batch[int]):
+        batch[0].done()
+        raise raised
+
+    assert await slot.wait_settled(slot.give([1, 2, 3])) == ["done", word, word]
+    assert slot.calls == 1
+
+
+async def test_a_batch_over_its_timeout_is_taken_apart(registry, slot):
+    @registry.task("q", batch=10, timeout="20ms")
+    async def handle(batch: Batch[int]):
+        if 2 in batch.payloads:
+            await asyncio.Event().wait()
+
+    words = await slot.wait_settled(slot.give([0, 1, 2]))
+    assert words == ["done", "done", "retry"]
+    assert slot.outcomes[3][2] == "it ran over its timeout of 0.02 s"
+
+
+async def test_taking_apart_is_bounded_and_always_blames_one(registry, slot):
+    """All jobs hang: after one was found, and as much time as a call may take, the rest go back."""
+
+    @registry.task("q", batch=16, timeout="20ms")
+    async def handle(batch: Batch[int]):
+        await asyncio.Event().wait()
+
+    words = await slot.wait_settled(slot.give(list(range(16))))
+    assert words == ["retry"] + ["snooze"] * 15
+    assert slot.calls == 5
+
+
+async def test_a_sync_batch_over_its_timeout_is_not_run_beside_itself(registry, slot):
+    gate = threading.Event()
+
+    @registry.task("q", batch=10, timeout="20ms")
+    def handle(batch: Batch[int]):
+        gate.wait(10)
+
+    assert await slot.wait_settled(slot.give([1, 2])) == ["retry", "retry"]
+    assert slot.calls == 1
+    gate.set()
+
+
+async def test_payloads_that_do_not_fit_spare_their_neighbours(registry, slot):
+    seen = []
+
+    @registry.task("q", batch=10)
+    async def handle(batch: Batch[int]):
+        seen.extend(batch.payloads)
+
+    words = await slot.wait_settled(slot.give([1, "x", 3]))
+    assert words == ["done", "retry", "done"]
+    assert seen == [1, 3]
+    assert slot.outcomes[2][2].startswith("the payload does not fit the task")
+
+
+async def test_a_batch_of_lanes_is_taken_apart_at_the_cost_of_its_lanes(registry, slot):
+    @registry.task("q", batch=10)
+    async def handle(batch: Batch[int]):
+        if 2 in batch.payloads:
+            raise ValueError
+
+    spent = Counter()
+
+    def answer(spend):
+        spent[spend.lane] += spend.starts
+        return SpendAnswer(spend.call, None if spend.lane == "poor" else 0.0)
+
+    slot.on_spend = answer
+    deadline_s = time.monotonic() + 60
+    lanes = ["rich", "rich", "rich", "poor"]
+    jobs = slot.give([0, 1, 2, 3], lanes=lanes, start_before_s=deadline_s)
+    assert await slot.wait_settled(jobs) == ["done", "done", "retry", "retry"]
+    assert spent == {"rich": 3, "poor": 1}
+    assert slot.outcomes[3][2].startswith("ValueError")
+    assert slot.outcomes[4][2].startswith("lane 'poor' has no 1 further starts")

@@ -1,0 +1,251 @@
+"""What code declares: options and their bounds, what is stored of them, what a person sets over it, old names."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from penstock.jobs import Jobs, NewJob, QueueUnknown, Registry, Task
+from penstock.jobs.errors import InvalidSetting, InvalidTask, LimiterFixed
+from penstock.jobs.refs import JobRef
+from penstock.jobs.tasks import CronDeclared, LimiterDeclared
+
+
+async def handle():
+    pass
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"batch": 0}, "batch 0 is not within 1 and 10000"),
+        ({"batch": True}, "batch True is not within"),
+        ({"timeout": "8d"}, "timeout 691200.0 is not within"),
+        ({"timeout": 5}, "timeout: expected a duration such as 30s"),
+        ({"retries": -1}, "retries -1 is not within 0 and 1000"),
+        ({"concurrency": 0}, "concurrency 0 is not within 1 and 10000"),
+        ({"importance": 10}, "importance 10 is not within 0 and 9"),
+        ({"slots": (-1, 5)}, "the fewest slots -1 is not within"),
+        ({"slots": (5, 4)}, "the most slots 4 is not within 5 and"),
+        ({"slots": 4}, "slots: expected the fewest and the most"),
+        ({"keep_done": "2y"}, "keep_done: expected a duration"),
+        ({"keep_done": "400d"}, "keep_done 34560000.0 is not within"),
+        ({"keep_result": "soon"}, "keep_result: expected a duration"),
+        ({"version": 0}, "version 0 is not within 1 and 32767"),
+        ({"version": 2, "upgrade": {2: dict}}, "a version to upgrade 2 is not within 1 and 1"),
+        ({"upgrade": {1: dict}}, "a version to upgrade 1 is not within"),
+        ({"limiter": "a b"}, "names such as 'a b'"),
+        ({"aliases": ["é"]}, "names such as 'é'"),
+        ({"aliases": "old"}, "aliases: expected a list of names"),
+        ({"tag": ""}, "names such as ''"),
+        ({"retry": 1}, r"unknown options \['retry'\]"),
+    ],
+)
+def test_options_out_of_bounds_are_refused(options, told):
+    with pytest.raises(InvalidTask, match=told):
+        Task(queue="q", handler=handle, **options)
+
+
+def test_what_is_kept_follows_from_both_options():
+    def kept(**options):
+        declared = Task(queue="q", handler=handle, **options).declared
+        return declared.keep_done_s, declared.keep_result
+
+    assert kept() == (None, False)
+    assert kept(keep_done="24h") == (86_400.0, False)
+    assert kept(keep_result=True) == (3_600.0, True)
+    assert kept(keep_result="2h") == (7_200.0, True)
+    assert kept(keep_done="24h", keep_result=True) == (86_400.0, True)
+
+
+def test_limiters_and_crons_are_collected():
+    registry = Registry()
+    registry.limiter("fetch", rate="600/m", concurrency=20)
+    registry.limiter("slow", rate="10/30s", slack="1s")
+    assert registry.limiters["fetch"] == LimiterDeclared(
+        name="fetch", starts_max=600, window_s=60.0, concurrency=20, slack_s=0.25
+    )
+    assert registry.limiters["slow"].window_s == 30.0
+    for options in ({"rate": "0/m"}, {"rate": "fast"}, {"concurrency": 0}, {"slack": "2h"}):
+        with pytest.raises(InvalidTask):
+            registry.limiter("other", **options)
+    with pytest.raises(InvalidTask, match="declared twice"):
+        registry.limiter("fetch")
+
+    @registry.cron("0 4 * * *", tz="Europe/Moscow", retries=1)
+    async def clean_up():
+        pass
+
+    assert clean_up.queue == "cron.clean_up"
+    assert clean_up.retries == 1
+    assert list(registry.crons.values()) == [
+        CronDeclared(name="clean_up", spec="0 4 * * *", tz="Europe/Moscow", queue="cron.clean_up")
+    ]
+    for spec, tz, reason in (
+        ("0 4 * * *", "Mars/Base", "time zone"),
+        ("4 am", "UTC", "five fields"),
+    ):
+        with pytest.raises(InvalidTask, match=reason):
+            registry.cron(spec, tz=tz)(handle)
+
+
+def test_a_name_belongs_to_one_queue(registry):
+    registry.task("a", aliases=["b"])(handle)
+    for name, aliases in (("a", ()), ("b", ()), ("c", ("a",)), ("d", ("b",))):
+        with pytest.raises(InvalidTask, match="has a task already"):
+            registry.queue(name, aliases=aliases)
+
+
+async def test_what_code_declares_is_stored_and_follows_the_code(jobs, registry, postgres, config):
+    registry.task(
+        "q",
+        batch=50,
+        timeout="10m",
+        retries=3,
+        importance=8,
+        slots=(2, 40),
+        tag="gpu",
+        keep_done="24h",
+        keep_result=True,
+    )(_batch)
+    registry.queue("people", importance=1)
+    await jobs.declare_queues()
+    settings = await jobs.queue_settings("q")
+    assert msgspec.structs.asdict(settings) == {
+        "queue": "q",
+        "limiter": "q",
+        "paused": False,
+        "importance": 8,
+        "slots_min": 2,
+        "slots_max": 40,
+        "retries": 3,
+        "batch": 50,
+        "timeout_s": 600.0,
+        "tag": "gpu",
+        "keep_done_s": 86_400.0,
+        "keep_result": True,
+        "aliases": [],
+        "overridden": {},
+    }
+    assert (await jobs.queue_settings("people")).importance == 1
+    newer = Registry()
+    newer.task("q", retries=9)(handle)
+    await Jobs(postgres, config, newer).declare_queues()
+    settings = await jobs.queue_settings("q")
+    assert (settings.retries, settings.batch, settings.tag) == (9, 1, None)
+    with pytest.raises(QueueUnknown):
+        await jobs.queue_settings("nobody\0")
+
+
+async def test_declaring_again_writes_nothing(jobs, registry, sql):
+    registry.task("q")(handle)
+    for _ in range(2):
+        await jobs.declare_queues()
+    rows = await sql("SELECT declared_at, xmin::text FROM penstock.queue")
+    await jobs.declare_queues()
+    assert await sql("SELECT declared_at, xmin::text FROM penstock.queue") == rows
+
+
+async def test_what_a_person_sets_wins_and_is_taken_back(jobs, registry):
+    registry.task("q", retries=3, slots=(2, 40), importance=3)(handle)
+    settings = await jobs.set_queue("q", slots_min=5, importance=9, paused=True)
+    assert (settings.slots_min, settings.importance, settings.paused) == (5, 9, True)
+    assert settings.overridden == {"importance": 9, "slots_min": 5}
+    await jobs.declare_queues()
+    settings = await jobs.set_queue("q", importance=None, retries=0)
+    assert settings.overridden == {"slots_min": 5, "retries": 0}
+    assert (settings.importance, settings.retries, settings.paused) == (3, 0, True)
+    settings = await jobs.set_queue("q", slots_min=None, retries=None, paused=False)
+    assert (settings.overridden, settings.slots_min, settings.paused) == ({}, 2, False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"importance": 10},
+        {"retries": 1.5},
+        {"slots_min": True},
+        {"slots_min": 41},
+        {"slots_max": 1},
+        {"paused": None},
+        {"colour": 1},
+    ],
+)
+async def test_settings_out_of_bounds_change_nothing(jobs, registry, changes):
+    registry.task("q", slots=(2, 40))(handle)
+    before = await jobs.queue_settings("q")
+    with pytest.raises(InvalidSetting) as caught:
+        await jobs.set_queue("q", **{"retries": 1, **changes})
+    assert caught.value.problems[0].pointer in {f"/{name}" for name in [*changes, "slots_min"]}
+    assert await jobs.queue_settings("q") == before
+    with pytest.raises(QueueUnknown):
+        await jobs.set_queue("nobody", retries=1)
+
+
+async def test_a_renamed_queue_keeps_its_jobs_and_old_code_reaches_it(jobs, postgres, config, sql):
+    jobs.registry.task("old", retries=1)(handle)
+    waiting = await jobs.enqueue(NewJob(queue="old"))
+    lane = await jobs.enqueue(NewJob(queue="old", lane="a"))
+    newer = Registry()
+    newer.task("new", retries=7, aliases=["older", "old"])(handle)
+    after = Jobs(postgres, config, newer)
+    assert (await after.declare_queues())["new"].limiter == "old"
+    for job_id in (waiting, lane):
+        assert (await jobs.job(job_id)).queue == "new"
+    # The old process goes on, and starts again.
+    late = await jobs.enqueue(NewJob(queue="old"))
+    again = Jobs(postgres, config, jobs.registry)
+    assert (await again.declare_queues())["old"].is_alias
+    later = await again.enqueue(NewJob(queue="older"))
+    for job_id in (late, later):
+        assert (await jobs.job(job_id)).queue == "new"
+    assert [row["name"] for row in await sql("SELECT name FROM penstock.queue")] == ["new"]
+    settings = await after.queue_settings("old")
+    assert (settings.queue, settings.retries, settings.aliases) == ("new", 7, ["old", "older"])
+    await after.set_queue("old", paused=True)
+    assert (await after.queue_settings("new")).paused
+
+
+async def test_a_queue_with_lanes_stays_with_its_limiter(jobs, postgres, config):
+    jobs.registry.task("q")(handle)
+    await jobs.enqueue(NewJob(queue="q", lane="a"))
+    other = Registry()
+    other.task("q", limiter="shared")(handle)
+    with pytest.raises(LimiterFixed):
+        await Jobs(postgres, config, other).declare_queues()
+
+
+async def test_a_queue_without_code_can_be_enqueued_into(jobs, registry):
+    people = registry.queue("people")
+    job = await people.enqueue({"photo": 1}, unique="photo:1")
+    assert (await job.job()).payload == {"photo": 1}
+    assert list(registry) == []
+
+
+async def test_what_enqueue_returns_is_the_id_and_more(jobs, registry):
+    task = registry.task("q")(handle)
+    job = await task.enqueue(after_s=3600)
+    assert isinstance(job, JobRef)
+    assert (job, hash(job), f"{job}", str(job)) == (job.id, hash(job.id), str(job.id), str(job.id))
+    assert repr(job) == f"JobRef({job.id})"
+    assert json.dumps([job]) == f"[{job.id}]"
+    assert type(job.id) is int
+    assert (await job.job()).state == (await jobs.job(job)).state == "scheduled"
+    assert (await job.why()).reason == "not_due"
+    await job.cancel()
+    assert (await job.job()).state == "cancelled"
+    again, other = await task.enqueue_many([{}, {}])
+    assert other.id == again.id + 1
+
+
+async def test_a_reference_fits_into_a_payload(jobs, registry):
+    people = registry.queue("people")
+    first = await people.enqueue({})
+    second = await people.enqueue({"after": first, "all": [first]})
+    assert (await second.job()).payload == {"after": first.id, "all": [first.id]}
+
+
+async def _batch(batch):
+    pass

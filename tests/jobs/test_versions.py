@@ -1,0 +1,117 @@
+"""Payloads outlive the code that wrote them: old ones are brought up to date, newer ones left to newer code."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from penstock.jobs import Batch, InvalidJob, NewJob, Registry
+from penstock.jobs.errors import PayloadNewer
+from penstock.jobs.model import JobsConfig
+from penstock.jobs.slots.messages import Settled, Work
+from penstock.jobs.slots.runner import SlotRunner
+from penstock.testing.waiting import wait_true
+
+
+class Mail(msgspec.Struct):
+    """The shape of today."""
+
+    to: list[str]
+    text: str
+
+
+def split_receivers(old):
+    return {"to": old["to"].split(","), "body": old["body"]}
+
+
+def rename_body(old):
+    return {"to": old["to"], "text": old["body"]}
+
+
+UPGRADE = {1: split_receivers, 3: rename_body}
+PAYLOADS = {
+    1: {"to": "ann,bob", "body": "hi"},
+    2: {"to": ["ann", "bob"], "body": "hi"},
+    3: {"to": ["ann", "bob"], "body": "hi"},
+    4: {"to": ["ann", "bob"], "text": "hi"},
+}
+NOW = Mail(["ann", "bob"], "hi")
+
+
+def declare(registry, kind):
+    """A task of the kind, and what it was given."""
+    seen = []
+    options = {"version": 4, "upgrade": UPGRADE}
+    if kind == "batch":
+
+        @registry.task("q", batch=10, **options)
+        async def handle(batch: Batch[Mail]):
+            seen.extend(batch.payloads)
+
+    elif kind == "payload":
+
+        @registry.task("q", **options)
+        async def handle(mail: Mail):
+            seen.append(mail)
+
+    else:
+
+        @registry.task("q", **options)
+        async def handle(to: list[str], text: str):
+            seen.append(Mail(to, text))
+
+    return handle, seen
+
+
+@pytest.mark.parametrize("kind", ["batch", "payload", "fields"])
+async def test_old_payloads_are_upgraded_and_newer_ones_handed_back(kind):
+    registry, said = Registry(), []
+    _, seen = declare(registry, kind)
+    slot = SlotRunner(registry, say=said.append, config=JobsConfig())
+    await slot.start()
+    payloads = [msgspec.json.encode(PAYLOADS[version]) for version in (1, 2, 3, 4)]
+    broken = [b'{"body":"hi"}', b'{"of":"tomorrow"}']
+    slot.give(
+        Work(
+            queue="q",
+            lease_id=1,
+            ids=list(range(1, 7)),
+            payloads=[*payloads, *broken],
+            attempts=[0] * 6,
+            losses=[0] * 6,
+            lanes=[None] * 6,
+            traceparents=[None] * 6,
+            versions=[1, 2, 3, 4, 1, 5],
+            retries=5,
+        )
+    )
+    await wait_true(lambda: slot.jobs_open == 0)
+    await slot.stop(1.0)
+    settled = [message for message in said if isinstance(message, Settled)]
+    words = {id_: word for one in settled for id_, word in zip(one.ids, one.words, strict=True)}
+    delays = {id_: s for one in settled for id_, s in zip(one.ids, one.delays_s, strict=True)}
+    assert words == {1: "done", 2: "done", 3: "done", 4: "done", 5: "retry", 6: "snooze"}
+    assert delays[6] == 15.0
+    assert seen == [NOW] * 4
+
+
+def test_a_newer_payload_is_told_as_such():
+    handle, _ = declare(Registry(), "payload")
+    assert handle.decode(msgspec.json.encode(PAYLOADS[1]), 1) == NOW
+    assert handle.decode(msgspec.json.encode(PAYLOADS[4]), 4) == NOW
+    with pytest.raises(PayloadNewer, match="version 5 and this code knows 4"):
+        handle.decode(b"{}", 5)
+
+
+async def test_jobs_carry_the_version_of_their_task(jobs, registry, sql):
+    handle, _ = declare(registry, "payload")
+    await handle.enqueue(NOW)
+    await handle.enqueue(NOW, lane="a")
+    await jobs.enqueue(NewJob(queue="q", payload=PAYLOADS[1]))
+    rows = await sql(
+        "SELECT version FROM penstock.job_ready UNION ALL SELECT version FROM penstock.lane_job"
+    )
+    assert sorted(row["version"] for row in rows) == [1, 4, 4]
+    for version in (0, 32_768, True, "1"):
+        with pytest.raises(InvalidJob, match="version: expected a whole number 1 to 32767"):
+            await jobs.enqueue(NewJob(queue="q", version=version))
