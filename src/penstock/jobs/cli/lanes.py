@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from penstock.jobs.cli.text import describe_lane
+from penstock.jobs.cli.text import describe_lane, table
 from penstock.jobs.errors import InvalidJob
-from penstock.jobs.model import Lane
+from penstock.jobs.model import Lane, Limiter
 from penstock.jobs.service import Jobs
+from penstock.jobs.service.lanes import SLACK_S
 from penstock.kernel.config import parse_duration_s
 from penstock.kernel.terminal import Terminal
 
@@ -20,13 +22,25 @@ def lanes() -> None:
     """Lanes: limits on the jobs of one customer, host or whatever a lane stands for."""
 
 
+@lanes.command("ls", short_help="List lanes of a limiter.")
+@click.argument("limiter")
+@click.option("--after", default="", help="Names after this one alone.")
+@click.option("--limit", default=100, show_default=True, type=int, help="How many at most.")
+@click.pass_obj
+def list_lanes(terminal: Terminal, limiter: str, after: str, limit: int) -> None:
+    """List lanes of LIMITER by name."""
+    found = terminal.run(Jobs, lambda jobs: jobs.lanes.list(limiter, after=after, lanes_max=limit))
+    head = ("lane", "rate", "concurrency", "weight", "waiting", "in flight", "")
+    terminal.show(found, table(head, map(_lane_row, found)))
+
+
 @lanes.command("show", short_help="Show a lane.")
 @click.argument("limiter")
 @click.argument("lane")
 @click.pass_obj
 def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     """Show LANE of LIMITER: its limits and what it is doing."""
-    found = terminal.run(Jobs, lambda jobs: jobs.get_lane(limiter, lane))
+    found = terminal.run(Jobs, lambda jobs: jobs.lanes.get(limiter, lane))
     terminal.show(found, describe_lane(found))
 
 
@@ -43,11 +57,61 @@ def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> 
     starts_max, window_s = parse_rate(options.pop("rate"))
 
     async def change(jobs: Jobs) -> Lane:
-        await jobs.set_lane(limiter, lane, starts_max=starts_max, window_s=window_s, **options)
-        return await jobs.get_lane(limiter, lane)
+        await jobs.lanes.set(limiter, lane, starts_max=starts_max, window_s=window_s, **options)
+        return await jobs.lanes.get(limiter, lane)
 
     found = terminal.run(Jobs, change)
     terminal.show(found, describe_lane(found))
+
+
+@lanes.command("reset", short_help="Let a lane follow its limiter.")
+@click.argument("limiter")
+@click.argument("lane")
+@click.pass_obj
+def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
+    """Forget the own limits, pause and weight of LANE of LIMITER."""
+
+    async def change(jobs: Jobs) -> Lane:
+        await jobs.lanes.reset(limiter, lane)
+        return await jobs.lanes.get(limiter, lane)
+
+    found = terminal.run(Jobs, change)
+    terminal.show(found, describe_lane(found))
+
+
+@lanes.command("limiters", short_help="List limiters.")
+@click.pass_obj
+def list_limiters(terminal: Terminal) -> None:
+    """List every limiter with its limits and the queues that it spans."""
+    _show_limiters(terminal, terminal.run(Jobs, lambda jobs: jobs.lanes.limiters()))
+
+
+@lanes.command("limiter", short_help="Show or set a limiter's limits.")
+@click.argument("limiter")
+@click.option("--rate", default=None, help="Starts per window such as 600/m or 10/30s.")
+@click.option("--concurrency", default=None, type=int, help="Jobs at once.")
+@click.option("--slack", default=None, help="How late a job may start, such as 250ms.")
+@click.option("--unlimited", is_flag=True, help="No limits at all.")
+@click.pass_obj
+def limiter_limits(terminal: Terminal, /, limiter: str, **options: Any) -> None:
+    """Show the limits of LIMITER's lanes that have none of their own; with options set them all, live."""
+    if all(value is None or value is False for value in options.values()):
+        _show_limiters(terminal, [terminal.run(Jobs, lambda jobs: jobs.lanes.get_limiter(limiter))])
+        return
+    starts_max, window_s = parse_rate(options["rate"])
+    slack_s = SLACK_S if options["slack"] is None else _parse_slack_s(options["slack"])
+
+    async def change(jobs: Jobs) -> Limiter:
+        await jobs.lanes.set_limiter(
+            limiter,
+            starts_max=starts_max,
+            window_s=window_s,
+            concurrency=options["concurrency"],
+            slack_s=slack_s,
+        )
+        return await jobs.lanes.get_limiter(limiter)
+
+    _show_limiters(terminal, [terminal.run(Jobs, change)])
 
 
 def parse_rate(text: str | None) -> tuple[int | None, float | None]:
@@ -62,3 +126,41 @@ def parse_rate(text: str | None) -> tuple[int | None, float | None]:
     except ValueError as error:
         reason = str(error)
     raise InvalidJob(f"--rate: expected {reason}, got {text[:80]!r}")
+
+
+def _parse_slack_s(text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise InvalidJob(f"--slack: expected {error}, got {text[:80]!r}") from error
+
+
+def _lane_row(lane: Lane) -> tuple[Any, ...]:
+    notes = ["paused"] if lane.paused else []
+    notes += ["own limits"] if not lane.follows_limiter else []
+    limits = (_rate(lane.starts_max, lane.window_s), _count(lane.concurrency))
+    return (lane.lane, *limits, lane.weight, lane.waiting, lane.inflight, ", ".join(notes))
+
+
+def _show_limiters(terminal: Terminal, found: Sequence[Limiter]) -> None:
+    rows = [
+        (
+            one.limiter,
+            _rate(one.starts_max, one.window_s),
+            _count(one.concurrency),
+            f"{one.slack_s:g} s",
+            "by hand" if one.is_set else "by code",
+            " ".join(one.queues),
+        )
+        for one in found
+    ]
+    head = ("limiter", "rate", "concurrency", "slack", "set", "queues")
+    terminal.show(found, table(head, rows))
+
+
+def _rate(starts_max: int | None, window_s: float | None) -> str:
+    return "none" if window_s is None else f"{starts_max} in {window_s:g} s"
+
+
+def _count(concurrency: int | None) -> str:
+    return "none" if concurrency is None else str(concurrency)

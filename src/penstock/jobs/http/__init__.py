@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from penstock.jobs.http import jobs, lanes, queues
+from penstock.jobs.http import bulk, crons, fleet, jobs, lanes, queues, takes
 
-ROUTES: Final[list[Any]] = [*jobs.ROUTES, *queues.ROUTES, *lanes.ROUTES]
+ROUTES: Final[list[Any]] = [
+    *jobs.ROUTES,
+    *bulk.ROUTES,
+    *takes.ROUTES,
+    *queues.ROUTES,
+    *lanes.ROUTES,
+    *fleet.ROUTES,
+    *crons.ROUTES,
+]

@@ -8,6 +8,7 @@ import msgspec
 from litestar import get, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
+from msgspec import UNSET, UnsetType
 
 from penstock.jobs.http.scopes import READ, WRITE
 from penstock.jobs.model import QueueStatus
@@ -15,9 +16,13 @@ from penstock.jobs.service import Jobs
 
 
 class QueueChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may be changed of a queue."""
+    """What is to change of a queue; what is left out stays, null is what its code declares."""
 
-    paused: bool
+    paused: bool | UnsetType = UNSET
+    importance: int | UnsetType | None = UNSET
+    slots_min: int | UnsetType | None = UNSET
+    slots_max: int | UnsetType | None = UNSET
+    retries: int | UnsetType | None = UNSET
 
 
 @get("/v1/queues", operation_id="listQueues", summary="List the queues", opt=READ)
@@ -32,15 +37,14 @@ async def get_queue(jobs: NamedDependency[Jobs], queue: FromPath[str]) -> QueueS
     return await jobs.queue(queue)
 
 
-@put("/v1/queues/{queue:str}", operation_id="setQueue", summary="Pause or resume", opt=WRITE)
+@put("/v1/queues/{queue:str}", operation_id="setQueue", summary="Change a queue", opt=WRITE)
 async def set_queue(
     jobs: NamedDependency[Jobs], queue: FromPath[str], data: JSONBody[QueueChange]
 ) -> QueueStatus:
-    """Pause or resume a queue; jobs in hand go on."""
-    if data.paused:
-        await jobs.pause_queue(queue)
-    else:
-        await jobs.resume_queue(queue)
+    """Pause or resume a queue and set what wins over its code; an unknown name makes a queue without code."""
+    asked = msgspec.structs.asdict(data)
+    changes = {name: value for name, value in asked.items() if value is not UNSET}
+    await jobs.set_queue(queue, create=True, **changes)
     return await jobs.queue(queue)
 
 

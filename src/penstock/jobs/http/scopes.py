@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.jobs.errors import JobUnknown
+from penstock.jobs.errors import JobUnknown, LeaseLost
 
 READ: Final = {"scope": "jobs:read"}
 
@@ -17,4 +17,11 @@ def parse_job_id(text: str) -> int:
     """An id as it is written in paths: digits alone, not all that `int` takes. Raises: JobUnknown."""
     if re.fullmatch(r"[0-9]{1,19}", text) is None:
         raise JobUnknown(text)
+    return int(text)
+
+
+def parse_lease_id(text: str) -> int:
+    """The same for a lease. Raises: LeaseLost."""
+    if re.fullmatch(r"[0-9]{1,19}", text) is None:
+        raise LeaseLost(text)
     return int(text)

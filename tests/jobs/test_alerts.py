@@ -1,0 +1,242 @@
+"""Alerts: each rule's edge, patience both ways, hosts that go missing; and what a webhook is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hmac
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from penstock.jobs import store
+from penstock.jobs.fleet.alerts import (
+    HOST_RAISE_AFTER,
+    HOST_RULE,
+    QUEUE_RULES,
+    Limits,
+    QueueSight,
+    Sight,
+    Watch,
+)
+from penstock.jobs.fleet.scheduler import Scheduler
+from penstock.jobs.fleet.webhook import USE, WebhookFailed, send_alert
+from penstock.kernel.secrets import derive_key
+
+LIMITS = Limits(active_min=1000, oldest_s=900, failure_share=0.5)
+SECRET = "a root secret of at least thirty-two characters"
+WELL = {"active": 10, "leased": 1, "oldest_age_s": 0.0, "done": 100, "failed": 0}
+
+
+def seen(**changes):
+    return QueueSight(**{**WELL, **changes})
+
+
+@pytest.mark.parametrize(
+    ("rule", "before", "now", "is_broken"),
+    [
+        ("active_grows", seen(active=500), seen(active=1000), True),
+        ("active_grows", seen(active=500), seen(active=999), False),
+        ("active_grows", seen(active=1000), seen(active=1499), False),
+        ("active_grows", seen(active=1000), seen(active=1500), True),
+        ("active_grows", None, seen(active=10**6), False),
+        ("leased_grows", seen(leased=100), seen(leased=200), True),
+        ("leased_grows", seen(leased=10), seen(leased=199), False),
+        ("leased_grows", seen(leased=150), seen(leased=250), False),
+        ("oldest_waits", None, seen(oldest_age_s=900.0), False),
+        ("oldest_waits", None, seen(oldest_age_s=900.1), True),
+        ("many_fail", None, seen(done=10, failed=10), True),
+        ("many_fail", None, seen(done=11, failed=10), False),
+        ("many_fail", None, seen(done=0, failed=19), False),
+        ("at_max", None, seen(is_at_max=True), True),
+        ("at_max", None, seen(), False),
+        ("fleet_short", None, seen(is_short=True), True),
+        ("fleet_short", None, seen(), False),
+    ],
+)
+def test_the_edge_of_each_rule(rule, before, now, is_broken):
+    text = QUEUE_RULES[rule].broken(now, before, LIMITS)
+    assert (text is not None) is is_broken
+
+
+def told(watch, sights):
+    """What changed at which evaluation, at one every 5 s."""
+    found = []
+    for index, queue in enumerate(sights):
+        sight = Sight(at_s=index * 5.0, queues={"mail": queue}, hosts={})
+        found += [(index, change.rule, change.is_raised) for change in watch.observe(sight)]
+    return found
+
+
+def test_an_alert_takes_patience_both_ways():
+    bad, good = seen(oldest_age_s=1000.0), seen()
+    rule = QUEUE_RULES["oldest_waits"]
+    raised = [bad] * rule.raise_after
+    assert told(Watch(LIMITS), [*raised[1:], good, *raised[1:]]) == [], (
+        "never often enough in a row"
+    )
+    edges = [good, bad] * 20
+    assert told(Watch(LIMITS), edges) == []
+    cleared = [good] * rule.clear_after
+    assert told(Watch(LIMITS), [*raised, *edges, *cleared]) == [
+        (rule.raise_after - 1, "oldest_waits", True),
+        (rule.raise_after - 1 + len(edges) + rule.clear_after, "oldest_waits", False),
+    ]
+
+
+def test_growth_is_seen_over_ten_minutes():
+    """From 400 to 1,600 in the tenth minute: raised half a minute after it began, not when we began to look."""
+    sights = [seen(active=400)] * 120 + [seen(active=1600)] * 200
+    patience = QUEUE_RULES["active_grows"]
+    [(raised_index, _, _), (cleared_index, _, is_raised)] = told(Watch(LIMITS), sights)
+    assert raised_index == 120 + patience.raise_after - 1
+    assert not is_raised
+    assert cleared_index == 240 + patience.clear_after - 1, "ten minutes later it grows no more"
+
+
+def hosts_told(watch, rounds):
+    found = []
+    for index, hosts in enumerate(rounds):
+        changes = watch.observe(Sight(at_s=index * 5.0, queues={}, hosts=hosts))
+        found += [(index, change.subject, change.is_raised) for change in changes]
+    return found
+
+
+def test_a_missing_agent_is_told_until_it_is_back():
+    alive, silent, swept = {"a": False}, {"a": True}, {}
+    rounds = [alive, silent, swept, swept, swept, alive, alive, alive]
+    found = hosts_told(Watch(LIMITS), rounds)
+    assert found == [(HOST_RAISE_AFTER, "a", True), (6, "a", False)]
+
+
+def test_an_agent_that_left_properly_is_not_missed():
+    assert hosts_told(Watch(LIMITS), [{"a": False}, {}, {}, {}, {}]) == []
+
+
+def test_a_new_leader_goes_on_with_what_is_open():
+    watch = Watch(LIMITS, [(HOST_RULE, "a")])
+    assert watch.open_counts[HOST_RULE] == 1
+    assert hosts_told(watch, [{}] * 5) == [], "still missing, and known"
+    assert hosts_told(watch, [{"a": False}] * 2) == [(1, "a", False)]
+
+
+def test_a_host_that_never_comes_back_is_forgotten():
+    watch = Watch(LIMITS, [(HOST_RULE, "a")])
+    found = hosts_told(watch, [{}] * 800)
+    assert [change[1:] for change in found] == [("a", False)]
+
+
+async def test_alerts_are_kept_until_they_are_old(postgres, sql):
+    assert await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
+    assert await store.alerts.raise_alert(postgres, "at_max", "mail", "again") is None
+    assert [a.text for a in await store.alerts.find_alerts(postgres, is_open=True, alerts_max=9)]
+    cleared = await store.alerts.clear_alert(postgres, "at_max", "mail")
+    assert cleared.cleared_at is not None
+    assert await store.alerts.clear_alert(postgres, "at_max", "mail") is None
+    assert await store.alerts.find_alerts(postgres, is_open=True, alerts_max=9) == []
+    await sql("UPDATE penstock.alert SET cleared_at = now() - interval '8 d'")
+    assert await store.alerts.drop_alerts(postgres, kept_s=7 * 86400) == 1
+
+
+async def test_the_webhook_is_told_of_each_change_once(postgres):
+    async def untold():
+        rows = await store.alerts.untold_alerts(postgres, age_s=60, alerts_max=9)
+        return [(alert, is_raise) for alert, is_raise in rows]
+
+    await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
+    [(alert, is_raise)] = await untold()
+    assert is_raise
+    await store.alerts.clear_alert(postgres, "at_max", "mail")
+    assert [is_raise for _, is_raise in await untold()] == [True], "first that it was raised"
+    await store.alerts.note_told(postgres, alert.id, is_raise=True)
+    [(alert, is_raise)] = await untold()
+    assert not is_raise
+    await store.alerts.note_told(postgres, alert.id, is_raise=False)
+    assert await untold() == []
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Keeps what it is sent; answers as its server was told."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.taken.append((self.path, dict(self.headers), body))
+        self.send_response(self.server.status)
+        self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_POST  # noqa: N815 - the library's name
+
+    def log_message(self, *_):
+        """Nothing on the terminal."""
+
+
+@pytest.fixture
+def receiver():
+    """A server on loopback that takes alerts."""
+    server = HTTPServer(("127.0.0.1", 0), Receiver)
+    server.taken, server.status = [], 204
+    server.url = f"http://127.0.0.1:{server.server_port}/alerts"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+async def alert(postgres):
+    """An alert as it was just raised."""
+    return await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
+
+
+async def test_a_post_is_signed(receiver, alert):
+    key = derive_key(SECRET, USE)
+    await send_alert(receiver.url, key, alert, is_raise=True)
+    [(path, headers, body)] = receiver.taken
+    document = json.loads(body)
+    assert path == "/alerts"
+    assert (document["event"], document["state"]) == (f"{alert.id}-raised", "raised")
+    assert (document["rule"], document["subject"]) == ("at_max", "mail")
+    parts = dict(part.split("=") for part in headers["Penstock-Signature"].split(","))
+    expected = hmac.digest(key.secret, parts["t"].encode() + b"." + body, "sha256").hex()
+    assert (parts["v1"], parts["key"]) == (expected, key.id)
+
+
+@pytest.mark.parametrize("status", [302, 307, 404, 500])
+async def test_what_is_no_yes_is_a_failure_and_no_redirect_is_followed(receiver, alert, status):
+    receiver.status = status
+    with pytest.raises(WebhookFailed, match=str(status)):
+        await send_alert(receiver.url, derive_key(SECRET, USE), alert, is_raise=True)
+    assert [path for path, _, _ in receiver.taken] == ["/alerts"]
+
+
+async def test_nobody_listens(alert):
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    url = f"http://127.0.0.1:{port}/"
+    with pytest.raises(WebhookFailed, match="does not answer"):
+        await send_alert(url, derive_key(SECRET, USE), alert, is_raise=True)
+
+
+async def test_the_leader_tells_the_webhook_what_it_has_not_taken(postgres, jobs, receiver, alert):
+    jobs.config = dataclasses.replace(jobs.config, alerts_webhook_url=receiver.url)
+    scheduler = Scheduler(postgres, jobs, name="here", secret=SECRET)
+    await scheduler.tell_alerts()
+    assert receiver.taken == [], "another leads"
+    await scheduler.planner.run_once()
+    receiver.status = 500
+    usual_s = await scheduler.tell_alerts()
+    assert await scheduler.tell_alerts() > usual_s, "less often while it fails"
+    receiver.status, receiver.taken = 200, []
+    await store.alerts.clear_alert(postgres, alert.rule, alert.subject)
+    for _ in range(3):
+        await scheduler.tell_alerts()
+    states = [json.loads(body)["state"] for _, _, body in receiver.taken]
+    assert states == ["raised", "cleared"]

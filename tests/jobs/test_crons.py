@@ -1,0 +1,181 @@
+"""Crons as they are steered and as they come, over the service, HTTP and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from penstock.jobs import InvalidJob, QueueUnknown
+from penstock.jobs.crons import NewCron
+from penstock.jobs.errors import CronExists, CronFixed, CronUnknown, InvalidCron
+from penstock.kernel.ids import InvalidId
+
+
+@pytest.fixture
+async def report(registry, jobs):
+    """A cron every minute into queue `reports`, which some code knows."""
+
+    @registry.task("reports")
+    async def reports(job: dict): ...
+
+    cron = NewCron(name="report", spec="* * * * *", queue="reports", payload={"kind": "daily"})
+    return await jobs.crons.add(cron)
+
+
+@pytest.fixture
+def make_due(sql):
+    """Let crons be due since so long."""
+
+    async def age(interval="1 s"):
+        await sql(f"UPDATE penstock.cron SET next_at = now() - interval '{interval}'")
+
+    return age
+
+
+async def waiting(jobs, queue="reports"):
+    return (await jobs.queue(queue)).ready
+
+
+async def test_a_cron_comes_once_at_its_moment(jobs, report, make_due):
+    assert await jobs.crons.fire_due() == 0
+    await make_due()
+    assert await jobs.crons.fire_due() == 1
+    assert await jobs.crons.fire_due() == 0
+    found = await jobs.crons.get("report")
+    job = await jobs.job(found.last_job)
+    assert (job.queue, job.payload, job.priority) == ("reports", {"kind": "daily"}, 5)
+    assert found.next_at > found.last_at
+    assert found.next_at.second == 0
+
+
+async def test_what_was_missed_comes_once(jobs, report, make_due, sql):
+    await make_due("3 d")
+    assert await jobs.crons.fire_due() == 1
+    assert await jobs.crons.fire_due() == 0
+    assert await waiting(jobs) == 1
+    [row] = await sql("SELECT next_at > now() AS is_future FROM penstock.cron")
+    assert row["is_future"]
+
+
+async def test_many_at_once_do_not_double_it(jobs, report, make_due):
+    for name in "abcde":
+        await jobs.crons.add(NewCron(name=name, spec="0 4 * * *", queue="reports"))
+    await make_due()
+    fired = await asyncio.gather(*(jobs.crons.fire_due() for _ in range(5)))
+    assert sum(fired) == 6
+    assert await waiting(jobs) == 6
+
+
+async def test_one_that_rests_does_not_come_and_makes_nothing_up(jobs, report, make_due):
+    await jobs.crons.pause("report")
+    await make_due("1 h")
+    assert await jobs.crons.fire_due() == 0
+    resumed = await jobs.crons.resume("report")
+    assert not resumed.paused
+    assert await jobs.crons.fire_due() == 0
+    assert await waiting(jobs) == 0
+
+
+async def test_run_now_leaves_the_next_moment(jobs, report):
+    job_id = await jobs.crons.run("report")
+    found = await jobs.crons.get("report")
+    assert (found.last_job, found.next_at) == (job_id, report.next_at)
+    assert await waiting(jobs) == 1
+
+
+async def test_one_that_became_invalid_rests_and_says_why(jobs, report, make_due, sql):
+    await jobs.crons.add(NewCron(name="well", spec="* * * * *", queue="reports"))
+    await make_due()
+    await sql("UPDATE penstock.cron SET tz = 'Mars/Olympus' WHERE name = 'report'")
+    await jobs.crons.fire_due()
+    found = await jobs.crons.get("report")
+    assert found.paused
+    assert "Mars/Olympus" in found.error
+    assert await waiting(jobs) == 1, "the other came"
+
+
+async def test_change_and_remove(jobs, report):
+    changed = await jobs.crons.change("report", spec="0 4 * * *", priority=1, payload=[1])
+    assert (changed.spec, changed.priority, changed.payload) == ("0 4 * * *", 1, [1])
+    assert (changed.next_at.hour, changed.next_at.minute) == (4, 0)
+    assert (await jobs.crons.change("report", paused=True)).paused
+    assert (await jobs.crons.change("report", spec="0 5 * * *")).paused
+    assert not (await jobs.crons.change("report", paused=False)).paused
+    await jobs.crons.remove("report")
+    assert await jobs.crons.all() == []
+
+
+@pytest.fixture
+def declared(registry):
+    """The crons of code that declares `nightly`."""
+
+    @registry.cron("0 4 * * *")
+    async def nightly(): ...
+
+    return registry.crons
+
+
+async def test_code_declares_and_alone_changes(jobs, declared, make_due):
+    assert await jobs.crons.declare() == 1
+    found = await jobs.crons.get("nightly")
+    assert (found.source, found.spec) == ("code", "0 4 * * *")
+    with pytest.raises(CronFixed):
+        await jobs.crons.change("nightly", spec="0 5 * * *")
+    with pytest.raises(CronFixed):
+        await jobs.crons.remove("nightly")
+    await jobs.crons.pause("nightly")
+    await jobs.crons.declare()
+    assert (await jobs.crons.get("nightly")).paused, "a person's word stays"
+    await jobs.crons.resume("nightly")
+    await make_due("1 h")
+    await jobs.crons.declare()
+    assert await jobs.crons.fire_due() == 1, "what was missed is not forgotten when code starts"
+    declared["nightly"] = dataclasses.replace(declared["nightly"], spec="0 5 * * *")
+    await make_due("1 h")
+    await jobs.crons.declare()
+    assert await jobs.crons.fire_due() == 0, "a changed schedule begins anew"
+    assert (await jobs.crons.get("nightly")).next_at.hour == 5
+
+
+async def test_one_that_code_stopped_declaring_comes_no_more(jobs, declared, make_due, sql):
+    await jobs.crons.declare()
+    await make_due()
+    await sql("UPDATE penstock.cron SET declared_at = now() - interval '2 h'")
+    assert await jobs.crons.fire_due() == 0
+    await jobs.crons.declare()
+    assert await jobs.crons.fire_due() == 1, "its code came back"
+    await sql("UPDATE penstock.cron SET declared_at = now() - interval '31 d'")
+    assert await jobs.crons.forget() == 1
+
+
+async def test_a_wrong_one_in_code_leaves_the_others_alone(jobs, declared):
+    wrong = dataclasses.replace(declared["nightly"], name="wrong", tz="Mars/Olympus")
+    declared["wrong"] = wrong
+    assert await jobs.crons.declare() == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"spec": "0 4 * *"}, InvalidCron),
+        ({"tz": "Mars/Olympus"}, InvalidCron),
+        ({"name": "a b"}, InvalidId),
+        ({"name": ""}, InvalidId),
+        ({"queue": "nobody"}, QueueUnknown),
+        ({"priority": 10}, InvalidJob),
+        ({"name": "report"}, CronExists),
+    ],
+)
+async def test_what_is_refused(jobs, report, fields, error):
+    cron = {"name": "new", "spec": "0 4 * * *", "queue": "reports", **fields}
+    with pytest.raises(error):
+        await jobs.crons.add(NewCron(**cron))
+    assert len(await jobs.crons.all()) == 1
+
+
+@pytest.mark.parametrize("verb", ["get", "pause", "resume", "run", "remove", "change"])
+async def test_one_that_is_not_known(jobs, verb):
+    with pytest.raises(CronUnknown):
+        await getattr(jobs.crons, verb)("nobody")

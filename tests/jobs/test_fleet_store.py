@@ -1,0 +1,189 @@
+"""What hosts report, what they are planned, and who may write the plan."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.jobs import NewJob, store
+from penstock.jobs.fleet.facts import QueueCounts
+from penstock.jobs.fleet.plan import Move
+
+
+@pytest.fixture
+async def queue_ids(jobs, registry):
+    """Two queues: `mail` and `photos`."""
+
+    @registry.task("mail")
+    async def mail(job: dict): ...
+
+    @registry.task("photos", batch=10)
+    async def photos(batch): ...
+
+    return {name: row.id for name, row in (await jobs.declare_queues()).items()}
+
+
+async def add_host(postgres, name, queue_ids, **report):
+    host_id = await store.hosts.add_host(postgres, name, list(queue_ids.values()), 30)
+    fields = {"capacity": 10, "load_per_core": 0.5, "slots": [], **report}
+    assert await store.fleet.report_host(postgres, host_id, **fields)
+    return host_id
+
+
+async def test_a_host_is_seen_as_it_reports_itself(postgres, queue_ids, sql):
+    slots = [{"queue": "mail", "pid": 7, "busy_s": 1.5, "more": "x"}, {"queue": None, "pid": 8}]
+    host_id = await add_host(postgres, "a", queue_ids, capacity=4, slots=slots)
+    [host] = await store.fleet.fleet_hosts(postgres, silent_s=10)
+    shown = host.shown
+    assert (shown.name, shown.capacity, shown.load_per_core) == ("a", 4, 0.5)
+    assert [(slot.queue, slot.busy_s) for slot in shown.slots] == [("mail", 1.5), (None, 0.0)]
+    assert host.queue_ids == set(queue_ids.values())
+    assert not shown.is_silent
+    await sql("UPDATE penstock.host SET reported_at = now() - interval '11 s'")
+    [host] = await store.fleet.fleet_hosts(postgres, silent_s=10)
+    assert host.shown.is_silent
+    await sql("UPDATE penstock.host SET expires_at = now()")
+    report = {"capacity": 4, "load_per_core": 0.0, "slots": []}
+    assert not await store.fleet.report_host(postgres, host_id, **report)
+
+
+async def test_of_a_host_that_began_anew_the_newest_row_counts(postgres, queue_ids):
+    await add_host(postgres, "a", queue_ids, capacity=4)
+    await add_host(postgres, "a", queue_ids, capacity=5)
+    hosts = await store.fleet.fleet_hosts(postgres, silent_s=10)
+    assert [host.shown.capacity for host in hosts] == [5]
+
+
+async def test_counts_add_up_in_minutes_and_totals(postgres, queue_ids, sql):
+    host_id = await add_host(postgres, "a", queue_ids)
+    mail = QueueCounts(
+        queue_id=queue_ids["mail"], done=3, failed=1, calls=4, run_s=2.0, wait_max_s=5
+    )
+    photos = QueueCounts(queue_id=queue_ids["photos"], done=7, retried=2, lost=1, slot_s=4.0)
+    await store.fleet.add_counts(postgres, host_id, [mail, photos])
+    await store.fleet.add_counts(postgres, host_id, [mail])
+    totals = {queue.name: queue for queue in await store.fleet.fleet_queues(postgres, {})}
+    assert (totals["mail"].done, totals["mail"].failed, totals["mail"].run_s) == (6, 2, 4.0)
+    assert totals["photos"].finished == 9
+    [row] = await sql(
+        "SELECT sum(done) AS done, max(wait_max_s) AS wait_max_s FROM penstock.queue_minute"
+        f" WHERE queue = {queue_ids['mail']}"
+    )
+    assert (row["done"], row["wait_max_s"]) == (6, 5)
+    [row] = await sql("SELECT jobs_ended FROM penstock.host")
+    assert row["jobs_ended"] == 15
+
+
+@pytest.mark.slow
+async def test_hosts_that_count_the_same_queues_do_not_lock_each_other_out(postgres, queue_ids):
+    ids = list(queue_ids.values())
+
+    async def report(order):
+        for _ in range(30):
+            counts = [QueueCounts(queue_id=queue_id, done=1) for queue_id in order]
+            await store.fleet.add_counts(postgres, 0, counts)
+
+    await asyncio.gather(*(report(ids[::step]) for step in (1, -1, 1, -1)))
+    queues = await store.fleet.fleet_queues(postgres, {})
+    assert [queue.done for queue in queues] == [120, 120]
+
+
+async def test_what_waits_is_counted_up_to_a_bound(jobs, postgres, queue_ids):
+    await jobs.enqueue_many([NewJob(queue="mail", priority=n % 10) for n in range(50)])
+    await jobs.enqueue_many([NewJob(queue="photos", after_s=60) for _ in range(5)])
+    found = await store.fleet.fleet_waiting(postgres, count_max=1000)
+    assert found[queue_ids["mail"]][0] == 50
+    assert found[queue_ids["photos"]] == (0, 0.0)
+    found = await store.fleet.fleet_waiting(postgres, count_max=20)
+    assert found[queue_ids["mail"]][0] == 20
+    await jobs.pause_queue("mail")
+    assert queue_ids["mail"] not in await store.fleet.fleet_waiting(postgres, count_max=20)
+
+
+async def test_of_lanes_counts_what_may_start(jobs, postgres, queue_ids, sql):
+    """What is in the journal only is work too: nobody folds it before somebody claims."""
+    await jobs.enqueue_many([NewJob(queue="mail", lane=f"l{n % 2}") for n in range(10)])
+    assert (await store.fleet.fleet_waiting(postgres, count_max=99))[queue_ids["mail"]][0] == 10
+    await sql("DELETE FROM penstock.lane_event")
+    await sql(
+        "INSERT INTO penstock.lane (limiter, name, starts_max, window_s, concurrency) VALUES"
+        " ('mail', 'l0', 3, 60, NULL), ('mail', 'l1', NULL, NULL, 1), ('mail', 'l2', NULL, NULL, NULL)"
+        " ON CONFLICT (limiter, name) DO UPDATE SET starts_max = excluded.starts_max,"
+        " window_s = excluded.window_s, concurrency = excluded.concurrency"
+    )
+    await sql("DELETE FROM penstock.lane_queue")
+    queue = queue_ids["mail"]
+    await sql(
+        "INSERT INTO penstock.lane_queue (limiter, lane, queue, waiting, ready_at) VALUES"
+        f" ('mail', 'l0', {queue}, 5, now()), ('mail', 'l1', {queue}, 5, now()),"
+        f" ('mail', 'l2', {queue}, 5, now() + interval '9 s')"
+    )
+    assert (await store.fleet.fleet_waiting(postgres, count_max=99))[queue][0] == 4
+
+
+async def test_one_leads_until_its_time_is_over(postgres, sql):
+    assert await store.fleet.lead_fleet(postgres, "a", lead_s=5) == 1
+    assert await store.fleet.lead_fleet(postgres, "b", lead_s=5) is None
+    assert await store.fleet.lead_fleet(postgres, "a", lead_s=5) == 1
+    await sql("UPDATE penstock.fleet_plan SET leads_until = now()")
+    assert await store.fleet.lead_fleet(postgres, "b", lead_s=5) == 2
+    assert await store.fleet.lead_fleet(postgres, "a", lead_s=5) is None
+    await store.fleet.stop_leading(postgres, "a")
+    assert (await store.fleet.find_plan(postgres)).is_led
+    await store.fleet.stop_leading(postgres, "b")
+    assert not (await store.fleet.find_plan(postgres)).is_led
+
+
+async def test_a_plan_is_told_and_explained(postgres, queue_ids):
+    host_id = await add_host(postgres, "a", queue_ids)
+    assert await store.fleet.planned_slots(postgres, "a") is None
+    term = await store.fleet.lead_fleet(postgres, "me", lead_s=5)
+
+    async def write(slots, *moves):
+        return await store.fleet.write_plan(
+            postgres, "me", term, slots=slots, queue_ids=queue_ids, moves=moves
+        )
+
+    told: list[str] = []
+    listener = await postgres.connect_alone()
+    await listener.add_listener("penstock_fleet", lambda *message: told.append(message[3]))
+    move = Move(queue="mail", host="a", before=0, after=2, code="below_need", why="it needs 2")
+    assert await write({"a": {"mail": 2, "photos": 1}}, move) == 1
+    assert await write({"a": {"mail": 2, "photos": 1}}) == 1, "nothing changed"
+    assert await write({"a": {"mail": 3}}) == 2
+    await listener.fetchval("SELECT 1")
+    assert told == ["1", "2"]
+    await listener.close()
+    planned = await store.fleet.planned_slots(postgres, "a")
+    assert (planned.version, planned.slots, planned.is_draining) == (2, {"mail": 3}, False)
+    assert (await store.fleet.planned_slots(postgres, "new")).slots == {}
+    assert await store.fleet.set_draining(postgres, "a")
+    assert (await store.fleet.planned_slots(postgres, "a")).is_draining
+    assert not await store.fleet.set_draining(postgres, "nobody")
+    [decision] = await store.fleet.decisions(postgres, before=None, decisions_max=10)
+    assert (decision.version, decision.host, decision.after) == (1, "a", 2)
+    await store.hosts.remove_host(postgres, host_id)
+
+
+async def test_a_leader_that_was_replaced_writes_nothing(postgres, queue_ids, sql):
+    old = await store.fleet.lead_fleet(postgres, "old", lead_s=5)
+    await sql("UPDATE penstock.fleet_plan SET leads_until = now()")
+    new = await store.fleet.lead_fleet(postgres, "new", lead_s=5)
+    slots = {"slots": {"a": {"mail": 1}}, "queue_ids": queue_ids, "moves": []}
+    assert await store.fleet.write_plan(postgres, "new", new, **slots) == 1
+    assert await store.fleet.write_plan(postgres, "old", old, **slots) is None
+    assert await store.fleet.write_plan(postgres, "old", new, **slots) is None
+    assert await store.fleet.slot_map(postgres) == {"a": {"mail": 1}}
+
+
+async def test_decisions_are_forgotten_in_time(postgres, queue_ids, sql):
+    term = await store.fleet.lead_fleet(postgres, "me", lead_s=5)
+    move = Move(queue="mail", host="a", before=0, after=2, code="below_need", why="it needs 2")
+    slots = {"a": {"mail": 2}}
+    await store.fleet.write_plan(
+        postgres, "me", term, slots=slots, queue_ids=queue_ids, moves=[move, move]
+    )
+    await sql("UPDATE penstock.fleet_decision SET at = now() - interval '8 d' WHERE id % 2 = 0")
+    assert await store.fleet.drop_decisions(postgres, kept_s=7 * 86400, rows_max=10) == 1
+    assert len(await store.fleet.decisions(postgres, before=None, decisions_max=10)) == 1

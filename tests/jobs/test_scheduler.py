@@ -1,0 +1,317 @@
+"""The scheduler on a real database: who leads, what is planned from what hosts report, what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+
+import msgspec
+import pytest
+
+from penstock.engines.sql import compile_query
+from penstock.jobs import NewJob, store
+from penstock.jobs.fleet.alerts import QUEUE_RULES
+from penstock.jobs.fleet.facts import Facts, HostSeen, QueueCounts, QueueSeen, question, readings
+from penstock.jobs.fleet.rates import Rate, Reading
+from penstock.jobs.fleet.scheduler import Planner, Scheduler, sight
+from penstock.testing.waiting import wait_true
+
+
+@pytest.fixture
+def config(config):
+    """A period that no test waits for."""
+    return dataclasses.replace(config, plan_every_s=4.0, cron_every_s=0.05)
+
+
+@pytest.fixture
+async def queue_ids(jobs, registry, sql):
+    """Queues `mail`, which is important and has at least two slots, and `photos`."""
+
+    @registry.task("mail")
+    async def mail(job: dict): ...
+
+    @registry.task("photos", batch=10)
+    async def photos(batch): ...
+
+    found = {name: row.id for name, row in (await jobs.declare_queues()).items()}
+    await sql("UPDATE penstock.queue SET importance = 1, slots_min = 2 WHERE name = 'mail'")
+    return found
+
+
+@pytest.fixture
+def add_host(postgres, queue_ids):
+    """Register a host that reports."""
+
+    async def add(name, *, queues=("mail", "photos"), capacity=10, slots=()):
+        ids = [queue_ids[queue] for queue in queues]
+        host_id = await store.hosts.add_host(postgres, name, ids, 30)
+        await store.fleet.report_host(
+            postgres, host_id, capacity=capacity, load_per_core=0.1, slots=slots
+        )
+        return host_id
+
+    return add
+
+
+@pytest.fixture
+def planner(postgres, jobs):
+    """A planner that leads when it is asked first."""
+    return Planner(postgres, jobs, "first")
+
+
+async def slots_of(postgres, queue):
+    found = await store.fleet.slot_map(postgres)
+    return {host: there[queue] for host, there in sorted(found.items()) if queue in there}
+
+
+def warm(planner):
+    """Let the planner have looked for 20 s at a fleet that did nothing."""
+    now_s = time.monotonic()
+    for ago_s in (20.0, 10.0):
+        idle = Reading(now_s - ago_s, 0, 0, 0.0)
+        planner._rates.observe({"mail": idle, "photos": idle})
+    return planner
+
+
+async def test_the_first_plan_of_all_gives_minimums_and_what_is_active(
+    planner, jobs, postgres, add_host
+):
+    await add_host("a")
+    await add_host("b")
+    await jobs.enqueue(NewJob(queue="photos"))
+    await planner.run_once()
+    assert planner.leads
+    assert await slots_of(postgres, "mail") == {"a": 1, "b": 1}
+    assert sum((await slots_of(postgres, "photos")).values()) == 1
+    state = await jobs.fleet.state()
+    assert state.plan.version == 1
+    assert state.plan.is_led
+    assert {decision.code for decision in state.decisions} == {"below_min", "below_need"}
+    assert sum(sum(host.planned.values()) for host in state.hosts) == 3
+
+
+async def test_traffic_is_given_what_it_takes(planner, postgres, add_host, queue_ids):
+    """30 jobs/s of 0.2 s are 6 slots' work, and wish for about 10."""
+    host_id = await add_host("a", capacity=40)
+    await warm(planner).run_once()
+    busy = QueueCounts(queue_id=queue_ids["photos"], done=300, calls=30, run_s=60.0)
+    await store.fleet.add_counts(postgres, host_id, [busy])
+    await planner.run_once()
+    [count] = (await slots_of(postgres, "photos")).values()
+    assert 7 <= count <= 12
+
+
+async def test_without_hosts_nothing_is_planned(planner, postgres, queue_ids):
+    await planner.run_once()
+    assert (await store.fleet.find_plan(postgres)).version == 0
+
+
+async def test_a_new_leader_without_a_window_leaves_the_map(
+    planner, jobs, postgres, add_host, queue_ids
+):
+    host_id = await add_host("a", capacity=40)
+    await planner.run_once()
+    await planner.stop_leading()
+    heir = Planner(postgres, jobs, "heir")
+    term = await store.fleet.lead_fleet(postgres, "heir", lead_s=5)
+    slots = {"a": {"photos": 30}}
+    await store.fleet.write_plan(postgres, "heir", term, slots=slots, queue_ids=queue_ids, moves=[])
+    await heir.run_once()
+    assert await slots_of(postgres, "photos") == {"a": 30}
+    await warm(Planner(postgres, jobs, "heir")).run_once()
+    assert await slots_of(postgres, "mail") == {"a": 2}, "the minimum, from free slots"
+    assert await slots_of(postgres, "photos") == {"a": 30}, "idle surplus stays until it is needed"
+    await store.hosts.remove_host(postgres, host_id)
+
+
+async def test_a_standby_takes_over_and_the_old_leader_is_refused(
+    planner, jobs, postgres, add_host, sql
+):
+    await add_host("a")
+    heir = Planner(postgres, jobs, "heir")
+    await planner.run_once()
+    assert await heir.run_once() < jobs.config.plan_every_s / 2, "it looks often"
+    assert (planner.leads, heir.leads) == (True, False)
+    await sql("UPDATE penstock.fleet_plan SET leads_until = now()")
+    await heir.run_once()
+    assert heir.leads
+    await planner.run_once()
+    assert not planner.leads
+    head = await store.fleet.find_plan(postgres)
+    assert (head.leader, head.term) == ("heir", 2)
+
+
+async def test_a_silent_host_loses_its_slots(planner, postgres, add_host, sql):
+    await add_host("a")
+    await add_host("b")
+    await warm(planner).run_once()
+    await sql("UPDATE penstock.host SET reported_at = now() - interval '11 s' WHERE name = 'a'")
+    await planner.run_once()
+    assert await slots_of(postgres, "mail") == {"b": 2}
+    codes = {d.code for d in await store.fleet.decisions(postgres, before=None, decisions_max=9)}
+    assert "host_gone" in codes
+
+
+async def test_a_draining_host_is_emptied(planner, jobs, postgres, add_host):
+    await add_host("a")
+    await add_host("b")
+    await warm(planner).run_once()
+    await jobs.fleet.drain("a")
+    await planner.run_once()
+    assert await slots_of(postgres, "mail") == {"b": 2}
+    await jobs.fleet.undrain("a")
+    await planner.run_once()
+    assert await slots_of(postgres, "mail") == {"a": 1, "b": 1}
+
+
+async def test_slots_come_only_where_code_and_tag_are(planner, jobs, postgres, add_host, sql):
+    await add_host("a", queues=("photos",))
+    await add_host("b")
+    await add_host("c")
+    await sql("UPDATE penstock.host SET tags = '{gpu}' WHERE name = 'c'")
+    await sql("UPDATE penstock.queue SET tag = 'gpu', slots_min = 3 WHERE name = 'photos'")
+    await planner.run_once()
+    assert await slots_of(postgres, "mail") == {"b": 1, "c": 1}
+    assert await slots_of(postgres, "photos") == {"c": 3}
+
+
+async def test_a_queue_that_no_code_knows_any_more_gives_its_slots_back(
+    planner, postgres, add_host, sql, queue_ids
+):
+    await add_host("a")
+    await warm(planner).run_once()
+    await sql(f"UPDATE penstock.host SET queues = ARRAY[{queue_ids['photos']}]")
+    await planner.run_once()
+    assert await slots_of(postgres, "mail") == {}
+    [decision] = await store.fleet.decisions(postgres, before=None, decisions_max=1)
+    assert (decision.code, decision.before, decision.after) == ("no_code", 2, 0)
+
+
+@pytest.mark.slow
+async def test_where_waiting_cannot_be_counted_in_time_the_last_count_holds(
+    postgres, jobs, config, add_host, queue_ids
+):
+    hasty = dataclasses.replace(config, plan_every_s=0.4)
+    jobs.config = hasty
+    planner = Planner(postgres, jobs, "first")
+    await add_host("a")
+    await jobs.enqueue_many([NewJob(queue="photos") for _ in range(7)])
+    await planner.run_once()
+    lock = compile_query("lock", "-- Nobody reads it.\nLOCK penstock.job_ready")
+    async with postgres.transaction() as tx:
+        await tx.run(lock)
+        facts = await planner.gather()
+    assert {queue.name: queue.waiting for queue in facts.queues} == {"mail": 0, "photos": 7}
+
+
+async def test_an_alert_is_raised_and_cleared(postgres, jobs, config, add_host, sql):
+    jobs.config = dataclasses.replace(config, alert_oldest_s=60.0)
+    planner = Planner(postgres, jobs, "first")
+    await add_host("a")
+    await jobs.enqueue(NewJob(queue="photos"))
+    await sql("UPDATE penstock.job_ready SET run_at = now() - interval '61 s'")
+    rule = QUEUE_RULES["oldest_waits"]
+    for _ in range(rule.raise_after):
+        assert await jobs.fleet.alerts(is_open=True) == []
+        await planner.run_once()
+    [alert] = await jobs.fleet.alerts(is_open=True)
+    assert (alert.rule, alert.subject) == ("oldest_waits", "photos")
+    assert "waits for 61 s" in alert.text
+    await sql("DELETE FROM penstock.job_ready")
+    for _ in range(rule.clear_after):
+        await planner.run_once()
+    assert await jobs.fleet.alerts(is_open=True) == []
+    assert len(await jobs.fleet.alerts()) == 1
+
+
+@pytest.mark.slow
+async def test_all_of_it_runs_and_stops(postgres, jobs, registry, add_host, queue_ids):
+    await add_host("a")
+
+    @registry.cron("0 0 1 1 *", name="now")
+    async def rare(): ...
+
+    scheduler = Scheduler(postgres, jobs, name="here")
+    stop = asyncio.Event()
+    running = asyncio.create_task(scheduler.run(stop))
+
+    async def has_declared():
+        return await jobs.crons.all()
+
+    await wait_true(has_declared)
+    await postgres.run(
+        compile_query("due", "-- Let it be due.\nUPDATE penstock.cron SET next_at = now()")
+    )
+
+    async def has_fired():
+        return (await jobs.crons.get("now")).last_job
+
+    async def is_planned():
+        return (await store.fleet.find_plan(postgres)).version
+
+    await wait_true(has_fired)
+    await wait_true(is_planned)
+    stop.set()
+    await asyncio.wait_for(running, 10)
+    assert not (await store.fleet.find_plan(postgres)).is_led, "another may lead at once"
+
+
+QUEUE = QueueSeen(
+    id=1,
+    name="mail",
+    importance=5,
+    slots_min=2,
+    slots_max=9,
+    batch=1,
+    tag=None,
+    is_paused=False,
+    done=10,
+    failed=0,
+    retried=0,
+    calls=10,
+    run_s=5.0,
+)
+
+
+def facts(queue, host, current=None):
+    return Facts(at_s=1.0, queues=[queue], hosts=[host], current=current or {})
+
+
+@pytest.fixture
+async def host(postgres, add_host):
+    """A host with a slot that has run a call for 3 s."""
+    await add_host("a", slots=[{"queue": "mail", "busy_s": 3.0}, {"queue": None}])
+    [found] = await store.fleet.fleet_hosts(postgres, silent_s=10)
+    return HostSeen(shown=found.shown, queue_ids=frozenset({1}))
+
+
+async def test_calls_that_still_run_count_as_time_spent(host):
+    first = readings(facts(QUEUE, host), {})
+    assert first["mail"].run_s == 8.0
+    idle = msgspec.structs.replace(host, shown=msgspec.structs.replace(host.shown, slots=[]))
+    second = readings(facts(QUEUE, idle), first)
+    assert second["mail"].run_s == 8.0, "the call ended, and its time is not added up yet"
+    fresh = msgspec.structs.replace(QUEUE, done=0, run_s=1.0)
+    assert readings(facts(fresh, idle), second)["mail"].run_s == 1.0, "totals began anew"
+
+
+async def test_queues_that_people_work_ring_no_alert(host):
+    strange = msgspec.structs.replace(QUEUE, id=9, name="moderation", calls=0)
+    assert sight(facts(QUEUE, host), None, {}).queues.keys() == {"mail"}
+    assert sight(facts(strange, host), None, {}).queues.keys() == set()
+    orphaned = msgspec.structs.replace(strange, calls=1)
+    assert sight(facts(orphaned, host), None, {}).queues.keys() == {"moderation"}
+
+
+async def test_a_paused_queue_needs_nothing(host):
+    paused = msgspec.structs.replace(QUEUE, is_paused=True)
+    asked = question(facts(paused, host), {"mail": Rate(50.0, 1.0)})
+    [need] = asked.needs
+    assert (need.slots_min, need.rate_per_s) == (0, 0.0)
+
+
+async def test_a_minimum_over_the_maximum_is_the_maximum(host):
+    narrow = msgspec.structs.replace(QUEUE, slots_max=1)
+    [need] = question(facts(narrow, host), {}).needs
+    assert (need.slots_min, need.slots_max) == (1, 1)
