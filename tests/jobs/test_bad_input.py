@@ -1,11 +1,17 @@
-"""Bad input at the door: the exact error, nothing enqueued, and the next good call works."""
+"""Bad input at the door: the exact error, nothing changed, and the next good call works.
+
+`bad_calls` is the corpus, tried on every way in; the rest here is what only Python can be given.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from bad_calls import CALLS, COMMANDS, REQUESTS
+from surfaces import SURFACES, PythonSurface, Refused, surface_on
 
 from penstock.jobs import NewJob
 from penstock.jobs.errors import BatchTooLarge, InvalidJob, PayloadTooLarge, QueueUnknown
@@ -123,3 +129,104 @@ async def test_queues_never_declared(jobs):
         for name in ("\0", "\ud800"):
             with pytest.raises(QueueUnknown):
                 await verb(name)
+
+
+class Place:
+    """Jobs in every state, of which `names` tells the ids; `pictured` is all that is stored."""
+
+    def __init__(self, jobs, sql) -> None:
+        self._do = PythonSurface(jobs).do
+        self._sql = sql
+        self.names = {}
+
+    async def furnish(self):
+        """Fill it."""
+        await self._do("set_queue", {"queue": "mail", "retries": 3})
+        self.names["keyed"] = await self._add(unique="k")
+        await self._do("cancel", {"job": self.names["keyed"]})
+        await self._add(unique="k", lane="x")
+        for name in ("gone", "failed", "kept", "leased"):
+            self.names[name] = await self._add(priority=0)
+            taken = await self._do("take", {"queue": "mail"})
+            while [job["id"] for job in taken["jobs"]] != [self.names[name]]:
+                taken = await self._do("take", {"queue": "mail"})
+            self.names["lease"] = taken["lease_id"]
+            if name != "leased":
+                outcome = {"outcome": "fail" if name == "failed" else "done", "why": "no"}
+                said = {"lease": taken["lease_id"], "outcomes": {self.names[name]: outcome}}
+                await self._do("ack", said)
+                self.names["over"] = taken["lease_id"]
+            if name == "failed":
+                await self._sql("UPDATE penstock.queue SET keep_done_s = 3600")
+        self.names["ready"] = await self._add()
+        self.names["later"] = await self._add(after_s=3600)
+        cron = {"name": "nightly", "spec": "0 4 * * *", "queue": "mail"}
+        await self._do("add_cron", cron)
+
+    def filled(self, value):
+        """`value` with ids in the place of names."""
+        if isinstance(value, dict):
+            return {self.filled(k): self.filled(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.filled(one) for one in value]
+        if isinstance(value, str) and value.startswith("$"):
+            return self.names[value[1:]]
+        return value
+
+    async def pictured(self):
+        """Every row of every table but the tokens', as digests."""
+        tables = await self._sql(
+            "SELECT c.relname AS name FROM pg_class c WHERE c.relkind = 'r'"
+            " AND c.relnamespace = 'penstock'::regnamespace AND c.relname <> 'token' ORDER BY 1"
+        )
+        parts = " UNION ALL ".join(
+            f"SELECT '{table['name']}' AS name, md5(string_agg(t::text, ',' ORDER BY t::text)) AS sum"
+            f" FROM penstock.{table['name']} t"
+            for table in tables
+        )
+        return {row["name"]: row["sum"] for row in await self._sql(parts)}
+
+    async def _add(self, **job):
+        return (await self._do("enqueue", {"queue": "mail", **job}))["ids"][0]
+
+
+async def tries_of(name, surface, place):
+    """(what is tried, how it is to be refused, the call) of one surface."""
+    for verb, given, told in CALLS:
+        expected = told.get(name, told["else"]) if isinstance(told, dict) else told
+        if expected is not None:
+            shown = f"{verb} {given!r:.120}"
+            yield shown, expected, surface.do(verb, place.filled(given))
+    if name == "http":
+        for method, path, body, told in REQUESTS:
+            found = re.sub(r"\$(\w+)", lambda match: str(place.names[match[1]]), path)
+            headers = {} if body is None else {"content-type": "application/json"}
+            call = surface.ask(method, found, content=body, headers=headers)
+            yield f"{method} {path:.80} {body!r:.80}", told, call
+    if name == "commands":
+        for words, told in COMMANDS:
+            yield " ".join(words), told, surface.run(*map(str, place.filled(words)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SURFACES)
+async def test_the_corpus_is_refused_and_changes_nothing(postgres, jobs, sql, name):
+    place, faults = Place(jobs, sql), []
+    await place.furnish()
+    async with surface_on(name, postgres, jobs) as surface:
+        before = await place.pictured()
+        async for what, expected, call in tries_of(name, surface, place):
+            try:
+                told = f"answered {await call!r:.200}"
+            except Refused as refused:
+                told = refused.told
+            after = await place.pictured()
+            changed = [table for table in before if before[table] != after[table]]
+            if told != expected or changed:
+                faults.append(f"{what}: expected {expected}, {told}; changed {changed}")
+            before = after
+            good = (await surface.do("enqueue", {"queue": "mail", "payload": what}))["ids"]
+            assert (await surface.do("job", {"job": good[0]}))["payload"] == what
+            await surface.do("delete", {"job": good[0]})
+            assert await place.pictured() == before, what
+    assert not faults, "\n" + "\n".join(faults)

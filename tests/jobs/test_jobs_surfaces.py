@@ -1,181 +1,162 @@
-"""HTTP and command line: the same verbs, errors with their codes, over real sockets and processes' words."""
+"""One life of jobs, told alike by Python, HTTP and the command line: `scenario.toml`, step by step."""
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import json
-from types import SimpleNamespace
+import re
+import tomllib
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-import httpx
-import msgspec
 import pytest
-from click.testing import CliRunner
+from surfaces import SURFACES, Refused, surface_on
 
-from penstock.jobs import cli, http
-from penstock.kernel.config import load_config
-from penstock.kernel.errors import PenstockError
-from penstock.web.model import WebConfig
-from penstock.web.server import run_api
-from penstock.web.tokens import Tokens
+from penstock.engines.postgres import Postgres, PostgresConfig
+from penstock.engines.sql import compile_query
+from penstock.jobs import Jobs, Registry, store
+from penstock.jobs.fleet.facts import QueueCounts
 
-BEFORE_ALL = "0001-01-01T00:00:00+14:00"
-
-
-@pytest.fixture
-async def api(postgres, jobs, registry):
-    """A client of the room's routes, with a token for them."""
-
-    @registry.task("mail", limiter="post")
-    async def mail(job: dict): ...
-
-    await jobs.declare_queues()
-    loaded = load_config({"web": WebConfig}, env={})
-    web = dataclasses.replace(loaded.section(WebConfig), listen=("127.0.0.1", 0))
-    house = SimpleNamespace(
-        version="0.0.0",
-        metrics_folder=None,
-        config=dataclasses.replace(loaded, sections={"web": web}),
-        engines=SimpleNamespace(postgres=postgres, valkey=None, blobs=None),
-        services=lambda: {"jobs": jobs},
-        routes=lambda: http.ROUTES,
-    )
-    token = await Tokens(postgres).create("tester", ("jobs:read", "jobs:write"))
-    stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(run_api(house, stop, lambda *at: ready.set_result(at)))
-    host, port = await asyncio.wait_for(ready, 20)
-    headers = {"authorization": f"Bearer {token.text}"}
-    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", headers=headers) as client:
-        yield client
-    stop.set()
-    await running
-
-
-async def test_enqueue_look_cancel(api, jobs):
-    one = await api.post("/v1/queues/mail/jobs", json={"payload": {"to": "ann"}, "priority": 0})
-    assert one.status_code == 202
-    many = await api.post("/v1/queues/mail/jobs", json=[{"lane": "x"}, {"after_s": 60}])
-    assert len(many.json()["ids"]) == 2
-    [job_id] = one.json()["ids"]
-    shown = (await api.get(f"/v1/jobs/{job_id}")).json()
-    assert (shown["state"], shown["payload"], shown["priority"]) == ("ready", {"to": "ann"}, 0)
-    assert (await api.get(f"/v1/jobs/{job_id}/why")).json()["reason"] == "no_worker"
-    assert (await api.delete(f"/v1/jobs/{job_id}")).status_code == 204
-    again = await api.delete(f"/v1/jobs/{job_id}")
-    assert (again.status_code, again.json()["code"]) == (409, "jobs.not_waiting")
-    status = (await api.get("/v1/queues/mail")).json()
-    assert (status["ready"], status["scheduled"], status["limiter"]) == (1, 1, "post")
-    assert (await jobs.job(job_id)).state.value == "cancelled"
-
-
-async def test_steer_queues_and_lanes(api):
-    paused = await api.put("/v1/queues/mail", json={"paused": True})
-    assert paused.json()["paused"] is True
-    assert (await api.get("/v1/queues")).json()[0]["paused"] is True
-    limits = {"starts_max": 10, "window_s": 60, "concurrency": 2}
-    put = await api.put("/v1/limiters/post/lanes/x", json=limits)
-    assert put.status_code == 200
-    shown = (await api.get("/v1/limiters/post/lanes/x")).json()
-    assert limits.items() <= shown.items()
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "code"),
-    [
-        ("POST", "/v1/queues/nobody/jobs", {}, 404, "jobs.queue_unknown"),
-        ("POST", "/v1/queues/nobody/jobs", [], 404, "jobs.queue_unknown"),
-        ("POST", "/v1/queues/mail/jobs", {"priority": 10}, 422, "jobs.invalid_job"),
-        ("POST", "/v1/queues/mail/jobs", {"lane": "x" * 129}, 422, "jobs.invalid_job"),
-        ("POST", "/v1/queues/mail/jobs", {"payload": "x" * 65536}, 413, "jobs.payload_too_large"),
-        ("POST", "/v1/queues/mail/jobs", [{}] * 10_001, 413, "jobs.batch_too_large"),
-        ("GET", "/v1/jobs/99999999", None, 404, "jobs.job_unknown"),
-        ("GET", "/v1/jobs/9223372036854775808", None, 404, "jobs.job_unknown"),
-        ("GET", "/v1/jobs/9223372036854775808/why", None, 404, "jobs.job_unknown"),
-        ("DELETE", "/v1/jobs/9223372036854775808", None, 404, "jobs.job_unknown"),
-        ("GET", "/v1/jobs/1_0", None, 404, "jobs.job_unknown"),
-        ("GET", "/v1/jobs/+1", None, 404, "jobs.job_unknown"),
-        ("GET", "/v1/jobs/%EF%BC%91", None, 404, "jobs.job_unknown"),
-        ("GET", "/v1/queues/%00", None, 404, "jobs.queue_unknown"),
-        ("PUT", "/v1/queues/%00", {"paused": True}, 404, "jobs.queue_unknown"),
-        ("GET", "/v1/limiters/post/lanes/%00", None, 404, "jobs.lane_unknown"),
-        ("GET", "/v1/limiters/%00/lanes/x", None, 404, "jobs.lane_unknown"),
-        ("POST", "/v1/queues/mail/jobs", {"at": BEFORE_ALL}, 422, "jobs.invalid_job"),
-        ("GET", "/v1/queues/nobody", None, 404, "jobs.queue_unknown"),
-        ("PUT", "/v1/queues/nobody", {"paused": True}, 404, "jobs.queue_unknown"),
-        ("GET", "/v1/limiters/post/lanes/nobody", None, 404, "jobs.lane_unknown"),
-        ("PUT", "/v1/limiters/post/lanes/x", {"starts_max": 0}, 422, "jobs.invalid_job"),
-    ],
+STEPS = tomllib.loads(Path(__file__).with_name("scenario.toml").read_text())["step"]
+END_LEASES = compile_query(
+    "end", "-- Time passes.\nUPDATE penstock.host SET expires_at = now() WHERE kind = 'taker'"
 )
-async def test_bad_requests(api, jobs, method, path, body, status, code):  # noqa: PLR0917
-    answer = await api.request(method, path, json=body)
-    assert (answer.status_code, answer.json()["code"]) == (status, code)
-    assert (await jobs.queue("mail")).ready == 0
 
 
-async def test_bodies_of_another_shape(api):
-    for body in ({"no_such": 1}, {"priority": "5"}, [{"at": "noon"}], 3, "text"):
-        answer = await api.post("/v1/queues/mail/jobs", json=body)
-        assert answer.status_code == 422, body
+class Meanwhile:
+    """What happens beside the verbs."""
+
+    def __init__(self, postgres, jobs) -> None:
+        self._postgres = postgres
+        self._jobs = jobs
+        self._hosts = {}
+
+    async def a_host_comes(self, *, host, queues, capacity, slots):
+        known = await store.queues.find_queues(self._postgres, queues)
+        host_id = await store.hosts.add_host(self._postgres, host, [q.id for q in known], 3600)
+        self._hosts[host] = host_id
+        await store.fleet.report_host(
+            self._postgres, host_id, capacity=capacity, load_per_core=0.5, slots=slots
+        )
+
+    async def leases_end(self):
+        await self._postgres.run(END_LEASES)
+        await self._jobs.sweep()
+
+    async def counts_come(self, *, host, queue, **counted):
+        [known] = await store.queues.find_queues(self._postgres, [queue])
+        counts = [QueueCounts(queue_id=known.id, **counted)]
+        await store.fleet.add_counts(self._postgres, self._hosts[host], counts)
 
 
-async def run_command(jobs, *words, is_json=True):
-    """Run a command of the room on `jobs` in a thread; returns its document, text or error."""
-    loop, shown = asyncio.get_running_loop(), []
-    terminal = SimpleNamespace(
-        is_json=is_json,
-        run=lambda _kind, verb: asyncio.run_coroutine_threadsafe(verb(jobs), loop).result(20),
-        show=lambda value, text: shown.append((value, text)),
-    )
-    command = next(c for c in cli.COMMANDS if c.name == words[0])
-    ran = await asyncio.to_thread(CliRunner().invoke, command, words[1:], obj=terminal)
-    if isinstance(ran.exception, PenstockError):
-        return ran.exception.code
-    assert ran.exit_code == 0, ran.output
-    value, text = shown[0]
-    return json.loads(msgspec.json.encode(value)), text
+class Telling:
+    """One run of the scenario on one surface."""
+
+    def __init__(self, surface, meanwhile) -> None:
+        self._surface = surface
+        self._meanwhile = meanwhile
+        in_two_hours = datetime.now(UTC) + timedelta(hours=2)
+        self._kept = {"in_two_hours": in_two_hours.isoformat(timespec="seconds")}
+
+    async def step(self, step):
+        """Do a step, compare with what it gives; return the whole answer, or how it was refused."""
+        given = self._filled(step.get("with", {}))
+        meanwhile = getattr(self._meanwhile, step["do"].replace(" ", "_"), None)
+        if meanwhile is not None:
+            return await meanwhile(**given)
+        if "refused" in step:
+            with pytest.raises(Refused) as raised:
+                await self._surface.do(step["do"], given)
+            assert raised.value.told == step["refused"]
+            return step["refused"]
+        answer = await self._surface.do(step["do"], given)
+        if "gives" in step:
+            require_part(answer, self._filled(step["gives"]))
+        for name, path in step.get("keep", {}).items():
+            value = answer
+            for part in path.split("."):
+                value = value[int(part) if part.isdigit() else part]
+            self._kept[name] = value
+        return answer
+
+    def _filled(self, value):
+        """`value` with what was kept in the place of its names."""
+        if isinstance(value, dict):
+            return {str(self._filled(k)): self._filled(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [self._filled(one) for one in value]
+        if isinstance(value, str) and value.startswith("$"):
+            return self._kept[value[1:]]
+        return value
 
 
-async def test_commands(jobs, registry):
-    @registry.task("mail", limiter="post")
-    async def mail(job: dict): ...
-
-    added, _ = await run_command(
-        jobs, "jobs", "add", "mail", '{"to": "ann"}', "--lane", "x", "--unique", "k"
-    )
-    job_id = str(added["id"])
-    shown, text = await run_command(jobs, "jobs", "show", job_id)
-    assert shown["payload"] == {"to": "ann"}
-    assert "state     ready" in text
-    assert "start one" in (await run_command(jobs, "jobs", "why", job_id))[1]
-    await run_command(jobs, "jobs", "cancel", job_id)
-    listed, text = await run_command(jobs, "jobs", "ls", "--queue", "mail")
-    assert [job["id"] for job in listed] == [added["id"]]
-    assert "cancelled" in text
-    await run_command(jobs, "jobs", "retry", job_id)
-    assert "1" in (await run_command(jobs, "queues", "ls"))[1]
-    await run_command(jobs, "queues", "pause", "mail")
-    assert (await run_command(jobs, "queues", "show", "mail"))[0]["paused"]
-    await run_command(jobs, "queues", "resume", "mail")
-    lane, text = await run_command(
-        jobs, "lanes", "set", "post", "x", "--rate", "600/m", "--concurrency", "3"
-    )
-    assert (lane["starts_max"], lane["window_s"], lane["concurrency"]) == (600, 60.0, 3)
-    assert (await run_command(jobs, "lanes", "show", "post", "x"))[1] == text
+def require_part(answer, expected, path="answer"):
+    """Whether `expected` is a part of the answer, in each list as many as there are."""
+    if isinstance(expected, dict):
+        assert isinstance(answer, dict), f"{path}: {answer!r}"
+        for name, value in expected.items():
+            require_part(answer.get(name), value, f"{path}.{name}")
+    elif isinstance(expected, list):
+        assert isinstance(answer, list), f"{path}: {answer!r}"
+        assert len(answer) == len(expected), f"{path}: {answer!r}"
+        for index, value in enumerate(expected):
+            require_part(answer[index], value, f"{path}.{index}")
+    elif expected in {"<some>", "<none>"}:
+        assert (answer is None) is (expected == "<none>"), f"{path}: {answer!r}"
+    else:
+        assert answer == expected, path
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (("jobs", "add", "nobody"), "jobs.queue_unknown"),
-        (("jobs", "add", "mail", "{"), "jobs.invalid_job"),
-        (("jobs", "add", "mail", "{}", "--after", "soon"), "jobs.invalid_job"),
-        (("jobs", "show", "99999999"), "jobs.job_unknown"),
-        (("jobs", "show", "9223372036854775808"), "jobs.job_unknown"),
-        (("jobs", "cancel", "9223372036854775808"), "jobs.job_unknown"),
-        (("lanes", "set", "post", "x", "--rate", "fast"), "jobs.invalid_job"),
-        (("lanes", "show", "post", "x"), "jobs.lane_unknown"),
-        (("queues", "pause", "nobody"), "jobs.queue_unknown"),
-    ],
-)
-async def test_wrong_commands(jobs, words, code):
-    assert await run_command(jobs, *words) == code
+def without_chance(value, name=""):
+    """An answer without what differs from run to run: moments, ages, cursors, numbers in sentences."""
+    if isinstance(value, dict):
+        return {k: without_chance(v, k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [without_chance(one, name) for one in value]
+    if value is None:
+        return None
+    if name.endswith(("_at", "_age_s")) or name in {"next", "minute", "at", "traceparent"}:
+        return f"<{name}>"
+    return re.sub(r"\d+", "N", value) if name == "text" else value
+
+
+@asynccontextmanager
+async def fresh_service(running_engines, config):
+    """A service on a database of its own."""
+    async with running_engines.database() as url:
+        postgres = Postgres(url, PostgresConfig())
+        jobs = Jobs(postgres, config, Registry())
+        yield postgres, jobs
+        await jobs.close()
+        await postgres.close()
+
+
+async def told_at(name, telling, step):
+    """What a surface tells at a step, without what differs from run to run."""
+    try:
+        return without_chance(await telling.step(step))
+    except (Exception, pytest.fail.Exception) as error:
+        error.add_note(f"{name}, step {step['name']!r}")
+        raise
+
+
+@pytest.mark.slow
+async def test_every_way_in_tells_the_same_life(running_engines, config):
+    told = {}
+    for name in SURFACES:
+        async with (
+            fresh_service(running_engines, config) as (postgres, jobs),
+            surface_on(name, postgres, jobs) as surface,
+        ):
+            telling = Telling(surface, Meanwhile(postgres, jobs))
+            told[name] = [(step["name"], await told_at(name, telling, step)) for step in STEPS]
+    for name in SURFACES[1:]:
+        for ours, theirs in zip(told["python"], told[name], strict=True):
+            assert ours == theirs, f"python and {name}"
+
+
+def test_steps_have_names_of_their_own_and_what_they_need():
+    names = [step["name"] for step in STEPS]
+    assert len(set(names)) == len(names)
+    allowed = {"name", "do", "with", "gives", "refused", "keep"}
+    assert {key for step in STEPS for key in step} <= allowed
+    assert not [step["name"] for step in STEPS if "refused" in step and "gives" in step]

@@ -48,11 +48,11 @@ def test_postgres_killed_under_a_running_site_is_restarted_and_no_role_dies(site
 
 def test_a_killed_role_is_restarted_and_reported(site):
     process = site.up()
-    [started] = [e for e in process.events("role_started") if e["name"] == "work"]
+    [started] = [e for e in process.events("role_started") if e["name"] == "agent"]
     os.kill(started["pid"], signal.SIGKILL)
     wait_until(lambda: process.events("role_died"), what="its death is reported")
     [died] = process.events("role_died")
-    assert (died["name"], died["exit_code"]) == ("work", -signal.SIGKILL)
+    assert (died["name"], died["exit_code"]) == ("agent", -signal.SIGKILL)
     site.run("jobs", "add", "notes", '{"text": "worked by the next"}')
     wait_until(lambda: site.lines("notes.txt") == ["worked by the next"], what="the job ran")
 

@@ -51,6 +51,9 @@ class App(Protocol):
     def secret(self) -> str: ...
 
     @property
+    def registry(self) -> Any: ...
+
+    @property
     def jobs(self) -> Any: ...
 
     @property

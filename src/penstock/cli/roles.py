@@ -1,4 +1,4 @@
-"""The roles of a running system, one process each: `api`, `work`, `scheduler`, `media serve`.
+"""The roles of a running system: `api`, `agent` (or `work`), `scheduler`, `media serve`.
 
 Each role checks the schema, announces itself to its supervisor (where it has one), writes its metrics
 every two seconds and ends cleanly on SIGTERM or Ctrl-C. `penstock up` starts them all; on several
@@ -11,8 +11,10 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -80,6 +82,22 @@ def host_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
+def penstock_command(line: CommandLine) -> list[str]:
+    """How to run another command of this program on the same configuration."""
+    options = ["--data", line.flags["data.folder"]] if "data.folder" in line.flags else []
+    options += ["--config", line.config_file] if line.config_file else []
+    # Unbuffered: what an application prints is seen when it happens, also in a file.
+    return [sys.executable, "-u", "-m", "penstock", *options]
+
+
+async def declare(app: App) -> dict[str, int]:
+    """Store what the code says of its queues and consumers; ids of the queues by name."""
+    queues = await app.jobs.declare_queues()
+    if "fetch" in (services := app.services()):
+        await services["fetch"].declare_consumers()
+    return {name: queue.id for name, queue in queues.items()}
+
+
 @click.command("api", short_help="Serve the HTTP API.")
 @APP_ARGUMENT
 @click.pass_obj
@@ -93,12 +111,109 @@ def api(line: CommandLine, application: str | None) -> None:
     run_role(line, "api", body, application=application)
 
 
+@click.command("agent", short_help="Run jobs in forked slots: one agent a host.")
+@APP_ARGUMENT
+@click.option(
+    "--name", help="Of the host in the fleet; several agents on one machine need several."
+)
+@click.option("--reload", is_flag=True, help="In development: start anew when the code changes.")
+@click.pass_obj
+def agent(line: CommandLine, application: str | None, name: str | None, *, reload: bool) -> int:
+    """Claim jobs of every queue that MODULE:APP knows for slots forked from one import of it."""
+    from penstock.cli.reloading import watch_code
+    from penstock.jobs.agent.agent import Agent
+
+    if reload:
+        return watch_code()
+
+    async def body(app: App, stop: asyncio.Event) -> None:
+        opened: list[App] = []
+
+        async def open_app(settings: dict[str, str]) -> App:
+            """The app as it is configured where its code is, without its code."""
+            inner = line.make_app(None)
+            opened.append(inner)
+            inner.use_flags(settings)
+            await check_schema(inner.engines.postgres, line.packages, version=inner.version)
+            return inner
+
+        host = Agent(
+            name or socket.gethostname(),
+            app.data_folder / "run" / "agents",
+            partial(zygote_command, line, application),
+            open_app,
+        )
+        host.on_ready = announce_ready
+        try:
+            await host.run(stop, lease_s=app.config.sections["jobs"].lease_s)
+        finally:
+            for inner in opened:
+                await inner.close()
+
+    # Only its zygote imports the application.
+    run_role(line, "agent", body, needs_schema=False)
+    return 0
+
+
+def zygote_command(line: CommandLine, application: str | None, options: Sequence[str]) -> list[str]:
+    """The command line of an agent's zygote."""
+    named = [application] if application else []
+    return [*penstock_command(line), "zygote", *options, *named]
+
+
+@click.command("zygote", hidden=True)
+@APP_ARGUMENT
+@click.option("--control", type=int, required=True)
+@click.option("--board", type=int, required=True)
+@click.option("--lock", type=int, required=True)
+@click.pass_obj
+def zygote(
+    line: CommandLine, application: str | None, *, control: int, board: int, lock: int
+) -> int:
+    """Import MODULE:APP and fork slots from it for the agent that started this."""
+    from penstock.jobs.agent.zygote import Inherited, serve
+
+    def load() -> LoadedApp:
+        app = line.app(application)
+        configure_logs("slot", level=app.config.sections["data"].log_level)
+        app.load_rooms()
+        return LoadedApp(app)
+
+    inherited = Inherited(control=control, board=board, lock=lock)
+    return serve(inherited, application or "penstock", load)
+
+
+class LoadedApp:
+    """An app as zygote and slots need it; implements `jobs.slots.process.Application`."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.registry = app.registry
+        self.jobs_config = app.jobs.config
+        self.settings = {
+            key: text for key, (text, source) in app.config.written.items() if source != "default"
+        }
+
+    async def declare(self) -> dict[str, int]:
+        """Store what the code says of its queues and consumers; ids of the queues by name."""
+        return await declare(self._app)
+
+    async def close(self) -> None:
+        """Close what was opened."""
+        await self._app.close()
+
+
 @click.command("work", short_help="Run jobs: agent and slots in one process.")
 @APP_ARGUMENT
+@click.option("--reload", is_flag=True, help="In development: start anew when the code changes.")
 @click.pass_obj
-def work(line: CommandLine, application: str | None) -> None:
+def work(line: CommandLine, application: str | None, *, reload: bool) -> int:
     """Take jobs of every queue that MODULE:APP knows and run their handlers."""
+    from penstock.cli.reloading import watch_code
     from penstock.jobs.worker import Worker
+
+    if reload:
+        return watch_code()
 
     async def body(app: App, stop: asyncio.Event) -> None:
         app.load_rooms()
@@ -110,18 +225,24 @@ def work(line: CommandLine, application: str | None) -> None:
         await worker.run(stop)
 
     run_role(line, "work", body, application=application)
+    return 0
 
 
-@click.command("scheduler", short_help="Return the jobs of dead hosts, wake delayed lane jobs.")
+@click.command("scheduler", short_help="Plan the fleet, let crons come, tidy; raise alerts.")
 @APP_ARGUMENT
 @click.pass_obj
 def scheduler(line: CommandLine, application: str | None) -> None:
-    """Run the sweeps of the queue; any number of schedulers may run, they share the work."""
-    from penstock.jobs.worker import Sweeper
+    """Plan the slots of all hosts, let the crons of MODULE:APP come, return the jobs of dead hosts.
+
+    Any number of schedulers may run: one leads, and another takes over within seconds of its end.
+    """
+    from penstock.jobs.fleet.scheduler import Scheduler
 
     async def body(app: App, stop: asyncio.Event) -> None:
+        app.load_rooms()
+        running = Scheduler(app.engines.postgres, app.jobs, name=host_name(), secret=app.secret)
         announce_ready()
-        await Sweeper(app.jobs).run(stop)
+        await running.run(stop)
 
     run_role(line, "scheduler", body, application=application)
 
@@ -155,4 +276,4 @@ def serve_media(line: CommandLine, application: str | None) -> None:
     )
 
 
-COMMANDS: Final[list[Any]] = [api, work, scheduler, media]
+COMMANDS: Final[list[Any]] = [api, agent, work, zygote, scheduler, media]

@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from penstock.cli.house import App
-from penstock.cli.roles import APP_ARGUMENT
+from penstock.cli.roles import APP_ARGUMENT, penstock_command
 from penstock.cli.supervisor import Event, Role, Supervisor
 from penstock.cli.terminal import CommandLine
 from penstock.engines.embedded import EmbeddedEngines
@@ -134,14 +134,11 @@ class StartWatch:
 
 def roles_of(line: CommandLine, application: str | None) -> list[Role]:
     """The roles of one machine, each as the command that a user would type."""
-    options = ["--data", line.flags["data.folder"]] if "data.folder" in line.flags else []
-    options += ["--config", line.config_file] if line.config_file else []
     named = [application] if application else []
-    # Unbuffered: what an application prints is seen when it happens, also in a file.
-    command = (sys.executable, "-u", "-m", "penstock", *options)
+    command = penstock_command(line)
     return [
         Role("api", (*command, "api", *named)),
-        Role("work", (*command, "work", *named)),
+        Role("agent", (*command, "agent", *named)),
         Role("scheduler", (*command, "scheduler", *named)),
         Role("media", (*command, "media", "serve", *named)),
     ]

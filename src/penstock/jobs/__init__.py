@@ -13,16 +13,18 @@ measured at handler start.
 state, a lease row a batch, a scan watermark, lanes with a journal) was measured best of seven: 118,000 jobs/s
 with one consumer, 97,000/s beside a 24 s transaction (PostgreSQL 18, 2 cores shared with the clients).
 
-**Limits**: `model.py`. **Files**: hearts `handling.py` (what a handler says), `tasks.py` (handlers by queue),
-`intake.py` (the checks at the door), `leases.py` (a claim's rows in hand, their settling), `hints.py`
-(coalesced NOTIFY); `reasons.py` (why a job waits), `running.py` (one
-queue in a worker); then `model`, `errors`, `worker` and the folders `store` + `sql`, `service`, `http`, `cli`.
+**Limits**: `model.py`. **Files**: hearts `tasks/` (what code declares), `inhand.py` and `handling.py` (what a handler
+holds and says), `slots/` (running handlers), `intake.py` (the checks at the door), `leases.py` and `settling.py`
+(a host's claims, and taking jobs back), `agent/` (processes and who works what), `fleet/` (the plan), `hints.py`
+(coalesced NOTIFY), `refs.py` and `bridge.py` (what enqueue returns; sync code), `reasons.py` (why a job waits);
+then `model`, `errors`, `worker` and the folders `store` + `sql`, `service`, `http`, `cli`.
 """
 
 from __future__ import annotations
 
 from penstock.jobs.errors import InvalidJob, JobUnknown, LeaseLost, QueueUnknown
-from penstock.jobs.handling import Batch, Fail, JobInHand, Retry, Snooze
+from penstock.jobs.handling import Cancel, Fail, Retry, Snooze
+from penstock.jobs.inhand import Batch, JobInHand, current_job
 from penstock.jobs.model import (
     Job,
     JobsConfig,
@@ -34,15 +36,19 @@ from penstock.jobs.model import (
     Sweep,
     Why,
 )
+from penstock.jobs.refs import JobRef
 from penstock.jobs.service import Jobs
-from penstock.jobs.tasks import Registry, Task
+from penstock.jobs.tasks import Call, Queue, Registry, Task
 
 __all__ = [
     "Batch",
+    "Call",
+    "Cancel",
     "Fail",
     "InvalidJob",
     "Job",
     "JobInHand",
+    "JobRef",
     "JobState",
     "JobUnknown",
     "Jobs",
@@ -51,6 +57,7 @@ __all__ = [
     "LeaseLost",
     "NewGroup",
     "NewJob",
+    "Queue",
     "QueueStatus",
     "QueueUnknown",
     "Registry",
@@ -59,4 +66,5 @@ __all__ = [
     "Sweep",
     "Task",
     "Why",
+    "current_job",
 ]

@@ -1,4 +1,8 @@
-"""Why a job is where it is, decided from its row and a few facts. No I/O."""
+"""Why a job is where it is, decided from its row and a few facts. No I/O.
+
+The first thing that holds it back is told, in the order in which it would have to be mended: pause of its queue, code,
+tag, pause and limits of its lane, slots, and at last its turn.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,11 @@ from typing import Any
 from penstock.jobs.model import Job, JobState, Why
 
 
-def why_waits(job: Job, facts: Any) -> Why:
-    """The first thing that keeps the job where it is; `facts` as `store.why_waiting` gives them."""
+def why_waits(job: Job, facts: Any, *, ahead_max: int) -> Why:
+    """What keeps the job where it is; `facts` as `store.lookup.why_waiting` gives them of a due job."""
     match job.state:
         case JobState.READY:
-            return _why_ready(job, facts)
+            return _why_ready(job, facts, ahead_max)
         case JobState.SCHEDULED:
             return _why(
                 job, "not_due", f"it is due at {job.run_at:%Y-%m-%d %H:%M:%S} UTC", job.run_at
@@ -24,18 +28,33 @@ def why_waits(job: Job, facts: Any) -> Why:
             return _why(job, job.state.value, job.error or f"it is {job.state.value}")
 
 
-def _why_ready(job: Job, facts: Any) -> Why:
+def _why_ready(job: Job, facts: Any, ahead_max: int) -> Why:
     if facts is None:
-        return _why(job, "no_queue", "its queue is not stored any more")
-    if facts["paused"]:
+        return _why(job, "on_the_move", "it is being handed out or moved just now: look again")
+    if facts["is_paused"]:
         text = f"queue {job.queue!r} is paused: `penstock queues resume {job.queue}`"
         return _why(job, "queue_paused", text)
-    if not facts["is_worked"]:
-        text = f"no living worker has code for queue {job.queue!r}: start one"
-        return _why(job, "no_worker", text)
-    return _why_in_lane(job, facts) or _why(
-        job, "waits_for_worker", "it is due: the next free worker takes it in its turn"
+    return (
+        _why_no_code(job, facts)
+        or _why_in_lane(job, facts)
+        or _why_no_slot(job, facts)
+        or _why_turn(job, facts, ahead_max)
     )
+
+
+def _why_no_code(job: Job, facts: Any) -> Why | None:
+    if not facts["hosts"]:
+        text = (
+            f"no running code knows queue {job.queue!r}: start an agent whose app has it, or take its"
+            f" jobs with `penstock jobs take {job.queue}`"
+        )
+        return _why(job, "no_code", text)
+    if not facts["tagged_hosts"]:
+        text = (
+            f"it waits for tag {facts['tag']!r}, which no living host has: start an agent with it"
+        )
+        return _why(job, "no_tag", text)
+    return None
 
 
 def _why_in_lane(job: Job, facts: Any) -> Why | None:
@@ -51,6 +70,29 @@ def _why_in_lane(job: Job, facts: Any) -> Why | None:
         )
         return _why(job, "lane_over_rate", text, facts["free_at"])
     return None
+
+
+def _why_no_slot(job: Job, facts: Any) -> Why | None:
+    text = None
+    if facts["slots_max"] == 0:
+        text = "its queue may have no slots: `penstock queues set` gives it more than --slots-max 0"
+    elif not facts["open_hosts"]:
+        text = "every host that knows its queue is being drained: start another, or undrain one"
+    elif facts["is_told"] and not facts["slots"]:
+        text = "no slot is bound to its queue and none floats: see `penstock fleet show`"
+    return None if text is None else _why(job, "no_slot", text)
+
+
+def _why_turn(job: Job, facts: Any, ahead_max: int) -> Why:
+    count, where = facts["ahead"], "" if job.lane is None else f" in lane {job.lane!r}"
+    ahead = "1 goes" if count == 1 else f"{count} go"
+    if count >= ahead_max:
+        ahead = f"{count} or more go"
+    if facts["is_told"] and not facts["free_slots"]:
+        slots = f"all {facts['slots']} slots for it are busy"
+    else:
+        slots = "the next free slot takes it"
+    return _why(job, "waits_its_turn", f"it is due: {ahead} before it{where}, and {slots}")
 
 
 def _why(job: Job, reason: str, text: str, until_at: Any = None) -> Why:

@@ -1,9 +1,8 @@
-"""The worker: one process that works every queue its code knows, on one host row.
+"""The worker: agent and slots in one process, for `penstock work` and for tests.
 
-Loops: a heartbeat that renews the host row (and with it every lease), a listener for hints, a runner a queue.
-A host that could not renew in time is fenced: it drops its leases, cancels its handlers and begins
-anew under another row, since its jobs are being given to others. PostgreSQL going away ends nothing:
-every loop waits and tries again.
+The same host row and dispatcher as the agent's; its slots are seats of one runner in this event loop, one a task, so that
+every queue is worked concurrently. Nothing here survives a handler that kills its process: that is what
+`penstock agent` is for.
 
 The sweeper is the scheduler role's loop. It looks every 3 s: with the 30 s after which a silent host expires,
 a dead worker's jobs are ready again in at most 35 s. Any number may run; each lease is returned by whoever
@@ -13,21 +12,25 @@ locks it first.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-from functools import partial
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
-from penstock.engines.postgres import Postgres, translated_errors
-from penstock.jobs import store
-from penstock.jobs.leases import RECONNECT, Desk, HostLost, require_not_cancelled
+from penstock.engines.postgres import Postgres
+from penstock.jobs.agent.core import HostLoop
+from penstock.jobs.agent.dispatcher import Dispatcher
+from penstock.jobs.agent.lines import TaskFacts
+from penstock.jobs.agent.seats import Seat
+from penstock.jobs.leases import RECONNECT, require_not_cancelled
 from penstock.jobs.model import JobsConfig
-from penstock.jobs.running import QueueRunner
 from penstock.jobs.service import Jobs
+from penstock.jobs.slots.messages import FromSlot, Left, Ready, Settled, Spend, SpendAnswer, Work
+from penstock.jobs.slots.runner import SlotRunner
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 
-CHANNEL: Final = "penstock_jobs"
+END_S: Final = 3.0
+"""What a runner gets beyond the grace time to hand everything back."""
 _log: Final = logger(__name__)
 
 
@@ -37,139 +40,123 @@ class Worker:
     def __init__(
         self, postgres: Postgres, jobs: Jobs, config: JobsConfig, *, host_name: str
     ) -> None:
-        self._postgres = postgres
-        self._jobs = jobs
-        self._config = config
-        self._host_name = host_name
-        self._runners: list[QueueRunner] = []
-        self._desk: Desk | None = None
-        self._jobs_run_before = 0
-        self._hosts_lost = 0
-        self.is_listening = False
+        crew = LocalCrew(jobs, config)
+        self._host = HostLoop(postgres, config, name=host_name, crew=crew)
+
+    @property
+    def is_listening(self) -> bool:
         """Whether hints arrive; else polling alone finds work."""
+        return self._host.is_listening
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then let handlers end within `grace_s`, return the rest and leave.
 
-        Raises: LimiterFixed where a task contradicts what is stored.
+        Raises: LimiterFixed where a task contradicts what is stored; SlotHookFailed.
         """
-        failures = 0
-        while not stop.is_set():
-            require_not_cancelled()
-            try:
-                runners, desk = await self._register()
-            except PenstockError as error:
-                if not error.retryable:
-                    raise
-                failures += 1
-                _log.warning("worker_waits", error=error.text)
-                await _wait_stop(stop, RECONNECT.delay_s(failures))
-                continue
-            failures = 0
-            try:
-                await self._serve(desk, runners, stop)
-            except* HostLost:
-                self._hosts_lost += 1
-                _log.error("host_lost", host_id=desk.host_id, leases=desk.leases_held)
-        _log.info("worker_stopped", **self.statistics())
+        await self._host.run(stop)
 
     def statistics(self) -> dict[str, int]:
         """What this worker did and holds."""
-        return {
-            "jobs_run": self._jobs_run_before + sum(r.jobs_run for r in self._runners),
-            "calls_running": sum(r.calls_running for r in self._runners),
-            "leases_held": self._desk.leases_held if self._desk else 0,
-            "hosts_lost": self._hosts_lost,
-        }
+        return self._host.statistics()
 
-    async def _register(self) -> tuple[list[QueueRunner], Desk]:
+
+class LocalCrew:
+    """Implements `agent.core.Crew` with seats of one runner in this process."""
+
+    kind = "work"
+
+    def __init__(self, jobs: Jobs, config: JobsConfig) -> None:
+        self._jobs = jobs
+        self._config = config
+        self._runner: SlotRunner | None = None
+        self._dispatcher: Dispatcher | None = None
+        self.seat_of: dict[int, Seat] = {}
+        """By lease, of those in hand."""
+
+    async def declare(self) -> Sequence[tuple[TaskFacts, int]]:
+        """See `Crew`."""
         queues = await self._jobs.declare_queues()
-        tasks = list(self._jobs.registry)
-        ids = [queues[task.queue].id for task in tasks]
-        host_id = await store.hosts.add_host(
-            self._postgres, self._host_name, ids, self._config.lease_s
+        return [(TaskFacts.of(task), queues[task.queue].id) for task in self._jobs.registry]
+
+    async def serve(self, dispatcher: Dispatcher) -> None:
+        """See `Crew`."""
+        self._dispatcher = dispatcher
+        self.seat_of.clear()
+        runner = SlotRunner(self._jobs.registry, say=self._say, config=self._config)
+        self._runner = runner
+        for line in dispatcher.lines:
+            place = LocalPlace(self, runner)
+            place.seat = Seat(place, bound=line)
+            dispatcher.add(place.seat)
+        await runner.start()
+        await asyncio.get_running_loop().create_future()
+
+    async def drain(self, dispatcher: Dispatcher, grace_s: float) -> None:
+        """See `Crew`."""
+        await self._stop(grace_s)
+
+    async def cut(self) -> None:
+        """See `Crew`."""
+        await self._stop(0.0)
+
+    async def report(self, postgres: Postgres, host_id: int, dispatcher: Dispatcher) -> None:
+        """See `Crew`: a worker has nothing to plan."""
+
+    async def _stop(self, grace_s: float) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s + END_S):
+                    await runner.stop(grace_s)
+
+    def _say(self, message: FromSlot) -> None:
+        assert self._dispatcher is not None, "the runner is made after it"
+        match message:
+            case Settled():
+                seat = self.seat_of.get(message.lease_id)
+                if seat is not None:
+                    self._dispatcher.heard(seat, message)
+                    if message.lease_id not in seat.hands:
+                        del self.seat_of[message.lease_id]
+            case Left():
+                return
+            case Spend():
+                self._dispatcher.heard(self._seat_of_queue(message.queue), message)
+            case Ready():
+                for seat in self._dispatcher.seats:
+                    self._dispatcher.heard(seat, message)
+            case _:
+                self._dispatcher.heard(next(iter(self._dispatcher.seats)), message)
+
+    def _seat_of_queue(self, queue: str) -> Seat:
+        assert self._dispatcher is not None, "the runner is made after it"
+        return next(
+            seat
+            for seat in self._dispatcher.seats
+            if seat.bound is not None and seat.bound.facts.queue == queue
         )
-        desk = Desk(self._postgres, self._config, host_id)
-        self._jobs_run_before += sum(runner.jobs_run for runner in self._runners)
-        self._runners = [
-            QueueRunner(desk, task, queue_id, self._poll_s)
-            for task, queue_id in zip(tasks, ids, strict=True)
-        ]
-        for runner in self._runners:
-            same = [r for r in self._runners if r.task.limiter == runner.task.limiter]
-            runner.on_lanes_freed = partial(_hint_all, same)
-        self._desk = desk
-        _log.info("worker_registered", host_id=host_id, queues=[task.queue for task in tasks])
-        return self._runners, desk
 
-    async def _serve(self, desk: Desk, runners: list[QueueRunner], stop: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as group:
-            around = [
-                group.create_task(self._beat(desk)),
-                group.create_task(self._listen(runners)),
-                group.create_task(_wake_at(stop, runners)),
-            ]
-            work = [group.create_task(runner.run(stop)) for runner in runners]
-            work.append(group.create_task(_wait_stop(stop, None)))
-            await asyncio.wait(work)
-            for task in around:
-                task.cancel()
-        try:
-            await desk.leave()
-        except PenstockError as error:
-            _log.warning("host_left_behind", host_id=desk.host_id, error=error.text)
 
-    async def _beat(self, desk: Desk) -> None:
-        """Renew the host row. Raises: HostLost, also where the database was silent for too long."""
-        renewed_s = time.monotonic()
-        wait_s = self._config.heartbeat_s
-        while True:
-            require_not_cancelled()
-            await asyncio.sleep(wait_s)
-            sent_s = time.monotonic()
-            left_s = renewed_s + self._config.lease_s - sent_s
-            try:
-                async with asyncio.timeout(left_s):
-                    await desk.renew()
-                    renewed_s, wait_s = sent_s, self._config.heartbeat_s
-                    await desk.return_unknown()
-            except TimeoutError as error:
-                raise HostLost from error
-            except PenstockError as error:
-                if not error.retryable:
-                    raise
-                wait_s = min(1.0, self._config.heartbeat_s)
-                _log.warning("heartbeat_failed", error=error.text)
+class LocalPlace:
+    """A seat's way to the runner beside it; implements `Place`."""
 
-    async def _listen(self, runners: list[QueueRunner]) -> None:
-        """Pass hints on; a lost connection is replaced, and polling covers the gap."""
-        by_queue = {str(runner.queue_id): runner for runner in runners}
-        failures = 0
-        while True:
-            require_not_cancelled()
-            connection = None
-            try:
-                connection = await self._postgres.connect_alone()
-                lost = asyncio.Event()
-                connection.add_termination_listener(lambda *_, lost=lost: lost.set())
-                with translated_errors():
-                    await connection.add_listener(
-                        CHANNEL, lambda *message: _pass_hint(by_queue, message[3])
-                    )
-                failures, self.is_listening = 0, True
-                _hint_all(runners)
-                await lost.wait()
-            except PenstockError as error:
-                _log.warning("listener_waits", error=error.text)
-            finally:
-                self.is_listening = False
-                if connection is not None:
-                    connection.terminate()
-            failures += 1
-            await asyncio.sleep(RECONNECT.delay_s(failures))
+    def __init__(self, crew: LocalCrew, runner: SlotRunner) -> None:
+        self.seat: Seat | None = None
+        self._crew = crew
+        self._runner = runner
 
-    def _poll_s(self) -> float:
-        return self._config.poll_s * random.uniform(0.5, 1.0)
+    def give(self, work: Work) -> None:
+        """Let it run."""
+        assert self.seat is not None, "set with the seat"
+        self._crew.seat_of[work.lease_id] = self.seat
+        self._runner.give(work)
+
+    def answer(self, answer: SpendAnswer) -> None:
+        """Pass on what was spent."""
+        self._runner.answer(answer)
+
+    def stop(self, grace_s: float) -> None:
+        """The crew stops the runner itself, for all its seats."""
 
 
 class Sweeper:
@@ -210,28 +197,3 @@ class Sweeper:
         if swept.jobs_returned:
             _log.warning("leases_returned", leases=swept.leases_returned, jobs=swept.jobs_returned)
         return 0.0 if swept.more else self._jobs.config.sweep_every_s
-
-
-def _pass_hint(by_queue: dict[str, QueueRunner], queue_id: str) -> None:
-    runner = by_queue.get(queue_id)
-    if runner is not None:
-        runner.hint()
-
-
-async def _wake_at(stop: asyncio.Event, runners: list[QueueRunner]) -> None:
-    await stop.wait()
-    _hint_all(runners)
-
-
-def _hint_all(runners: list[QueueRunner]) -> None:
-    for runner in runners:
-        runner.hint()
-
-
-async def _wait_stop(stop: asyncio.Event, wait_s: float | None) -> None:
-    """Wait until `stop`, at most `wait_s`."""
-    try:
-        async with asyncio.timeout(wait_s):
-            await stop.wait()
-    except TimeoutError:
-        return

@@ -67,6 +67,7 @@ def derive_key(root: str, use: str) -> Key:
 
 def load_or_make_root(folder: Path) -> str:
     """The root secret kept in `folder`, made there on first use; safe with several processes."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
     try:
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:

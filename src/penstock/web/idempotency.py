@@ -78,6 +78,7 @@ class Keys:
                 answer = await make(tx)
                 body = msgspec.json.encode(answer)
                 await tx.run(SQL.keep_answer, caller=caller, key=key, status=status, body=body)
+                crash_point("web.before_commit")
             crash_point("web.after_effect")
         except PostgresBusy as error:
             raise IdempotencyInFlight(

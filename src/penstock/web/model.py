@@ -119,6 +119,11 @@ class House(Protocol):
     @property
     def version(self) -> str: ...
 
+    @property
+    def secret(self) -> str:
+        """The root secret, of which keys are derived."""
+        ...
+
     def services(self) -> dict[str, Any]:
         """Services by the parameter name under which handlers ask for them."""
         ...

@@ -1,0 +1,91 @@
+"""`penstock agent`: the process of a host that claims for its slots, put together.
+
+lock of the host's name -> zygote -> what a dead agent left is returned -> host row -> slots
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from penstock.engines import Engines
+from penstock.jobs import store
+from penstock.jobs.agent.board import Board
+from penstock.jobs.agent.core import HostLoop
+from penstock.jobs.agent.crew import ForkedCrew
+from penstock.jobs.agent.keeper import ZygoteKeeper
+from penstock.jobs.agent.succession import Succession
+from penstock.jobs.service import Jobs
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.logs import logger
+
+_log: Final = logger(__name__)
+Command = Callable[[Sequence[str]], Sequence[str]]
+"""The command line of a zygote with these options."""
+
+
+class Opened(Protocol):
+    """An app as it is configured where the code is, in the process that has not the code."""
+
+    @property
+    def engines(self) -> Engines: ...
+
+    @property
+    def jobs(self) -> Jobs: ...
+
+
+class Agent:
+    """One host's agent. `open_app` is told what the zygote found the settings to be."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        command: Command,
+        open_app: Callable[[dict[str, str]], Awaitable[Opened]],
+    ) -> None:
+        self._name = name
+        self._folder = folder
+        self._command = command
+        self._open_app = open_app
+        self.on_ready: Callable[[], None] = lambda: None
+        """Is called once the first host row stands."""
+
+    async def run(self, stop: asyncio.Event, *, lease_s: float) -> None:
+        """Work until `stop`. Waits for former slots as long as their leases may last.
+
+        Raises: AgentRuns, ApplicationBroken, LimiterFixed.
+        """
+        succession = await Succession.take(self._folder, self._name, wait_max_s=lease_s)
+        board = Board.make()
+        keeper = ZygoteKeeper(self._command, board, succession.descriptor)
+        try:
+            async with asyncio.TaskGroup() as group:
+                keeping = group.create_task(keeper.run())
+                loaded = await keeper.wait_loaded()
+                app = await self._open_app(loaded.settings)
+                await _return_leases(app, succession)
+                postgres, config = app.engines.postgres, app.jobs.config
+                crew = ForkedCrew(keeper, board, succession, config, name=self._name)
+                host = HostLoop(postgres, config, name=self._name, crew=crew)
+                host.on_ready = self.on_ready
+                await host.run(stop)
+                keeping.cancel()
+        except* PenstockError as group_of:
+            raise group_of.exceptions[0] from None
+        succession.release()
+
+
+async def _return_leases(app: Opened, succession: Succession) -> None:
+    """Give back at once what the agent before this one held: nothing of it runs any more."""
+    for host_id in succession.former.host_ids:
+        try:
+            await store.hosts.expire_host(app.engines.postgres, host_id)
+            swept = await app.jobs.sweep()
+            if swept.jobs_returned:
+                _log.warning("former_leases_returned", host_id=host_id, jobs=swept.jobs_returned)
+        except PenstockError as error:
+            # They return when the row expires.
+            _log.warning("former_leases_not_returned", host_id=host_id, error=error.text)

@@ -1,0 +1,71 @@
+"""Which slots may take what, as pure decisions over one moment of the dispatcher. No I/O.
+
+A slot is bound to a queue by the plan, or it floats. A floating slot goes to the most important queue that has
+work, in turns among equals, stays until it is empty, and after TURN_S goes where another waits. Every
+8th choice begins with the least important, so that none starves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.jobs.agent.lines import Line
+from penstock.jobs.agent.seats import Seat
+
+LOWEST_FIRST_EVERY: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """All seats, the queues that a claim may bring something of, and the clock."""
+
+    seats: Collection[Seat]
+    wanting: Sequence[Line]
+    now_s: float
+
+    def in_order(self, decisions: int) -> list[Line]:
+        """The most important first, among equals the one that was served longest ago."""
+        is_reversed = decisions % LOWEST_FIRST_EVERY == LOWEST_FIRST_EVERY - 1
+        sign = -1 if is_reversed else 1
+        return sorted(self.wanting, key=lambda line: (sign * line.facts.importance, line.turn))
+
+    def seats_for(self, line: Line) -> list[Seat]:
+        """Seats with room for `line`: its own, floating ones that work it, and its share of idle ones."""
+        found, idle = [], []
+        for seat in self.seats:
+            if seat.credit(line) == 0:
+                continue
+            if self._is_for(seat, line):
+                found.append(seat)
+            elif seat.bound is None and not seat.hands and not self._stays_elsewhere(seat):
+                idle.append(seat)
+        equals = [
+            other
+            for other in self.wanting
+            if other.facts.importance == line.facts.importance and not other.is_claiming
+        ]
+        share = -(-len(idle) // max(1, len(equals)))
+        return found + idle[:share]
+
+    def batches_in_advance(self, line: Line, *, has_room: bool) -> int:
+        """Leases to claim beyond those that seats have room for.
+
+        Without such a seat no claim is made for less than half of what may be kept, so that one claim
+        brings many.
+        """
+        if line.batches_ahead == 0:
+            return 0
+        wanted = line.batches_ahead * sum(self._is_for(seat, line) for seat in self.seats)
+        missing = wanted - len(line.stock)
+        return missing if has_room or 2 * missing >= wanted else 0
+
+    def _is_for(self, seat: Seat, line: Line) -> bool:
+        is_other_waiting = any(other is not line for other in self.wanting)
+        return seat.is_for(line, self.now_s, is_other_waiting=is_other_waiting)
+
+    def _stays_elsewhere(self, seat: Seat) -> bool:
+        """Whether an idle floating seat waits for more of the queue that it worked last."""
+        line = seat.line
+        return line is not None and line.holds_slots(self.now_s) and self._is_for(seat, line)

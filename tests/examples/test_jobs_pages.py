@@ -1,0 +1,95 @@
+"""The code on the pages about jobs runs as it stands: declarations first, then the awaits beside a worker."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from penstock.jobs.worker import Worker
+from penstock.testing import drain
+from penstock.testing.waiting import wait_true
+
+pytestmark = pytest.mark.slow
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TABLES = "CREATE TABLE accounts (id int PRIMARY KEY, sum int); INSERT INTO accounts VALUES (1, 0)"
+
+
+@pytest.fixture
+async def surroundings(running_engines, database_url, tmp_path, monkeypatch):
+    """What the programs find: engines of this test, a folder, tables of their own."""
+    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", database_url)
+    monkeypatch.setenv("PENSTOCK_VALKEY_URL", running_engines.endpoints.valkey_url)
+    monkeypatch.setenv("PENSTOCK_DATA_FOLDER", str(tmp_path / "data"))
+    monkeypatch.setenv("PENSTOCK_JOBS_POLL", "200ms")
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.chdir(tmp_path)
+    connection = await asyncpg.connect(database_url)
+    await connection.execute(TABLES)
+    yield connection
+    await connection.close()
+
+
+def codes(page, *, leave_out=()):
+    """The page's blocks: those that declare, and those that await."""
+    declaring, awaiting = [], []
+    for text in BLOCK.findall((DOCS / page).read_text()):
+        if any(word in text for word in leave_out):
+            compile(text, page, "exec")
+            continue
+        code = compile(text, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        (awaiting if code.co_flags & inspect.CO_COROUTINE else declaring).append(code)
+    return declaring, awaiting
+
+
+async def run_page(page, *, leave_out=()):
+    """Run the page's code in one namespace, with a worker for its tasks; the namespace."""
+    declaring, awaiting = codes(page, leave_out=leave_out)
+    names = {"__name__": page}
+    for code in declaring:
+        exec(code, names)
+    app, stop = names["app"], asyncio.Event()
+    worker = Worker(app.engines.postgres, app.jobs, app.jobs.config, host_name="page")
+    working = asyncio.create_task(worker.run(stop))
+    try:
+        for code in awaiting:
+            await eval(code, names)
+    finally:
+        stop.set()
+        await asyncio.wait_for(working, 20)
+    return names
+
+
+async def test_the_guide(surroundings, capsys):
+    names = await run_page("jobs.md")
+    app = names["app"]
+    done = await names["charge"].enqueue_many({"amount": n} for n in (0, -1, 5_000, 50))
+    await names["add_to_account"].enqueue(account=1, amount=5)
+    await names["index_documents"].enqueue_many({"id": n} for n in range(10))
+
+    async def is_charged():
+        await drain(app)
+        return (await done[3].job()).state == "gone"
+
+    await wait_true(is_charged, deadline_s=20)
+    assert [(await job.job()).state for job in done] == ["cancelled", "failed", "ready", "gone"]
+    assert await surroundings.fetchval("SELECT sum FROM accounts") == 5
+    assert (await app.jobs.queue("index")).failed == 1
+    await names["test_mail"]()
+    told = capsys.readouterr().out
+    assert "'group': {" in told
+    assert "6\n" in told
+    assert names["counted"].matched >= 1
+    await app.close()
+
+
+async def test_the_way_from_celery(surroundings):
+    names = await run_page("from-celery.md", leave_out=("# Celery",))
+    await drain(names["app"])
+    await names["app"].close()

@@ -1,0 +1,243 @@
+"""`penstock agent` as a fleet sees it: it reports itself, follows the plan, counts, and says what it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from penstock.engines.sql import compile_query
+from penstock.jobs import Jobs, JobsConfig, NewJob, Registry, store
+from penstock.jobs.agent.succession import Record, Succession, file_name, start_time
+from penstock.jobs.errors import AgentRuns
+from penstock.testing.processes import PenstockProcess, descendants, is_alive
+from penstock.testing.waiting import wait_true
+
+APPLICATION = '''
+"""Two queues."""
+import threading
+from penstock import Penstock
+from penstock.jobs import Batch
+
+app = Penstock()
+
+@app.task("one", batch=10)
+def one(batch: Batch[dict]) -> None:
+    threading.Event().wait(0.001)
+
+@app.task("two", concurrency=5, retries=0)
+async def two(n: int) -> None:
+    if n < 0:
+        raise ValueError("below 0")
+'''
+
+
+HOST = compile_query("host", "-- A host.\nSELECT * FROM penstock.host WHERE name = :name")
+
+
+@pytest.fixture
+def jobs(postgres):
+    """The service of a process that only enqueues and looks."""
+    registry = Registry()
+    for queue in ("one", "two"):
+
+        @registry.task(queue, retries=0)
+        async def never_called(job: dict): ...
+
+    return Jobs(postgres, JobsConfig(), registry)
+
+
+@pytest.fixture
+def start(tmp_path, running_engines, database_url):
+    """Start agents on this test's database; they end with the test."""
+    started = []
+    (tmp_path / "two_queues.py").write_text(APPLICATION)
+
+    def begin(*arguments, command="agent", **env):
+        process = PenstockProcess(
+            [command, "two_queues:app", *arguments],
+            folder=tmp_path,
+            env={
+                "PENSTOCK_POSTGRES_URL": database_url,
+                "PENSTOCK_VALKEY_URL": running_engines.endpoints.valkey_url,
+                "PENSTOCK_JOBS_FLOATS": "2",
+                **env,
+            },
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.end()
+
+
+async def find_host(postgres, name):
+    """The row of a host, once it reported."""
+    row = await postgres.one(HOST, name=name)
+    return row if row is not None and row["reported_at"] is not None else None
+
+
+async def slots_of(postgres, name):
+    """What the host says of its slots: a queue each, None where it floats."""
+    row = await find_host(postgres, name)
+    return sorted(str(slot["queue"]) for slot in json.loads(row["slots"])) if row else []
+
+
+@pytest.mark.slow
+async def test_it_reports_itself_follows_the_plan_and_counts(start, jobs, postgres, tmp_path):
+    agent = start("--name", "h1")
+    await wait_true(lambda: find_host(postgres, "h1"), deadline_s=30)
+    row = await find_host(postgres, "h1")
+    assert row["kind"] == "agent"
+    assert row["capacity"] >= 1
+    await wait_true(lambda: _says(postgres, ["None", "None"]), deadline_s=15)
+    rows = await jobs.declare_queues()
+    await _plan(postgres, "h1", {rows["one"].id: 2, rows["two"].id: 1})
+    await wait_true(lambda: _says(postgres, ["None", "None", "one", "one", "two"]), deadline_s=15)
+    await _plan(postgres, "h1", {rows["two"].id: 2})
+    await wait_true(lambda: _says(postgres, ["None", "None", "two", "two"]), deadline_s=15)
+    await jobs.enqueue_many([NewJob(queue="one", payload={}) for _ in range(25)])
+    await jobs.enqueue_many([NewJob(queue="two", payload={"n": n}) for n in (1, -1, 2)])
+    await wait_true(lambda: _totals(postgres, {"one": (25, 0), "two": (2, 1)}), deadline_s=20)
+    assert agent.events("slot_died") == []
+    await wait_true(lambda: "jobs_run_seconds_count" in _metrics(tmp_path), deadline_s=20)
+    await wait_true(lambda: _counted(tmp_path) >= 3, what="slots' counts arrive", deadline_s=20)
+
+
+@pytest.mark.slow
+async def test_a_draining_host_gives_its_slots_up(start, postgres):
+    agent = start("--name", "h1")
+    await wait_true(lambda: _says(postgres, ["None", "None"]), deadline_s=30)
+    await _plan(postgres, "h1", {})
+    await store.fleet.set_draining(postgres, "h1")
+    await wait_true(lambda: _says(postgres, []), deadline_s=15)
+    assert agent.events("slot_died") == []
+    await store.fleet.set_draining(postgres, "h1", is_draining=False)
+    await wait_true(lambda: _says(postgres, ["None", "None"]), deadline_s=15)
+
+
+@pytest.mark.slow
+async def test_several_agents_on_one_machine_are_several_hosts(start, jobs, postgres):
+    agents = [start("--name", name) for name in ("h1", "h2/with a slash")]
+    for agent, name in zip(agents, ("h1", "h2/with a slash"), strict=True):
+        await wait_true(lambda name=name: find_host(postgres, name), deadline_s=30)
+        assert agent.events("host_registered")[0]["name"] == name
+    for agent in agents:
+        agent.signal(signal.SIGTERM)
+        assert agent.wait_exit() == 0
+    assert await find_host(postgres, "h1") is None, "it took its row away"
+
+
+@pytest.mark.slow
+async def test_reload_starts_anew_with_the_changed_code(start, jobs, postgres, tmp_path):
+    agent = start("--name", "h1", "--reload")
+    await wait_true(lambda: find_host(postgres, "h1"), deadline_s=30)
+    more = APPLICATION + '\n@app.task("three")\nasync def three(n: int) -> None: ...\n'
+    (tmp_path / "two_queues.py").write_text(more)
+    await wait_true(lambda: len(agent.events("host_registered")) == 2, deadline_s=30)
+    assert "three" in agent.events("host_registered")[1]["queues"]
+    family = descendants(agent.pid)
+    agent.signal(signal.SIGTERM)
+    agent.wait_exit()
+    await wait_true(lambda: not any(is_alive(pid) for pid in family))
+
+
+@pytest.mark.parametrize("name", ["h1", "a b", "../../etc/passwd", "x" * 300, "Ä:1", ".."])
+def test_any_host_name_is_a_file_name(name):
+    made = file_name(name)
+    assert "/" not in made
+    assert len(made) < 100
+    assert made
+
+
+async def test_a_lock_that_nobody_holds_is_taken_with_what_was_left(tmp_path):
+    first = await Succession.take(tmp_path, "h1", wait_max_s=1)
+    first.note_host(7)
+    first.note_slots([os.getpid()])
+    os.close(first.descriptor)
+    second = await Succession.take(tmp_path, "h1", wait_max_s=1)
+    assert second.former.host_ids == [7]
+    assert second.former.slots == [(os.getpid(), start_time(os.getpid()))]
+    second.release()
+    third = await Succession.take(tmp_path, "h1", wait_max_s=1)
+    assert third.former == Record(), "a release leaves nothing"
+    third.release()
+
+
+async def test_a_lock_file_that_cannot_be_read_is_no_obstacle(tmp_path):
+    (tmp_path / "h1.lock").write_bytes(b"\xff not json")
+    taken = await Succession.take(tmp_path, "h1", wait_max_s=1)
+    assert taken.former == Record()
+    taken.release()
+
+
+@pytest.mark.slow
+async def test_an_heir_goes_on_after_a_while_where_a_former_slot_keeps_the_lock(tmp_path):
+    """A child of a handler holds it, whose pid nobody recorded."""
+    first = await Succession.take(tmp_path, "h1", wait_max_s=1)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    data = b'{"agent":[1,1],"host_ids":[3],"slots":[]}'
+    os.pwrite(first.descriptor, data, 0)
+    os.ftruncate(first.descriptor, len(data))
+    os.close(first.descriptor)
+    try:
+        heir = await Succession.take(tmp_path, "h1", wait_max_s=0.2)
+        assert heir.former.host_ids == [3]
+        with pytest.raises(AgentRuns):
+            await _taken_by_another(tmp_path)
+        heir.release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+async def _taken_by_another(folder):
+    """Take the lock as another process would see it: held by one that is not itself."""
+    descriptor = os.open(folder / "h1.lock", os.O_RDWR)
+    parent = os.getppid()
+    record = f'{{"agent":[{parent},{start_time(parent)}]}}'.encode()
+    os.pwrite(descriptor, record, 0)
+    os.ftruncate(descriptor, len(record))
+    os.close(descriptor)
+    await Succession.take(folder, "h1", wait_max_s=0.2)
+
+
+async def _plan(postgres, host, slots):
+    """Write a plan as a scheduler would."""
+    rows = ", ".join(f"('{host}', {queue}, {count})" for queue, count in slots.items())
+    texts = ["DELETE FROM penstock.fleet_slot"]
+    if rows:
+        texts.append(f"INSERT INTO penstock.fleet_slot (host, queue, slots) VALUES {rows}")
+    texts.append("UPDATE penstock.fleet_plan SET version = version + 1, planned_at = now()")
+    texts.append("SELECT pg_notify('penstock_fleet', '')")
+    for text in texts:
+        await postgres.all(compile_query("plan", f"-- The plan.\n{text}"))
+
+
+async def _says(postgres, queues):
+    return await slots_of(postgres, "h1") == queues
+
+
+async def _totals(postgres, expected):
+    query = compile_query(
+        "totals",
+        "-- Totals.\nSELECT q.name, t.done, t.failed FROM penstock.queue_total t"
+        " JOIN penstock.queue q ON q.id = t.queue",
+    )
+    rows = await postgres.all(query)
+    return {row["name"]: (row["done"], row["failed"]) for row in rows} == expected
+
+
+def _metrics(folder):
+    files = (folder / "penstock-data" / "run" / "metrics").glob("agent-*.prom")
+    return "".join(file.read_text() for file in files)
+
+
+def _counted(folder):
+    lines = [line.split() for line in _metrics(folder).splitlines()]
+    return sum(float(words[1]) for words in lines if words[0] == "jobs_run_seconds_count")

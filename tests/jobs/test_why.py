@@ -1,0 +1,125 @@
+"""Why a job is where it is: each reason, told by real rows, and the order in which they are told."""
+
+from __future__ import annotations
+
+import pytest
+from desk_hands import claim_lane_jobs, claim_one, living_desk, settle
+
+from penstock.jobs import NewJob, store
+from penstock.jobs.handling import Outcome
+from penstock.jobs.service import steering
+
+
+@pytest.fixture
+async def queue_id(jobs, registry):
+    """The id of a queue `q` with a limiter."""
+
+    @registry.task("q", limiter="lim")
+    async def handle(job: dict): ...
+
+    return (await jobs.declare_queues())["q"].id
+
+
+@pytest.fixture
+async def host_id(postgres, queue_id):
+    """A living host whose code knows the queue."""
+    return await store.hosts.add_host(postgres, "one", [queue_id], 30)
+
+
+async def report(postgres, host_id, *slots):
+    named = [{"queue": queue, "pid": 7, "busy_s": busy_s} for queue, busy_s in slots]
+    assert await store.fleet.report_host(
+        postgres, host_id, capacity=8, load_per_core=0.0, slots=named
+    )
+
+
+async def reason(jobs, job_id):
+    return (await jobs.why(job_id)).reason
+
+
+async def test_from_no_code_to_its_turn(jobs, queue_id, postgres, sql):
+    job_id = await jobs.enqueue(NewJob(queue="q"))
+    assert await reason(jobs, job_id) == "no_code"
+    other_id = await store.hosts.add_host(postgres, "other", [queue_id + 1], 30)
+    await store.hosts.add_host(postgres, "taker", [queue_id], 30, kind="taker")
+    assert await reason(jobs, job_id) == "no_code"
+    await sql(f"UPDATE penstock.queue SET tag = 'gpu' WHERE id = {queue_id}")
+    host_id = await store.hosts.add_host(postgres, "one", [queue_id], 30)
+    why = await jobs.why(job_id)
+    assert why.reason == "no_tag"
+    assert "'gpu'" in why.text
+    await sql(f"UPDATE penstock.host SET tags = '{{gpu}}' WHERE id = {other_id}")
+    assert await reason(jobs, job_id) == "no_tag"
+    await sql(f"UPDATE penstock.host SET tags = '{{gpu}}' WHERE id = {host_id}")
+    # A host that reports no slots, such as one that runs handlers itself, is trusted to have some.
+    assert await reason(jobs, job_id) == "waits_its_turn"
+    await sql(f"UPDATE penstock.host SET expires_at = now() WHERE id = {host_id}")
+    assert await reason(jobs, job_id) == "no_code"
+
+
+async def test_slots(jobs, host_id, postgres, sql):
+    job_id = await jobs.enqueue(NewJob(queue="q"))
+    await report(postgres, host_id, ("other", 0.0))
+    assert await reason(jobs, job_id) == "no_slot"
+    await report(postgres, host_id, ("other", 0.0), ("q", 3.5), (None, 1.0))
+    why = await jobs.why(job_id)
+    assert (why.reason, "all 2 slots for it are busy" in why.text) == ("waits_its_turn", True)
+    await report(postgres, host_id, ("q", 3.5), (None, 0.0))
+    assert "the next free slot takes it" in (await jobs.why(job_id)).text
+    await store.fleet.set_draining(postgres, "one")
+    why = await jobs.why(job_id)
+    assert (why.reason, "drained" in why.text) == ("no_slot", True)
+    await store.fleet.set_draining(postgres, "one", is_draining=False)
+    await jobs.set_queue("q", slots_max=0)
+    why = await jobs.why(job_id)
+    assert (why.reason, "--slots-max" in why.text) == ("no_slot", True)
+    await jobs.pause_queue("q")
+    assert await reason(jobs, job_id) == "queue_paused"
+
+
+async def test_how_many_go_before(jobs, host_id, monkeypatch):
+    await jobs.enqueue_many([NewJob(queue="q", priority=0)] * 2)
+    await jobs.enqueue_many([NewJob(queue="q", priority=0, after_s=60)] * 2)
+    first, job_id = await jobs.enqueue_many([NewJob(queue="q")] * 2)
+    await jobs.enqueue_many([NewJob(queue="q"), NewJob(queue="q", priority=9)])
+    assert "3 go before it" in (await jobs.why(job_id)).text
+    assert "2 go before it" in (await jobs.why(first)).text
+    monkeypatch.setattr(steering, "AHEAD_MAX", 2)
+    assert "2 or more go before it" in (await jobs.why(job_id)).text
+
+
+async def test_lanes(jobs, host_id, queue_id, postgres, config):
+    desk = await living_desk(postgres, config, [queue_id])
+    ids = await jobs.enqueue_many([NewJob(queue="q", lane="a")] * 4)
+    await jobs.lanes.set("lim", "a", starts_max=2, window_s=60, concurrency=1)
+    assert "3 go before it in lane 'a'" in (await jobs.why(ids[3])).text
+    claim = await claim_lane_jobs(desk, queue_id)
+    assert list(claim.ids) == ids[:1]
+    assert await reason(jobs, ids[0]) == "running"
+    why = await jobs.why(ids[1])
+    assert (why.reason, "1 of 1" in why.text) == ("lane_full", True)
+    await settle(desk, claim)
+    await settle(desk, await claim_lane_jobs(desk, queue_id))
+    why = await jobs.why(ids[2])
+    assert why.reason == "lane_over_rate"
+    assert why.until_at is not None
+    await jobs.lanes.set("lim", "a", starts_max=None, window_s=None, concurrency=None, paused=True)
+    assert await reason(jobs, ids[2]) == "lane_paused"
+
+
+async def test_those_that_do_not_wait(jobs, host_id, queue_id, postgres, config):
+    desk = await living_desk(postgres, config, [queue_id])
+    later = await jobs.enqueue(NewJob(queue="q", after_s=60))
+    why = await jobs.why(later)
+    assert (why.reason, why.until_at) == ("not_due", (await jobs.job(later)).run_at)
+    done, failed = await jobs.enqueue_many([NewJob(queue="q")] * 2)
+    claim = await claim_one(desk, queue_id)
+    why = await jobs.why(done)
+    assert why.text == f"lease {claim.lease_id} on test has it"
+    no = Outcome("fail", None, "no such peer")
+    await settle(desk, claim, {done: Outcome("done"), failed: no})
+    assert await reason(jobs, done) == "gone"
+    assert ((await jobs.why(failed)).reason, (await jobs.why(failed)).text) == (
+        "failed",
+        "no such peer",
+    )

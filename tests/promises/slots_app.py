@@ -1,0 +1,107 @@
+"""An application whose handlers hang, die and fork; each notes in the folder NOTES what it did, as `WORD JOB PID`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+from penstock import Penstock
+from penstock.jobs import Batch, JobInHand
+
+app = Penstock()
+NOTES = Path(os.environ["NOTES"])
+
+
+def note(word: str, job_id: int) -> None:
+    """One line; a line this short is written whole."""
+    with (NOTES / "notes.txt").open("a") as file:
+        file.write(f"{word} {job_id} {os.getpid()}\n")
+
+
+def take(seconds: float) -> None:
+    """Take so long, as work would."""
+    threading.Event().wait(seconds)
+
+
+def wait_go() -> None:
+    """Until the test makes the file `go`."""
+    while not (NOTES / "go").exists():
+        take(0.01)
+
+
+@app.task("held", batch=5, retries=3)
+def held(batch: Batch[dict]) -> None:
+    """Runs until the test lets it go."""
+    for job in batch:
+        note("started", job.id)
+    wait_go()
+    for job in batch:
+        note("effect", job.id)
+
+
+@app.task("poison", batch=10, retries=3)
+def poison(batch: Batch[dict]) -> None:
+    """Dies at the jobs that say so."""
+    for job in batch:
+        if job.payload.get("dies"):
+            note("dies", job.id)
+            os.kill(os.getpid(), signal.SIGKILL)
+    for job in batch:
+        note("effect", job.id)
+
+
+@app.task("side_by_side", concurrency=20, retries=3)
+async def side_by_side(job: JobInHand[dict]) -> None:
+    """The same among calls that run at once."""
+    if job.payload.get("dies"):
+        note("dies", job.id)
+        os.kill(os.getpid(), signal.SIGKILL)
+    note("effect", job.id)
+
+
+@app.task("hangs", timeout="500ms", retries=1)
+def hangs(job: JobInHand[dict]) -> None:
+    """Stays in C code that lets no other thread run: a pattern that takes for ever."""
+    note("started", job.id)
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+@app.task("blocks", timeout="500ms", retries=1)
+async def blocks(job: JobInHand[dict]) -> None:
+    """The same in the event loop."""
+    note("started", job.id)
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+@app.task("forks", batch=5)
+def forks(batch: Batch[dict]) -> None:
+    """Leaves children that live on, one forked and one spawned, then waits."""
+    if os.fork() == 0:
+        take(20)
+        os._exit(0)
+    subprocess.Popen(["sleep", "20"])
+    for job in batch:
+        note("started", job.id)
+    wait_go()
+
+
+@app.task("quick", batch=10)
+def quick(batch: Batch[dict]) -> None:
+    """Takes 2 ms a job."""
+    for job in batch:
+        take(0.002)
+        note("effect", job.id)
+
+
+@app.task("grows", batch=1)
+def grows(batch: Batch[dict]) -> None:
+    """Never gives its memory back."""
+    kept.append(bytearray(batch[0].payload.get("bytes", 0)))
+    note("effect", batch[0].id)
+
+
+kept: list[bytearray] = []

@@ -1,0 +1,307 @@
+"""A request with an `Idempotency-Key` is done once, however often, by whomever at once, and is answered alike."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from litestar import Request, post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
+from small_shop import ROUTES, NewThings, Shop
+
+from penstock.engines.sql import compile_query
+from penstock.kernel.errors import LimitExceeded
+from penstock.kernel.once import Once
+from penstock.web.idempotency import KEY_CHARACTERS_MAX, LOCK_WAIT_S
+from penstock.web.tokens import Tokens
+
+PARTS = {"scope": "jobs:write", "keeps_keys": True}
+MAKE_TABLE = "CREATE TABLE orders (id bigserial PRIMARY KEY, things int)"
+ADD_ORDER = compile_query(
+    "add_order", "-- An effect.\nINSERT INTO orders (things) VALUES (:things) RETURNING id"
+)
+
+
+@post("/v1/orders", operation_id="addOrder", opt=PARTS, status_code=202)
+async def add_order(
+    once: NamedDependency[Once], shop: NamedDependency[Shop], data: JSONBody[NewThings]
+) -> dict[str, int]:
+    """Write an order; a payload says what else is to happen."""
+
+    async def order(tx) -> dict[str, int]:
+        number = await (tx or shop.postgres).value(ADD_ORDER, things=len(data.things))
+        if data.payload == "wait":
+            shop.reached.set()
+            await shop.go_on.wait()
+        if data.payload == "refuse" or shop.refused_next:
+            shop.refused_next = False
+            raise LimitExceeded("too many orders: wait", retry_after_s=1)
+        if data.payload == "break":
+            raise RuntimeError("secret inside")
+        return {"order": number}
+
+    return await once(order)
+
+
+@post("/v1/other-orders", operation_id="addOtherOrder", opt=PARTS, status_code=202)
+async def add_other_order(
+    once: NamedDependency[Once], shop: NamedDependency[Shop], request: Request
+) -> dict[str, int]:
+    """Another route, without a body."""
+
+    async def order(tx) -> dict[str, int]:
+        return {"order": await (tx or shop.postgres).value(ADD_ORDER, things=0)}
+
+    return await once(order)
+
+
+@pytest.fixture
+async def sql(postgres):
+    """Run any statement."""
+
+    async def run(text):
+        return await postgres.all(compile_query("test", f"-- A statement of a test.\n{text}"))
+
+    await run(MAKE_TABLE)
+    return run
+
+
+@pytest.fixture
+def house(make_house, postgres, sql):
+    """A house whose routes write orders."""
+    house = make_house(routes=[*ROUTES, add_order, add_other_order], idempotency_kept_s=3600.0)
+    house.shop.postgres, house.shop.refused_next = postgres, False
+    return house
+
+
+@pytest.fixture
+def orders(sql):
+    """`await orders()`: how many effects there are."""
+
+    async def count():
+        return len(await sql("SELECT id FROM orders"))
+
+    return count
+
+
+@pytest.fixture
+def keys(sql):
+    """`await keys()`: the keys that are kept."""
+
+    async def kept():
+        return [row["key"] for row in await sql("SELECT key FROM penstock.idempotency_key")]
+
+    return kept
+
+
+@pytest.fixture
+def send(api, token):
+    """`await send("key", payload=..., things=...)`: one order."""
+
+    async def order(key, *, payload=None, things=1, path="/v1/orders", headers=token):
+        body = {"things": [{"url": "a"}] * things, "payload": payload}
+        if key is not None:
+            headers = {**headers, "idempotency-key": key}
+        return await api.post(path, json=body, headers=headers)
+
+    return order
+
+
+def code_of(answer):
+    return answer.status_code, answer.json()["code"]
+
+
+async def test_the_same_request_is_done_once_and_answered_alike(send, orders):
+    first = await send("8e03978e")
+    again = await send("8e03978e")
+    assert first.status_code == again.status_code == 202
+    assert first.content == again.content
+    assert first.headers["content-type"] == again.headers["content-type"]
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert first.headers["x-request-id"] != again.headers["x-request-id"]
+    assert await orders() == 1
+    assert (await send("another")).json() != first.json()
+
+
+async def test_without_a_key_each_request_counts(send, orders, keys):
+    assert (await send(None)).json() != (await send(None)).json()
+    assert (await orders(), await keys()) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"things": 2}, {"payload": "x"}, {"path": "/v1/other-orders"}, {"path": "/v1/orders?a=1"}],
+    ids=["body", "payload", "route", "query"],
+)
+async def test_a_key_of_another_request_is_refused(send, orders, other):
+    first = await send("k")
+    refused = await send("k", **other)
+    assert code_of(refused) == (422, "web.idempotency_mismatch")
+    assert "make a new key" in refused.json()["detail"]
+    assert (await send("k")).json() == first.json()
+    assert await orders() == 1
+
+
+async def test_callers_do_not_see_each_others_keys(send, orders, postgres):
+    made = await Tokens(postgres).create("other", ("jobs:write",))
+    other = {"authorization": f"Bearer {made.text}"}
+    mine = await send("k")
+    theirs = await send("k", headers=other, things=2)
+    assert theirs.status_code == 202
+    assert theirs.json() != mine.json()
+    assert (await send("k", headers=other, things=2)).json() == theirs.json()
+    assert await orders() == 2
+
+
+@pytest.mark.slow
+async def test_requests_that_meet_are_one(send, orders):
+    answers = await asyncio.gather(*(send("k") for _ in range(12)))
+    assert {answer.status_code for answer in answers} == {202}
+    assert len({answer.content for answer in answers}) == 1
+    fresh = [answer for answer in answers if "idempotency-replayed" not in answer.headers]
+    assert len(fresh) == 1
+    assert await orders() == 1
+
+
+async def test_the_second_waits_for_the_first_and_is_told_its_answer(house, send, orders):
+    first = asyncio.create_task(send("k", payload="wait"))
+    await house.shop.reached.wait()
+    second = asyncio.create_task(send("k", payload="wait"))
+    other = await send("other")
+    assert other.status_code == 202, "a key at work holds up nobody else"
+    house.shop.go_on.set()
+    assert (await first).json() == (await second).json()
+    assert (await second).headers["idempotency-replayed"] == "true"
+    assert await orders() == 2
+
+
+@pytest.mark.slow
+async def test_a_key_that_stays_in_flight_is_told_and_may_be_asked_again(house, send, orders):
+    first = asyncio.create_task(send("k", payload="wait"))
+    await house.shop.reached.wait()
+    async with asyncio.timeout(LOCK_WAIT_S + 5):
+        second = await send("k", payload="wait")
+    assert code_of(second) == (409, "web.idempotency_in_flight")
+    assert (second.headers["retry-after"], second.json()["retryable"]) == ("1", True)
+    house.shop.go_on.set()
+    assert (await first).json() == (await send("k", payload="wait")).json()
+    assert await orders() == 1
+
+
+@pytest.mark.parametrize(
+    ("payload", "status"), [("refuse", 429), ("break", 500)], ids=["refused", "failed"]
+)
+async def test_what_was_refused_left_nothing_and_keeps_no_key(send, orders, keys, payload, status):
+    assert (await send("k", payload=payload)).status_code == status
+    assert (await orders(), await keys()) == (0, [])
+    corrected = await send("k")
+    assert (corrected.status_code, "idempotency-replayed" in corrected.headers) == (202, False)
+
+
+async def test_who_waited_for_a_refused_one_is_done(house, send, orders):
+    first = asyncio.create_task(send("k", payload="wait"))
+    await house.shop.reached.wait()
+    second = asyncio.create_task(send("k", payload="wait"))
+    house.shop.refused_next = True
+    house.shop.go_on.set()
+    assert sorted([(await first).status_code, (await second).status_code]) == [202, 429]
+    assert await orders() == 1
+
+
+async def test_what_the_door_refuses_keeps_no_key(api, token, send, keys):
+    headers = {**token, "idempotency-key": "k"}
+    assert (await api.post("/v1/orders", headers=headers, json={"no": 1})).status_code == 422
+    assert (await api.post("/v1/orders", headers=headers, content=b"{}")).status_code == 415
+    unknown = {"idempotency-key": "k", "authorization": "Bearer nobody"}
+    assert (await api.post("/v1/orders", headers=unknown, json={})).status_code == 401
+    assert await keys() == []
+    assert (await send("k")).status_code == 202
+
+
+BAD_KEYS = {
+    "empty": b"",
+    "long": b"x" * (KEY_CHARACTERS_MAX + 1),
+    "tab": b"a\tb",
+    "latin": "ключ".encode(),
+}
+
+
+@pytest.mark.parametrize("name", BAD_KEYS)
+async def test_keys_of_a_wrong_shape(api, token, send, orders, name):
+    headers = [(b"authorization", token["authorization"].encode())]
+    body = {"things": []}
+    answer = await api.post(
+        "/v1/orders", headers=[*headers, (b"idempotency-key", BAD_KEYS[name])], json=body
+    )
+    assert code_of(answer) == (422, "web.idempotency_key_invalid")
+    assert "1 to 128 printable ASCII" in answer.json()["detail"]
+    assert await orders() == 0
+    assert (await send("good")).status_code == 202
+
+
+@pytest.mark.parametrize("key", ["x", "~" * KEY_CHARACTERS_MAX, '"a b, c=d; \\"'])
+async def test_keys_of_every_good_shape(send, orders, key):
+    assert (await send(key)).json() == (await send(key)).json()
+    assert await orders() == 1
+
+
+async def test_a_route_that_keeps_none_refuses_and_does_nothing(api, token):
+    headers = {**token, "idempotency-key": "k"}
+    for path, body in (("/v1/things", {"things": []}), ("/v1/uploads", None)):
+        answer = await api.post(path, headers=headers, json=body)
+        assert code_of(answer) == (422, "web.idempotency_unsupported"), path
+    assert (await api.get("/v1/things/7", headers=headers)).status_code == 200
+
+
+async def test_keys_are_forgotten_after_their_time(send, orders, keys, sql):
+    first = await send("k")
+    await sql("UPDATE penstock.idempotency_key SET created_at = now() - interval '59 minutes'")
+    assert (await send("k")).json() == first.json()
+    await sql("UPDATE penstock.idempotency_key SET created_at = now() - interval '61 minutes'")
+    later = await send("k", things=3)
+    assert (later.status_code, "idempotency-replayed" in later.headers) == (202, False)
+    assert (await orders(), await keys()) == (2, ["k"])
+
+
+async def test_old_keys_are_swept_by_those_who_come(send, keys, sql):
+    await sql(
+        "INSERT INTO penstock.idempotency_key (caller, key, sha256, created_at)"
+        " SELECT 1, 'old ' || n, sha256('x'), now() - interval '2 hours' FROM generate_series(1, 30) n"
+    )
+    await send("a")
+    assert len(await keys()) == 11
+    await send("b")
+    assert sorted(await keys()) == ["a", "b"]
+
+
+async def test_an_answer_that_nobody_heard_is_heard_the_second_time(house, serve, token, orders):
+    body = json.dumps({"things": [], "payload": "wait"}).encode()
+    headers = {**token, "idempotency-key": "k", "content-type": "application/json"}
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    async with serve(house) as api:
+        request = f"POST /v1/orders HTTP/1.1\r\nhost: {api.at.host}\r\n{head}"
+        request += f"content-length: {len(body)}\r\n\r\n"
+        _, writer = await asyncio.open_connection(api.at.host, api.at.port)
+        writer.write(request.encode() + body)
+        await house.shop.reached.wait()
+        writer.close()
+        house.shop.go_on.set()
+        answer = await api.post("/v1/orders", content=body, headers=headers)
+        assert answer.status_code == 202
+        assert await orders() == 1
+
+
+async def test_a_key_lives_through_another_process_of_the_api(house, make_house, serve, token, sql):
+    other = make_house(routes=[add_order])
+    vars(other.shop).update(vars(house.shop))
+    headers, body = {**token, "idempotency-key": "k"}, {"things": []}
+    async with serve(house) as one, serve(other) as two:
+        answers: list[httpx.Response] = await asyncio.gather(
+            *(api.post("/v1/orders", headers=headers, json=body) for api in (one, two) * 3)
+        )
+    assert len({answer.content for answer in answers}) == 1
+    assert {answer.status_code for answer in answers} == {202}
