@@ -2,9 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SET_UP := .venv/.set-up
+PEERS_SET_UP := .venv-bench/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types layers soak lock reference clean
+.PHONY: help demo test check format lint types layers soak bench lock reference clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,8 +28,12 @@ types: $(SET_UP) ## Check types, strictly
 layers: $(SET_UP) ## Check who imports whom
 	$(BIN)/lint-imports
 
-soak: $(SET_UP) ## Run the slower fault tests
+soak: $(SET_UP) ## Run the slower fault tests, then three times ten minutes of churn (CHURN_S=60: shorter)
 	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m bench jobs --only churn --churn-s $(or $(CHURN_S),600)
+
+bench: $(SET_UP) $(PEERS_SET_UP) ## Measure against peers (ROOM=jobs, ONLY=drain, QUICK=1: two minutes)
+	$(BIN)/python -m bench $(ROOM) $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CHURN_S),--churn-s $(CHURN_S))
 
 format: $(SET_UP) ## Format the code and mend what the linter can
 	$(BIN)/ruff format .
@@ -44,7 +49,7 @@ lock: ## Resolve requirements.lock anew (hashes, no index in it)
 	  --no-emit-index-url --no-header --no-annotate --all-extras --upgrade pyproject.toml -o requirements.lock
 
 clean: ## Remove the environment, the caches and the demo's data folder
-	rm -rf .venv .venv-lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-data
+	rm -rf .venv .venv-lock .venv-bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-data
 
 $(SET_UP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": name a newer one with make PYTHON=python3.x")'
@@ -52,3 +57,8 @@ $(SET_UP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 	touch $(SET_UP)
+
+$(PEERS_SET_UP): bench/requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --disable-pip-version-check --quiet -r bench/requirements.txt
+	touch $(PEERS_SET_UP)

@@ -1,0 +1,1 @@
+"""The applications that our workers run while measured; `penstock` loads them as a user's."""

@@ -1,0 +1,37 @@
+"""Three queues of one limiter, and handlers that tell when each job starts; the payload names its
+lane.
+
+`BENCH_RATE` is the limiter's rate.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from bench.tally import Starts
+from penstock import Penstock
+from penstock.jobs import Batch
+
+app = Penstock()
+_starts = Starts()
+LIMITER = "partner"
+RATE_VARIABLE = "BENCH_RATE"
+QUEUES = ("lane_a", "lane_b", "lane_c")
+
+
+class Visit(msgspec.Struct):
+    """The payload."""
+
+    lane: int
+
+
+async def visit(jobs: Batch[Visit]) -> None:
+    """Record the starts."""
+    _starts.add(*(job.payload.lane for job in jobs))
+
+
+app.limiter(LIMITER, rate=os.environ.get(RATE_VARIABLE, "10/m"))
+for queue in QUEUES:
+    app.task(queue, batch=100, limiter=LIMITER)(visit)

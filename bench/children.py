@@ -1,0 +1,130 @@
+"""Processes started here: their output in files, their CPU with that of all they started, and their
+end by pid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from penstock.testing.processes import descendants
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+POLL_S = 0.005
+
+
+class BenchFault(Exception):
+    """A cell did not come to its end, or its answers do not add up; its figure is not measured."""
+
+
+class Child:
+    """One process in a group of its own, with what it prints in `folder`."""
+
+    def __init__(
+        self, command: Sequence[str], *, folder: Path, env: Mapping[str, str], name: str
+    ) -> None:
+        self.name = name
+        number = len(list(folder.glob(f"{name}-*.out")))
+        self._out = folder / f"{name}-{number}.out"
+        self._err = folder / f"{name}-{number}.err"
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK_", "BENCH_"))}
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                list(command),
+                cwd=folder,
+                env={**kept, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process itself."""
+        return self._process.pid
+
+    @property
+    def out(self) -> str:
+        """What it printed so far."""
+        return self._out.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        """What it logged so far."""
+        return self._err.read_text(errors="replace")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def cpu_s(self) -> float:
+        """CPU seconds of it and everything below it so far."""
+        return cpu_of(self.pid)
+
+    async def finish(self, deadline_s: float) -> str:
+        """Wait until it ends well; returns what it printed. Raises: BenchFault."""
+        await wait_for(lambda: not self.is_running, f"{self.name} to end", deadline_s, None)
+        if self._process.returncode != 0:
+            raise BenchFault(
+                f"{self.name} ended with {self._process.returncode}: {self.err[-1500:]}"
+            )
+        return self.out
+
+    async def end(self, grace_s: float = 12.0) -> None:
+        """Stop it and all it started: SIGTERM to it, SIGKILL to whoever is left."""
+        family = [self.pid, *descendants(self.pid)]
+        if self.is_running:
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(BenchFault):
+                await wait_for(lambda: not self.is_running, "its end", grace_s, None)
+        for pid in family:
+            if pid == self.pid and not self.is_running:
+                continue
+            _kill(pid, self.pid)
+        self._process.wait(10)
+
+
+def _kill(pid: int, group: int) -> None:
+    """SIGKILL `pid` if it still is of the group that was started here (pids are used again)."""
+    try:
+        if os.getsid(pid) == group:
+            os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of `pid`, of what it waited for and of everything below it."""
+    return sum(_cpu(each) for each in (pid, *descendants(pid)))
+
+
+def _cpu(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(int(ticks) for ticks in fields[11:15]) / TICKS_PER_S
+
+
+async def wait_for(
+    ask: Callable[[], Any], what: str, deadline_s: float, child: Child | None
+) -> Any:
+    """Ask until the answer is true. Raises: BenchFault at the deadline, or when `child` ends."""
+    ends_s = time.monotonic() + deadline_s
+    while not (answer := ask()):
+        if child is not None and not child.is_running:
+            raise BenchFault(f"{child.name} ended while waiting for {what}: {child.err[-1500:]}")
+        if time.monotonic() > ends_s:
+            said = child.err[-600:] if child is not None else ""
+            raise BenchFault(f"{what}: not within {deadline_s:.0f} s {said}")
+        await asyncio.sleep(POLL_S)
+    return answer

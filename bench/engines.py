@@ -1,0 +1,134 @@
+"""The engines of one run: embedded, durable, in a scratch folder; a fresh database a cell; their
+CPU and log.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+import asyncpg
+
+from bench.children import cpu_of
+from penstock.app import PACKAGES
+from penstock.engines.embedded import EmbeddedEngines
+from penstock.engines.endpoints import Endpoints
+from penstock.engines.migrate import apply_migrations
+from penstock.engines.postgres import Postgres, PostgresConfig
+from penstock.engines.valkey import Valkey, ValkeyConfig
+
+TEMPLATE = "bench_template"
+_DURATION = re.compile(r"duration: ([\d.]+) ms +(?:execute|statement)[^\n]*?(\w*claim\w*)")
+
+
+class BenchEngines:
+    """PostgreSQL and Valkey, with the template database that holds our tables."""
+
+    def __init__(self, folder: Path, embedded: EmbeddedEngines, endpoints: Endpoints) -> None:
+        self.folder = folder
+        self._embedded = embedded
+        self.endpoints = endpoints
+
+    @property
+    def socket_folder(self) -> str:
+        """Where libpq finds the server."""
+        return parse_qs(urlsplit(self.endpoints.postgres_url).query)["host"][0]
+
+    def database_url(self, name: str) -> str:
+        """The URL of a database on this server."""
+        parts = urlsplit(self.endpoints.postgres_url)
+        return urlunsplit(parts._replace(path=f"/{name}"))
+
+    def cpu_s(self) -> float:
+        """CPU seconds of both servers so far."""
+        pids = (self._embedded.postgres_pid, self._embedded.valkey_pid)
+        return sum(cpu_of(pid) for pid in pids if pid is not None)
+
+    async def run(self, text: str, database: str = "penstock") -> None:
+        """One statement outside any transaction."""
+        connection = await asyncpg.connect(self.database_url(database))
+        try:
+            await connection.execute(text, timeout=300)
+        finally:
+            await connection.close()
+
+    async def versions(self) -> dict[str, str]:
+        """Of both servers."""
+        connection = await asyncpg.connect(self.endpoints.postgres_url)
+        try:
+            postgres = str(await connection.fetchval("SHOW server_version"))
+        finally:
+            await connection.close()
+        valkey = Valkey(self.endpoints.valkey_url, ValkeyConfig())
+        try:
+            told = await valkey.command("INFO", "server")
+        finally:
+            await valkey.close()
+        return {"postgresql": postgres, "valkey": str(told["valkey_version"])}
+
+    @asynccontextmanager
+    async def database(self, *, template: str = "template1") -> AsyncIterator[str]:
+        """A database of its own, gone when the block ends; yields its name."""
+        name = f"bench_{secrets.token_hex(4)}"
+        await self.run(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY wal_log")
+        try:
+            yield name
+        finally:
+            await self.run(f"DROP DATABASE {name} WITH (FORCE)")
+
+    async def settle(self, database: str) -> None:
+        """Before each measured drain, for all alike: fresh statistics, nothing left to flush."""
+        await self.run("ANALYZE", database)
+        await self.run("CHECKPOINT")
+
+    async def clear_valkey(self) -> None:
+        """Empty the Valkey of this run."""
+        valkey = Valkey(self.endpoints.valkey_url, ValkeyConfig())
+        try:
+            await valkey.command("FLUSHALL")
+        finally:
+            await valkey.close()
+
+    async def log_durations(self, database: str, *, share: float) -> None:
+        """Let the server log how long statements of `database` take, for a `share` of them."""
+        for setting in (
+            "log_min_duration_sample = 0",
+            f"log_statement_sample_rate = {share}",
+            "log_parameter_max_length = 0",
+        ):
+            await self.run(f"ALTER DATABASE {database} SET {setting}")
+
+    def log_size(self) -> int:
+        """How long the server's log is now."""
+        return self._log.stat().st_size
+
+    def claims_ms(self, since: int) -> list[float]:
+        """Server time of the claims that were logged since, in ms."""
+        with self._log.open("rb") as log:
+            log.seek(since)
+            text = log.read().decode(errors="replace")
+        return [float(found[1]) for found in _DURATION.finditer(text)]
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "logs" / "postgres.log"
+
+
+@asynccontextmanager
+async def bench_engines(folder: Path) -> AsyncIterator[BenchEngines]:
+    """Start both engines in `folder` and make the template."""
+    embedded = EmbeddedEngines(folder, durable=True)
+    endpoints = await embedded.start()
+    try:
+        engines = BenchEngines(folder, embedded, endpoints)
+        await engines.run(f"CREATE DATABASE {TEMPLATE}")
+        template = Postgres(engines.database_url(TEMPLATE), PostgresConfig())
+        await apply_migrations(template, PACKAGES)
+        await template.close()
+        yield engines
+    finally:
+        await embedded.stop()

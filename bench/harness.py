@@ -1,0 +1,189 @@
+"""One run: the engines, cells in turns A B A B, what they cost, and the figures so far.
+
+A cell is one system on an empty store. Whatever a cell raises as BenchFault leaves that value out
+and is told beside the table; everything is bounded in time and ends only processes started here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.children import BenchFault, Child, wait_for
+from bench.engines import BenchEngines, bench_engines
+from bench.figures import Figure, Runs
+from bench.machine import sync_us
+from bench.systems import OURS, Cell, System, template_of
+from bench.tally import Tallied, read_tally
+
+PAIRS = 3
+READY_S = 40.0
+
+
+@dataclass
+class Run:
+    """One `make bench`."""
+
+    engines: BenchEngines
+    folder: Path
+    quick: bool = False
+    churn_s: float | None = None
+    """How long churn runs; None: as the kind of run has it."""
+    figures: list[Figure] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    cells_done: int = 0
+    syncs_us: list[float] = field(default_factory=list)
+    """How long the disk took to sync before each cell: what commits cost at that moment."""
+
+    @property
+    def pairs(self) -> int:
+        """How often each cell is run."""
+        return 1 if self.quick else PAIRS
+
+    def sized(self, normal: int, quick: int) -> int:
+        """The size for this kind of run."""
+        return quick if self.quick else normal
+
+    @asynccontextmanager
+    async def cell(self, system: System = OURS) -> AsyncIterator[Cell]:
+        """An empty store for `system`, and a scratch folder, gone when the block ends."""
+        self.cells_done += 1
+        folder = self.folder / f"cell{self.cells_done}"
+        folder.mkdir()
+        self.syncs_us.append(sync_us(folder))
+        if system.engine == "valkey":
+            await self.engines.clear_valkey()
+        async with self.engines.database(template=template_of(system)) as database:
+            cell = Cell(self.engines, system, folder, database)
+            try:
+                yield cell
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def alternate(
+        self,
+        cells: Mapping[str, Callable[[], Awaitable[Mapping[str, float]]]],
+        *,
+        pairs: int | None = None,
+    ) -> dict[str, dict[str, Runs]]:
+        """Run all cells in turns, as often as there are pairs; their values by metric and cell."""
+        values: dict[str, dict[str, list[float]]] = {}
+        rounds = pairs or self.pairs
+        for pair in range(rounds):
+            for name, measure in cells.items():
+                began_s = time.monotonic()
+                try:
+                    found = await measure()
+                except BenchFault as fault:
+                    self.faults.append(f"{name}: {fault}")
+                    print(f"  {name}: {fault}", flush=True)
+                    continue
+                for metric, value in found.items():
+                    values.setdefault(metric, {}).setdefault(name, []).append(value)
+                told = f"syncs {self.syncs_us[-1]:.0f} us, " + ", ".join(
+                    f"{metric} {value:,.4g}" for metric, value in found.items()
+                )
+                took_s = time.monotonic() - began_s
+                print(f"  {pair + 1}/{rounds} {name}: {told} ({took_s:.1f} s)", flush=True)
+        return {
+            metric: {name: Runs(tuple(row)) for name, row in rows.items()}
+            for metric, rows in values.items()
+        }
+
+    def add(self, *figures: Figure) -> None:
+        """Take figures in."""
+        self.figures += figures
+
+
+@asynccontextmanager
+async def bench_run(*, quick: bool, churn_s: float | None = None) -> AsyncIterator[Run]:
+    """Start engines in a scratch folder; all of it is gone when the block ends."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    # PostgreSQL runs as another user where we are root, and reads what it COPYs by itself.
+    os.chmod(folder, 0o755)  # noqa: PTH101
+    try:
+        async with bench_engines(folder / "engines") as engines:
+            yield Run(engines, folder, quick, churn_s)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Produced:
+    """What a producer told."""
+
+    enqueued: int
+    rate_per_s: float
+    cpu_us: float
+    """CPU of the producer and the servers a job, in microseconds."""
+
+
+async def produce(cell: Cell, command: str, jobs: int, deadline_s: float = 120) -> Produced:
+    """Run a producer to its end."""
+    before_s = cell.engines.cpu_s()
+    child = cell.produce(command, jobs)
+    try:
+        out = await child.finish(deadline_s)
+    finally:
+        await child.end()
+    if command == "prepare":
+        return Produced(0, 0.0, 0.0)
+    told = json.loads(out.strip().splitlines()[-1])
+    servers_s = (cell.engines.cpu_s() - before_s) * told["timed"] / told["enqueued"]
+    return Produced(
+        told["enqueued"],
+        told["timed"] / told["seconds"],
+        (told["cpu_s"] + servers_s) / told["timed"] * 1e6,
+    )
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What a drain came to."""
+
+    rate_per_s: float
+    cpu_us: float
+    """CPU of the worker and the servers a job, in microseconds."""
+
+
+async def drain(cell: Cell, jobs: int, *, app: str = "bench.apps.noop:app") -> Drained:
+    """Let one worker run `jobs` waiting jobs; from the first handler call to the last.
+
+    Raises: BenchFault, also where more or fewer were run.
+    """
+    if cell.system.engine == "postgres":
+        await cell.engines.settle(cell.database)
+    worker = cell.work(app)
+    try:
+        # What its start costs is no cost of a job: CPU is counted from the first start on.
+        early = await wait_started(cell, worker, 1)
+        before_s = worker.cpu_s() + cell.engines.cpu_s()
+        found = await wait_started(cell, worker, jobs)
+        spent_s = worker.cpu_s() + cell.engines.cpu_s() - before_s
+    finally:
+        await worker.end()
+    after = read_tally(cell.tally_folder)
+    if after.count != jobs:
+        raise BenchFault(f"{jobs} jobs, {after.count} handler starts")
+    return Drained(found.rate_per_s, spent_s / max(1, jobs - early.count) * 1e6)
+
+
+async def wait_started(cell: Cell, worker: Child, jobs: int) -> Tallied:
+    """Wait until `jobs` handler starts were counted."""
+
+    def ask() -> Tallied | None:
+        found = read_tally(cell.tally_folder)
+        return found if found.count >= jobs else None
+
+    found = await wait_for(
+        ask, f"{jobs} starts", READY_S + cell.system.deadline_s + jobs / 5_000, worker
+    )
+    assert isinstance(found, Tallied)
+    return found

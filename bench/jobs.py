@@ -1,0 +1,35 @@
+"""The room's figures: which module makes which, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from bench import (
+    jobs_churn,
+    jobs_drain,
+    jobs_enqueue,
+    jobs_lanes,
+    jobs_many_lanes,
+    jobs_plan,
+    jobs_simulated_day,
+    jobs_slots,
+    jobs_wake,
+    limits,
+)
+from bench.figures import Figure
+from bench.harness import Run
+
+Measure = Callable[[Run], Awaitable[list[Figure]]]
+QUESTIONS: Final[dict[str, Measure]] = {
+    "limits": limits.measure,
+    "drain": jobs_drain.measure,
+    "enqueue": jobs_enqueue.measure,
+    "wake": jobs_wake.measure,
+    "lanes": jobs_lanes.measure,
+    "many_lanes": jobs_many_lanes.measure,
+    "churn": jobs_churn.measure,
+    "slots": jobs_slots.measure,
+    "plan": jobs_plan.measure,
+    "day": jobs_simulated_day.measure,
+}

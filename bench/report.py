@@ -1,0 +1,104 @@
+"""The run as a table for people, JSON for tools and bars for the README."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from bench.figures import Figure, shown
+
+RESULTS = Path(__file__).parent / "results"
+WIDTH = 860
+BAR_HEIGHT = 16
+LABEL_WIDTH = 150
+
+
+def write_results(room: str, head: dict[str, Any], figures: list[Figure]) -> Path:
+    """Write `<room>.json` and `<room>.svg`; returns the JSON's path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{room}.json"
+    document = {"room": room, **head, "figures": [figure.as_json() for figure in figures]}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    (RESULTS / f"{room}.svg").write_text(bars(room, head, figures))
+    return path
+
+
+def table(figures: list[Figure]) -> str:
+    """The figures as Markdown."""
+    lines = [
+        "| figure | size | ours | spread | peers | limit | goal | holds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in figures:
+        peers = ", ".join(
+            f"{peer} {shown(value)}{_times(row, value)}" for peer, value in row.peers.items()
+        )
+        limit = ", ".join(f"{shown(value)} {what}" for what, value in row.limit.items())
+        spread = row.spread.get("penstock", [])
+        told = f"{shown(spread[0])} - {shown(spread[1])}" if row.runs > 1 else ""
+        holds = {None: "", True: "yes", False: "**no**"}[row.holds]
+        cells = [row.name, row.size, f"{shown(row.ours)} {row.unit}", told, peers, limit]
+        lines.append("| " + " | ".join([*cells, row.goal or "", holds]) + " |")
+    return "\n".join(lines)
+
+
+def not_measured(figures: list[Figure]) -> list[str]:
+    """What was not measured, by figure."""
+    return [
+        f"{row.name}, {row.size}: {'; '.join(row.not_measured)}"
+        for row in figures
+        if row.not_measured
+    ]
+
+
+def broken(figures: list[Figure]) -> list[Figure]:
+    """The rows that do not hold."""
+    return [row for row in figures if row.holds is False]
+
+
+def bars(room: str, head: dict[str, Any], figures: list[Figure]) -> str:
+    """Figures that have peers as bars, each row on a scale of its own."""
+    rows = [row for row in figures if row.peers and row.ours is not None]
+    machine = head["machine"]
+    title = f"{room}: {head['commit']}, {head['date']}, {machine['cores']} cores, {machine['cpu']}"
+    parts, y = [_text(8, 20, title, "title")], 44
+    for row in rows:
+        parts.append(_text(8, y, f"{row.name} ({row.size}), {row.unit}", "name"))
+        y += 8
+        values = {"penstock": row.ours, **row.peers}
+        most = max(value for value in values.values() if value is not None) or 1.0
+        for name, value in values.items():
+            length = max(1.0, (WIDTH - LABEL_WIDTH - 110) * (value or 0.0) / most)
+            kind = "ours" if name == "penstock" else "peer"
+            parts.append(_text(8, y + 12, name, "label"))
+            parts.append(
+                f'<rect class="{kind}" x="{LABEL_WIDTH}" y="{y}" width="{length:.1f}"'
+                f' height="{BAR_HEIGHT - 3}"/>'
+            )
+            parts.append(_text(int(LABEL_WIDTH + length + 6), y + 12, shown(value), "label"))
+            y += BAR_HEIGHT
+        y += 22
+    style = (
+        "text{font-family:sans-serif;fill:#444}.title{font-size:11px}.name{font-size:13px;"
+        "font-weight:bold}.label{font-size:12px}.ours{fill:#1f6feb}.peer{fill:#9aa4b2}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}"'
+        f' height="{y}"><style>{style}</style><rect width="{WIDTH}" height="{y}" fill="#fff"/>'
+        + "".join(parts)
+        + "</svg>\n"
+    )
+
+
+def _text(x: int, y: int, text: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x}" y="{y}">{escape(text)}</text>'
+
+
+def _times(row: Figure, value: float) -> str:
+    if row.ours is None or not value or not row.ours:
+        return ""
+    is_less_better = row.unit in ("us", "ms", "s", "%", "MiB")
+    times = value / row.ours if is_less_better else row.ours / value
+    return f" ({times:.3g} x)"
