@@ -177,7 +177,7 @@ ROUTES = {
     "extend": ("POST", "/v1/leases/{lease}/extend"),
     "queues": ("GET", "/v1/queues"),
     "queue": ("GET", "/v1/queues/{queue}"),
-    "set_queue": ("PUT", "/v1/queues/{queue}"),
+    "set_queue": ("PUT", "/v1/queues/{queue}?create=true"),
     "lanes": ("GET", "/v1/limiters/{limiter}/lanes"),
     "lane": ("GET", "/v1/limiters/{limiter}/lanes/{lane}"),
     "set_lane": ("PUT", "/v1/limiters/{limiter}/lanes/{lane}"),

@@ -227,7 +227,7 @@ async def test_what_was_claimed_in_advance_goes_back_where_no_slot_becomes_free(
 
 @pytest.mark.parametrize(
     ("call_s", "ahead"),
-    [(math.inf, 0), (1.0, 0), (0.11, 0), (0.09, 1), (0.021, 1), (0.005, 4), (0.0001, 5), (0.0, 5)],
+    [(math.inf, 0), (1.0, 0), (0.11, 0), (0.09, 1), (0.021, 1), (0.005, 4), (0.0001, 10), (0.0, 10)],
 )
 def test_the_quicker_the_calls_the_more_is_claimed_in_advance(call_s, ahead):
     assert Line(facts_of(batch=10), 1, call_s=call_s).batches_ahead == ahead

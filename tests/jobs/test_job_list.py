@@ -117,6 +117,7 @@ async def test_lanes_are_listed_by_priority_and_place(jobs, queue_ids):
     assert len(found) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 3, 1000])
 async def test_pages_miss_and_repeat_nothing(jobs, queue_ids, monkeypatch, window, sql):
     monkeypatch.setattr(steering, "WINDOW_ROWS", window)
@@ -191,6 +192,7 @@ async def test_queues_that_are_none(jobs, queue_ids):
     assert (await jobs.find(before=2**70, jobs_max=-5)).jobs == []
 
 
+@pytest.mark.slow
 async def test_no_page_reads_a_table_whole(jobs, queue_ids, sql, postgres):
     """Counted by PostgreSQL itself, on tables whose statistics say that they are empty."""
     await sql("SELECT pg_stat_force_next_flush()")

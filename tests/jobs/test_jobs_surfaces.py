@@ -154,6 +154,23 @@ async def test_every_way_in_tells_the_same_life(running_engines, config):
             assert ours == theirs, f"python and {name}"
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"id": 1}, {"id": 2}),
+        ({}, {"id": 1}),
+        ({"id": 1}, {"id": "<none>"}),
+        ({"id": None}, {"id": "<some>"}),
+        ({"jobs": [{"id": 1}, {"id": 2}]}, {"jobs": [{"id": 1}]}),
+        ({"jobs": []}, {"jobs": [{"id": 1}]}),
+        (None, {"id": 1}),
+    ],
+)
+def test_what_is_no_part_of_an_answer_is_found(answer, expected):
+    with pytest.raises(AssertionError):
+        require_part(answer, expected)
+
+
 def test_steps_have_names_of_their_own_and_what_they_need():
     names = [step["name"] for step in STEPS]
     assert len(set(names)) == len(names)

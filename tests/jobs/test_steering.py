@@ -114,6 +114,7 @@ async def test_a_job_is_removed_over_http(client, jobs):
     assert (await client.post(f"/v1/jobs/{job_id}/retry")).status_code == 409
 
 
+@pytest.mark.slow
 async def test_a_take_waits_for_a_job(client, jobs):
     began_s = time.monotonic()
     nothing = await client.post("/v1/queues/q/take?wait=100ms")

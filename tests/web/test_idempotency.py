@@ -192,6 +192,18 @@ async def test_a_key_that_stays_in_flight_is_told_and_may_be_asked_again(house, 
     assert await orders() == 1
 
 
+@pytest.mark.slow
+async def test_an_effect_that_waits_too_long_is_not_told_as_a_key_in_flight(
+    send, postgres, orders, keys
+):
+    async with postgres.transaction() as tx:
+        await tx.run(compile_query("lock", "-- In the way.\nLOCK TABLE orders"))
+        answer = await send("k")
+        assert code_of(answer) == (503, "postgres.busy")
+    assert (await orders(), await keys()) == (0, [])
+    assert (await send("k")).status_code == 202
+
+
 @pytest.mark.parametrize(
     ("payload", "status"), [("refuse", 429), ("break", 500)], ids=["refused", "failed"]
 )

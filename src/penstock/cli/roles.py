@@ -29,6 +29,8 @@ from penstock.kernel.logs import configure_logs, logger
 
 Body = Callable[[App, asyncio.Event], Awaitable[None]]
 log = logger(__name__)
+AGENT_CONNECTIONS: Final = "4"
+"""Unless the setting says otherwise; one more listens. Its slots need none for their jobs."""
 APP_ARGUMENT: Final = click.argument("application", metavar="[MODULE:APP]", required=False)
 
 
@@ -118,7 +120,14 @@ def api(line: CommandLine, application: str | None) -> None:
 )
 @click.option("--reload", is_flag=True, help="In development: start anew when the code changes.")
 @click.pass_obj
-def agent(line: CommandLine, application: str | None, name: str | None, *, reload: bool) -> int:
+def agent(
+    line: CommandLine,
+    application: str | None,
+    *,
+    name: str | None,
+    tags: tuple[str, ...],
+    reload: bool,
+) -> int:
     """Claim jobs of every queue that MODULE:APP knows for slots forked from one import of it."""
     from penstock.cli.reloading import watch_code
     from penstock.jobs.agent.agent import Agent
@@ -133,7 +142,7 @@ def agent(line: CommandLine, application: str | None, name: str | None, *, reloa
             """The app as it is configured where its code is, without its code."""
             inner = line.make_app(None)
             opened.append(inner)
-            inner.use_flags(settings)
+            inner.use_flags({"postgres.connections_max": AGENT_CONNECTIONS, **settings})
             await check_schema(inner.engines.postgres, line.packages, version=inner.version)
             return inner
 
@@ -142,6 +151,7 @@ def agent(line: CommandLine, application: str | None, name: str | None, *, reloa
             app.data_folder / "run" / "agents",
             partial(zygote_command, line, application),
             open_app,
+            tags=tags,
         )
         host.on_ready = announce_ready
         try:

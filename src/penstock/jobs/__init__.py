@@ -14,8 +14,8 @@ state, a lease row a batch, a scan watermark, lanes with a journal) was measured
 with one consumer, 97,000/s beside a 24 s transaction (PostgreSQL 18, 2 cores shared with the clients).
 
 **Limits**: `model.py`. **Files**: hearts `tasks/` (what code declares), `inhand.py` and `handling.py` (what a handler
-holds and says), `slots/` (running handlers), `intake.py` (the checks at the door), `leases.py` and `settling.py`
-(a host's claims, and taking jobs back), `agent/` (processes and who works what), `fleet/` (the plan), `hints.py`
+holds and says), `slots/` (running handlers), `intake.py` (the checks at the door), `leases.py` (a host's desk) with
+`scans.py` (how far its claims came) and `settling.py` (what is not yet recorded), `agent/` (processes and who works what), `fleet/` (the plan), `hints.py`
 (coalesced NOTIFY), `refs.py` and `bridge.py` (what enqueue returns; sync code), `reasons.py` (why a job waits);
 then `model`, `errors`, `worker` and the folders `store` + `sql`, `service`, `http`, `cli`.
 """
@@ -26,7 +26,10 @@ from penstock.jobs.errors import InvalidJob, JobUnknown, LeaseLost, QueueUnknown
 from penstock.jobs.handling import Cancel, Fail, Retry, Snooze
 from penstock.jobs.inhand import Batch, JobInHand, current_job
 from penstock.jobs.model import (
+    BulkDone,
     Job,
+    JobFilter,
+    JobPage,
     JobsConfig,
     JobState,
     Lane,
@@ -34,6 +37,8 @@ from penstock.jobs.model import (
     NewJob,
     QueueStatus,
     Sweep,
+    Taken,
+    TakenOutcome,
     Why,
 )
 from penstock.jobs.refs import JobRef
@@ -42,12 +47,15 @@ from penstock.jobs.tasks import Call, Queue, Registry, Task
 
 __all__ = [
     "Batch",
+    "BulkDone",
     "Call",
     "Cancel",
     "Fail",
     "InvalidJob",
     "Job",
+    "JobFilter",
     "JobInHand",
+    "JobPage",
     "JobRef",
     "JobState",
     "JobUnknown",
@@ -64,6 +72,8 @@ __all__ = [
     "Retry",
     "Snooze",
     "Sweep",
+    "Taken",
+    "TakenOutcome",
     "Task",
     "Why",
     "current_job",

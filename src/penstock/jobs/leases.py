@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from penstock.engines.postgres import Postgres, PostgresBusy
@@ -31,6 +30,7 @@ from penstock.jobs.model import (
     jobs_wait_seconds,
     leases_lost,
 )
+from penstock.jobs.scans import Scan
 from penstock.jobs.settling import DONE, Held, Part, Unsettled, is_all_done, said_of
 from penstock.jobs.slots.messages import Progress, Settled
 from penstock.jobs.store.leases import Claim, Claims, Said, WorkAhead
@@ -41,11 +41,8 @@ from penstock.kernel.logs import logger
 
 __all__ = ["RECONNECT", "Claim", "Claims", "Desk", "HostLost", "Scan", "WorkAhead"]
 _log: Final = logger(__name__)
-_FIRST: Final = (datetime(1970, 1, 1, tzinfo=UTC), 0)
 _FINISHED: Final = {word: jobs_finished.labels(outcome=word) for word in OUTCOMES}
 RECONNECT: Final = Backoff(0.1, 3.0)
-MARKS_KEPT_S: Final = 1.0
-LOWEST_FIRST_EVERY: Final = 8
 FLUSH_AFTER_S: Final = 0.005
 BUSY_AFTER_S: Final = 0.05
 PROGRESS_AFTER_S: Final = 0.25
@@ -62,40 +59,6 @@ def require_not_cancelled() -> None:
 
 class HostLost(Exception):
     """This host's row expired: its leases are being given to others."""
-
-
-class Scan:
-    """Where a consumer's claims of one queue go on, and which priorities they begin with.
-
-    Marks keep claims off the dead index entries of what was claimed before: 97,000 jobs/s beside a
-    24 s transaction instead of 5,000. They are dropped after a short batch and each second, so that late
-    commits, returned jobs and more urgent ones are seen.
-    """
-
-    def __init__(self) -> None:
-        self.marks = [_FIRST] * len(store.leases.PRIORITIES)
-        self._claims = 0
-        self._marked_s = 0.0
-
-    def next_order(self) -> Sequence[int]:
-        """Priorities in the order to claim them: every 8th time the last first, so that none starves."""
-        self._claims += 1
-        if self._claims % LOWEST_FIRST_EVERY == 0:
-            return store.leases.PRIORITIES[::-1]
-        return store.leases.PRIORITIES
-
-    def note(self, claims: Claims, *, jobs_max: int, now_s: float) -> None:
-        """Learn from a claim that asked for `jobs_max`."""
-        jobs = sum(len(claim.ids) for claim in claims.leases) + claims.moved
-        if jobs < jobs_max or now_s - self._marked_s > MARKS_KEPT_S:
-            self.marks = [_FIRST] * len(store.leases.PRIORITIES)
-            self._marked_s = now_s
-            return
-        for claim in claims.leases:
-            keys = zip(claim.run_ats, claim.ids, strict=True)
-            # Jobs of a lease are in order, so the last of each priority is what remains.
-            for priority, key in dict(zip(claim.priorities, keys, strict=True)).items():
-                self.marks[priority] = max(self.marks[priority], key)
 
 
 class Desk:
@@ -147,6 +110,7 @@ class Desk:
         self._riding += 1
         if riders:
             crash_point("jobs.before_settle")
+        sent_s = time.monotonic()
         try:
             claims = await store.leases.claim_ready(
                 self._postgres,
@@ -168,7 +132,8 @@ class Desk:
         if riders:
             crash_point("jobs.after_settle")
             self._note_answer(riders, claims.lost, claims.busy)
-        scan.note(claims, jobs_max=leases_max * batch, now_s=time.monotonic())
+        now_s = time.monotonic()
+        scan.note(claims, jobs_max=leases_max * batch, now_s=now_s, took_s=now_s - sent_s)
         return self._taken(queue_id, claims)
 
     async def claim_lanes(self, queue_id: int, *, leases_max: int, batch: int) -> Claims:

@@ -66,6 +66,8 @@ class LocalCrew:
     kind = "work"
 
     def __init__(self, jobs: Jobs, config: JobsConfig) -> None:
+        self.tags = sorted({task.declared.tag for task in jobs.registry if task.declared.tag})
+        """All that are asked for: in development this host is fit for everything."""
         self._jobs = jobs
         self._config = config
         self._runner: SlotRunner | None = None

@@ -67,39 +67,48 @@ class Keys:
         status = request.route_handler.status_code
 
         async def run(make: Make[Any]) -> Any:
-            return await self._run(make, getattr(caller, "token_id", 0), key, digest, status)
+            token_id = getattr(caller, "token_id", 0)
+            return await self._run(make, token_id, key, digest=digest, status=status)
 
         return Once(run)
 
-    async def _run(self, make: Make[Any], caller: int, key: str, digest: bytes, status: int) -> Any:
-        try:
-            async with self._postgres.transaction() as tx:
-                await self._take(tx, caller, key, digest)
-                answer = await make(tx)
-                body = msgspec.json.encode(answer)
-                await tx.run(SQL.keep_answer, caller=caller, key=key, status=status, body=body)
-                crash_point("web.before_commit")
-            crash_point("web.after_effect")
-        except PostgresBusy as error:
-            raise IdempotencyInFlight(
-                "a request with this Idempotency-Key is still under way: send it again in a moment",
-                retry_after_s=1,
-            ) from error
+    async def _run(
+        self, make: Make[Any], caller: int, key: str, *, digest: bytes, status: int
+    ) -> Any:
+        async with self._postgres.transaction() as tx:
+            await self._take(tx, caller, key, digest)
+            answer = await make(tx)
+            body = msgspec.json.encode(answer)
+            await tx.run(SQL.keep_answer, caller=caller, key=key, status=status, body=body)
+            crash_point("web.before_commit")
+        crash_point("web.after_effect")
         return answer
 
     async def _take(self, tx: Tx, caller: int, key: str, digest: bytes) -> None:
-        """Write the key's row. Raises: Replay, IdempotencyMismatch; PostgresBusy."""
+        """Write the key's row. Raises: Replay, IdempotencyMismatch, IdempotencyInFlight."""
         await tx.run(SQL.bound_key_wait, wait_ms=str(int(LOCK_WAIT_S * 1000)))
         await tx.run(SQL.drop_old_keys, kept_s=self._kept_s)
-        if await tx.run(SQL.take_key, caller=caller, key=key, sha256=digest):
-            return
-        kept: Any = await tx.one(SQL.find_key, caller=caller, key=key)
+        try:
+            if await tx.run(SQL.take_key, caller=caller, key=key, sha256=digest):
+                return
+        except PostgresBusy as error:
+            raise _in_flight() from error
+        kept = await tx.one(SQL.find_key, caller=caller, key=key)
+        if kept is None:  # It was old, and another request forgot it just now.
+            raise _in_flight()
         if kept["sha256"] != digest:
             raise IdempotencyMismatch(
                 f"Idempotency-Key {key[:80]!r} belongs to another request: make a new key for each"
                 " request, and repeat a request unchanged"
             )
         raise Replay(kept["status"], kept["body"])
+
+
+def _in_flight() -> IdempotencyInFlight:
+    return IdempotencyInFlight(
+        "a request with this Idempotency-Key is still under way: send it again in a moment",
+        retry_after_s=1,
+    )
 
 
 async def _make_alone(make: Make[Any]) -> Any:

@@ -170,7 +170,7 @@ def bind(listen: tuple[str, int]) -> socket.socket:
             " address of this machine and a port that may be used"
         ) from error
     # Connections inherit it. uvloop sets it itself, asyncio only where a socket names its protocol: a body then
-    # waits for the acknowledgement of its head, 46 ms a request on loopback instead of 3.
+    # waits for the acknowledgement of its head, 46 ms a request on loopback instead of 2.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 

@@ -45,8 +45,11 @@ class Agent:
         folder: Path,
         command: Command,
         open_app: Callable[[dict[str, str]], Awaitable[Opened]],
+        *,
+        tags: Sequence[str] = (),
     ) -> None:
         self._name = name
+        self._tags = tags
         self._folder = folder
         self._command = command
         self._open_app = open_app
@@ -68,7 +71,9 @@ class Agent:
                 app = await self._open_app(loaded.settings)
                 await _return_leases(app, succession)
                 postgres, config = app.engines.postgres, app.jobs.config
-                crew = ForkedCrew(keeper, board, succession, config, name=self._name)
+                crew = ForkedCrew(
+                    keeper, board, succession, config, name=self._name, tags=self._tags
+                )
                 host = HostLoop(postgres, config, name=self._name, crew=crew)
                 host.on_ready = self.on_ready
                 await host.run(stop)

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from penstock.engines.postgres import Postgres, translated_errors
 from penstock.jobs import store
+from penstock.jobs.agent import capacity
 from penstock.jobs.agent.dispatcher import Dispatcher
 from penstock.jobs.agent.lines import Counts, Line, TaskFacts
 from penstock.jobs.fleet.facts import QueueCounts
@@ -36,6 +37,8 @@ class Crew(Protocol):
 
     kind: str
     """Of the host row: `agent` or `work`."""
+    tags: Sequence[str]
+    """What this host is fit for beside tasks without a tag."""
 
     async def declare(self) -> Sequence[tuple[TaskFacts, int]]:
         """Store what the code says of its queues; each with the queue's id. May raise a PenstockError."""
@@ -117,7 +120,13 @@ class HostLoop:
         lines = [Line(facts, queue_id) for facts, queue_id in declared]
         ids = [line.queue_id for line in lines]
         host_id = await store.hosts.add_host(
-            self._postgres, self._name, ids, self._config.lease_s, kind=self._crew.kind
+            self._postgres,
+            self._name,
+            ids,
+            self._config.lease_s,
+            kind=self._crew.kind,
+            tags=self._crew.tags,
+            cores=capacity.cores(),
         )
         self._jobs_run_before = self.statistics()["jobs_run"]
         self._desk = Desk(self._postgres, self._config, host_id)

@@ -58,7 +58,9 @@ class ForkedCrew:
         config: JobsConfig,
         *,
         name: str,
+        tags: Sequence[str] = (),
     ) -> None:
+        self.tags = tags
         self._keeper = keeper
         self._board = board
         self._succession = succession
@@ -86,7 +88,8 @@ class ForkedCrew:
         """See `Crew`."""
         loaded = await self._keeper.wait_loaded()
         ids = await declared_ids(self._keeper)
-        return [(facts, ids[facts.queue]) for facts in loaded.tasks]
+        fit = [facts for facts in loaded.tasks if facts.tag is None or facts.tag in self.tags]
+        return [(facts, ids[facts.queue]) for facts in fit]
 
     async def serve(self, dispatcher: Dispatcher) -> None:
         """See `Crew`."""

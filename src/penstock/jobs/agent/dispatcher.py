@@ -6,7 +6,8 @@ settled rides on it.
 
 Batches of a quick task are claimed in advance, for STOCK_S or one a slot that works it, and wait here rather than in a
 slot: they go to whichever slot is free first, and back to the queue if none is within STOCK_KEPT_S. Jobs of lanes are
-never claimed in advance, for a grant is good for its slack only.
+claimed in advance only where calls are quicker than that, for a grant is good for its slack only: 5 batches of 100 a
+claim instead of one made 3,900 jobs/s 30,000.
 
 A hint is cleared BEFORE the claim that it causes: one that comes while an empty claim is under way must survive it.
 """
@@ -22,7 +23,7 @@ from typing import Any, Final
 from penstock.jobs.agent.blame import given_back, settled_for_dead
 from penstock.jobs.agent.board import Doing
 from penstock.jobs.agent.choosing import Moment
-from penstock.jobs.agent.lines import Line, Stocked
+from penstock.jobs.agent.lines import STOCK_S, Line, Stocked
 from penstock.jobs.agent.seats import Seat
 from penstock.jobs.leases import RECONNECT, Desk, require_not_cancelled
 from penstock.jobs.slots.messages import (
@@ -268,7 +269,7 @@ class Dispatcher:
         if line.facts.batch is not None:
             batch = line.pace.batch_hint(line.facts.batch)
             leases_max = sum(seat.credit(line) for seat in seats)
-            if not is_lanes:
+            if not is_lanes or line.call_s <= STOCK_S:
                 leases_max += moment.batches_in_advance(line, has_room=bool(seats))
         else:
             # Seats with much less room than the roomiest wait for the next claim: one lease a seat.
@@ -381,7 +382,7 @@ class Dispatcher:
         needs_idle = at_once and work.losses[0] >= self._desk.config.losses_max - 1 > 0
         stocked = Stocked(work, now_s, needs_idle)
         if not self._try_give(line, stocked, seats):
-            if work.start_before_s is not None:
+            if work.start_before_s is not None and line.call_s > STOCK_S:
                 self._settle(line, given_back(work))
             else:
                 line.stock.append(stocked)

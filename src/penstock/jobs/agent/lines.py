@@ -20,7 +20,7 @@ QUICK_S: Final = 0.1
 """Calls that take longer get no batch in advance: it would wait behind a call instead of in a free slot."""
 STOCK_S: Final = 0.02
 """Work that is claimed in advance lasts a slot about so long, or is one batch."""
-BATCHES_AHEAD_MAX: Final = 5
+BATCHES_AHEAD_MAX: Final = 10
 _SMOOTHING: Final = 0.2
 _COUNTED: Final = {
     "done": "done",
@@ -44,6 +44,7 @@ class TaskFacts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     limiter: str
     importance: int
     is_async: bool
+    tag: str | None = None
 
     @classmethod
     def of(cls, task: Task) -> TaskFacts:
@@ -56,6 +57,7 @@ class TaskFacts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             limiter=task.limiter,
             importance=task.declared.importance,
             is_async=task.is_async,
+            tag=task.declared.tag,
         )
 
 

@@ -19,7 +19,7 @@ from penstock.kernel.terminal import Terminal
 @click.option("--lease", default="5m", show_default=True, help="How long they are yours.")
 @click.option("--wait", default="0s", show_default=True, help="Wait so long where none is due.")
 @click.pass_obj
-def take(terminal: Terminal, queue: str, n: int, lease: str, wait: str) -> None:
+def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> None:
     """Take due jobs of QUEUE; unless they are acked in time, they go back."""
     lease_s, wait_s = duration_s("--lease", lease), duration_s("--wait", wait)
     taken = terminal.run(

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from litestar import get, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import UNSET, UnsetType
 
 from penstock.jobs.http.scopes import READ, WRITE
@@ -39,12 +39,15 @@ async def get_queue(jobs: NamedDependency[Jobs], queue: FromPath[str]) -> QueueS
 
 @put("/v1/queues/{queue:str}", operation_id="setQueue", summary="Change a queue", opt=WRITE)
 async def set_queue(
-    jobs: NamedDependency[Jobs], queue: FromPath[str], data: JSONBody[QueueChange]
+    jobs: NamedDependency[Jobs],
+    queue: FromPath[str],
+    data: JSONBody[QueueChange],
+    create: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
 ) -> QueueStatus:
-    """Pause or resume a queue and set what wins over its code; an unknown name makes a queue without code."""
+    """Pause or resume a queue and set what wins over its code; `create`: make one without code if need be."""
     asked = msgspec.structs.asdict(data)
     changes = {name: value for name, value in asked.items() if value is not UNSET}
-    await jobs.set_queue(queue, create=True, **changes)
+    await jobs.set_queue(queue, create=create, **changes)
     return await jobs.queue(queue)
 
 

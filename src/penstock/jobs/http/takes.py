@@ -41,6 +41,7 @@ class Extended(msgspec.Struct, frozen=True, kw_only=True):
 async def take_jobs(
     jobs: NamedDependency[Jobs],
     queue: FromPath[str],
+    *,
     n: FromQuery[int] = 1,
     lease: FromQuery[str] = "5m",
     wait: FromQuery[str] = "0s",

@@ -19,7 +19,9 @@ DECLARE
 BEGIN
     SELECT array_agg(u.limiter), array_agg(u.name) INTO v_limiters, v_names
     FROM (SELECT DISTINCT u.limiter, u.name FROM unnest(p_limiters, p_names) AS u(limiter, name)) u
-    WHERE NOT EXISTS (SELECT FROM penstock.lane l WHERE l.limiter = u.limiter AND l.name = u.name);
+    LEFT JOIN LATERAL (SELECT true AS is_there FROM penstock.lane l
+                       WHERE l.limiter = u.limiter AND l.name = u.name OFFSET 0) l ON true
+    WHERE l.is_there IS NULL;
     IF v_names IS NULL THEN
         RETURN;
     END IF;
@@ -38,79 +40,46 @@ END $$;
 CREATE FUNCTION penstock.fold_lanes_v2(p_queue integer, p_max integer)
 RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_ids bigint[];
+    v_rows tid[];
     v_limiters text[];
     v_lanes text[];
     v_got_limiters text[];
     v_got_lanes text[];
     v_now timestamptz;
 BEGIN
-    SELECT array_agg(e.id), array_agg(e.limiter), array_agg(e.lane)
-    INTO v_ids, v_limiters, v_lanes
-    FROM (SELECT id, limiter, lane FROM penstock.lane_event WHERE queue = p_queue
+    SELECT array_agg(e.ctid), array_agg(e.limiter), array_agg(e.lane)
+    INTO v_rows, v_limiters, v_lanes
+    FROM (SELECT ctid, limiter, lane FROM penstock.lane_event WHERE queue = p_queue
           ORDER BY id LIMIT p_max FOR UPDATE SKIP LOCKED) e;
-    IF v_ids IS NULL THEN
+    IF v_rows IS NULL THEN
         RETURN;
     END IF;
     PERFORM penstock.make_lanes_v1(v_limiters, v_lanes);
-    SELECT array_agg(l.limiter), array_agg(l.name) INTO v_got_limiters, v_got_lanes
-    FROM (SELECT l.limiter, l.name FROM penstock.lane l
-          JOIN (SELECT DISTINCT u.limiter, u.lane FROM unnest(v_limiters, v_lanes)
-                AS u(limiter, lane)) w ON w.limiter = l.limiter AND w.lane = l.name
-          FOR NO KEY UPDATE OF l SKIP LOCKED) l;
+    SELECT array_agg(w.limiter), array_agg(w.lane) INTO v_got_limiters, v_got_lanes
+    FROM (SELECT DISTINCT u.limiter, u.lane FROM unnest(v_limiters, v_lanes) AS u(limiter, lane)) w
+    CROSS JOIN LATERAL (SELECT FROM penstock.lane l WHERE l.limiter = w.limiter AND l.name = w.lane
+                        FOR NO KEY UPDATE SKIP LOCKED) l;
     v_now := clock_timestamp();
     WITH spent AS (
-        DELETE FROM penstock.lane_event e
-        USING unnest(v_ids, v_limiters, v_lanes) AS u(id, limiter, lane),
-              unnest(v_got_limiters, v_got_lanes) AS g(limiter, lane)
-        WHERE e.queue = p_queue AND e.id = u.id AND g.limiter = u.limiter AND g.lane = u.lane
+        DELETE FROM penstock.lane_event e WHERE e.ctid = ANY(ARRAY(
+            SELECT u.ctid FROM unnest(v_rows, v_limiters, v_lanes) AS u(ctid, limiter, lane)
+            JOIN unnest(v_got_limiters, v_got_lanes) AS g(limiter, lane)
+              ON g.limiter = u.limiter AND g.lane = u.lane))
         RETURNING e.limiter, e.lane, e.k
-    ), sums AS (
-        SELECT s.limiter, s.lane, sum(s.k)::integer AS k,
-               CASE WHEN l.paused OR l.inflight >= l.concurrency THEN 'infinity'
-                    ELSE greatest(l.free_at, v_now) END AS next_at
-        FROM spent s JOIN penstock.lane l ON l.limiter = s.limiter AND l.name = s.lane
-        GROUP BY 1, 2, l.paused, l.inflight, l.concurrency, l.free_at
     )
     INSERT INTO penstock.lane_queue AS q (limiter, lane, queue, waiting, ready_at)
-    SELECT s.limiter, s.lane, p_queue, s.k, CASE WHEN s.k > 0 THEN s.next_at ELSE 'infinity' END
-    FROM sums s
+    SELECT s.limiter, s.lane, p_queue, s.k, CASE WHEN s.k > 0 THEN l.next_at ELSE 'infinity' END
+    FROM (SELECT t.limiter, t.lane, sum(t.k)::integer AS k FROM spent t GROUP BY 1, 2) s
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN l.paused OR l.inflight >= l.concurrency THEN 'infinity'
+                    ELSE greatest(l.free_at, v_now) END AS next_at
+        FROM penstock.lane l WHERE l.limiter = s.limiter AND l.name = s.lane OFFSET 0) l
     ON CONFLICT (limiter, lane, queue) DO UPDATE SET
         waiting = q.waiting + excluded.waiting,
         ready_at = CASE WHEN q.waiting + excluded.waiting <= 0 THEN 'infinity'
                         WHEN q.waiting <= 0 THEN excluded.ready_at
                         ELSE q.ready_at END;
 END $$;
-
--- Write leases for jobs that were taken out of their lanes: one for each p_batch of them in their order, and one of
--- its own for each job whose process died before, so that it takes no neighbours with it.
-CREATE FUNCTION penstock.lease_lanes_v1(
-    p_host bigint, p_queue integer, p_limiter text, p_granted_at timestamptz, p_batch integer,
-    p_jobs penstock.lane_job[]
-) RETURNS TABLE (
-    lease_id bigint, is_plain boolean, ids bigint[], run_ats timestamptz[], priorities smallint[],
-    attempts smallint[], losses smallint[], lanes text[], traceparents text[], versions smallint[],
-    payloads bytea[]
-) LANGUAGE sql SET enable_sort = off AS $$
-    WITH placed AS (
-        SELECT j.*, CASE WHEN j.losses > 0 THEN -j.ord ELSE (
-            count(*) FILTER (WHERE j.losses = 0) OVER (ROWS UNBOUNDED PRECEDING) - 1
-        ) / p_batch END AS part
-        FROM unnest(p_jobs) WITH ORDINALITY
-            AS j(id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key,
-                 traceparent, payload, version, ord)
-    )
-    INSERT INTO penstock.job_lease AS l
-        (host, queue, limiter, granted_at, ids, run_ats, group_ids, priorities, attempts,
-         losses, lanes, unique_keys, traceparents, versions, payloads)
-    SELECT p_host, p_queue, p_limiter, p_granted_at,
-           array_agg(j.id), array_agg(j.run_at), array_agg(j.group_id), array_agg(j.priority),
-           array_agg(j.attempt), array_agg(j.losses), array_agg(j.lane), array_agg(j.unique_key),
-           array_agg(j.traceparent), array_agg(j.version), array_agg(j.payload)
-    FROM placed j GROUP BY j.part
-    RETURNING l.id, l.is_plain, l.ids, l.run_ats, l.priorities, l.attempts, l.losses, l.lanes,
-        l.traceparents, l.versions, l.payloads;
-$$;
 
 -- Lease jobs of a queue's lanes in up to p_leases_max leases of p_batch: at most p_lanes_max lanes that have allowance,
 -- in turns of p_quantum x weight. Acks as in claim_ready_v2. One row a lease, or one with lease_id NULL: nothing,
@@ -125,78 +94,94 @@ CREATE FUNCTION penstock.claim_lanes_v2(
     lease_id bigint, is_plain boolean, ids bigint[], run_ats timestamptz[], priorities smallint[],
     attempts smallint[], losses smallint[], lanes text[], traceparents text[], versions smallint[],
     payloads bytea[]
-) LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
     v_lost bigint[];
     v_busy bigint[];
     v_retries integer;
+    v_is_plain boolean;
     v_limiter text;
     v_now timestamptz := clock_timestamp();
     v_names text[];
     v_gives integer[];
     v_turns integer[];
-    v_jobs penstock.lane_job[];
     v_slack double precision := 0;
-    v_wait double precision := 0;
+    v_wait double precision;
 BEGIN
     IF p_done <> '{}' THEN
         SELECT a.lost, a.busy INTO v_lost, v_busy FROM penstock.ack_v1(p_done) a;
     END IF;
-    SELECT coalesce(o.retries, q.retries), q.limiter INTO v_retries, v_limiter
+    SELECT coalesce(o.retries, q.retries), q.keep_done_s IS NULL AND NOT q.keep_result, q.limiter
+    INTO v_retries, v_is_plain, v_limiter
     FROM penstock.host h
     JOIN penstock.queue q ON q.id = p_queue AND NOT q.paused
     LEFT JOIN penstock.queue_override o ON o.queue = q.id
     WHERE h.id = p_host AND h.expires_at > now() AND NOT h.is_draining;
     IF FOUND THEN
-        PERFORM penstock.fold_lanes_v2(p_queue, 1000);
+        PERFORM penstock.fold_lanes_v2(p_queue, 500);
         v_now := clock_timestamp();
         -- The second bound on ready_at lets a generic plan use the partial index (20-42 ms without).
-        SELECT array_agg(c.name) INTO v_names FROM (
-            SELECT l.name FROM penstock.lane_queue q
-            JOIN penstock.lane l ON l.limiter = q.limiter AND l.name = q.lane
-            WHERE q.queue = p_queue AND q.ready_at <= v_now AND q.ready_at < 'infinity'
-              AND q.limiter = v_limiter
-            ORDER BY q.ready_at LIMIT p_lanes_max FOR NO KEY UPDATE OF l SKIP LOCKED
+        SELECT array_agg(c.lane) INTO v_names FROM (
+            SELECT q.lane FROM (
+                SELECT w.lane FROM penstock.lane_queue w
+                WHERE w.queue = p_queue AND w.ready_at <= v_now AND w.ready_at < 'infinity'
+                  AND w.limiter = v_limiter ORDER BY w.ready_at OFFSET 0
+            ) q CROSS JOIN LATERAL (
+                SELECT FROM penstock.lane l WHERE l.limiter = v_limiter AND l.name = q.lane
+                FOR NO KEY UPDATE SKIP LOCKED
+            ) l LIMIT p_lanes_max
         ) c;
     END IF;
     IF v_names IS NULL THEN
         SELECT extract(epoch FROM min(q.ready_at) - clock_timestamp()) INTO v_wait
         FROM penstock.lane_queue q
         WHERE q.queue = p_queue AND q.ready_at < 'infinity' AND v_limiter IS NOT NULL;
-    ELSE
-        v_now := clock_timestamp();
-        SELECT p.names, p.gives, p.turns, p.slack_s INTO v_names, v_gives, v_turns, v_slack
-        FROM penstock.plan_lanes_v1(
-            v_limiter, p_queue, v_names, p_leases_max * p_batch, p_quantum, v_now) p;
-        WITH gone AS (
-            DELETE FROM penstock.lane_job d WHERE d.ctid = ANY(ARRAY(
-                SELECT k.ctid FROM (
-                    SELECT c.ctid, count(*) FILTER (WHERE c.losses > 0) OVER w
-                        + (count(*) FILTER (WHERE c.losses = 0) OVER w + p_batch - 1) / p_batch
-                        AS leases
-                    FROM unnest(v_names, v_gives) AS g(name, give), LATERAL (
-                        SELECT j.ctid, j.losses FROM penstock.lane_job j
-                        WHERE j.queue = p_queue AND j.lane = g.name
-                        ORDER BY j.priority, j.id LIMIT g.give FOR UPDATE SKIP LOCKED
-                    ) c WHERE g.give > 0 WINDOW w AS (ROWS UNBOUNDED PRECEDING)
-                ) k WHERE k.leases <= p_leases_max
-            )) RETURNING d AS job
-        )
-        SELECT array_agg(g.job ORDER BY (g.job).priority, (g.job).id)
-        INTO v_jobs FROM gone g;
-        PERFORM penstock.grant_v2(v_limiter, p_queue, v_names, v_turns, ARRAY(
-            SELECT j.lane FROM unnest(v_jobs) j), v_now);
-    END IF;
-    IF v_jobs IS NULL THEN
         RETURN QUERY SELECT v_now, v_retries, v_limiter, v_wait, 0::double precision, v_lost, v_busy,
             NULL::bigint, NULL::boolean, NULL::bigint[], NULL::timestamptz[], NULL::smallint[],
             NULL::smallint[], NULL::smallint[], NULL::text[], NULL::text[], NULL::smallint[],
             NULL::bytea[];
         RETURN;
     END IF;
-    RETURN QUERY SELECT v_now, v_retries, v_limiter, v_wait, v_slack, v_lost, v_busy, l.*
-    FROM penstock.lease_lanes_v1(p_host, p_queue, v_limiter, v_now, p_batch, v_jobs) l;
+    v_now := clock_timestamp();
+    SELECT p.names, p.gives, p.turns, p.slack_s INTO v_names, v_gives, v_turns, v_slack
+    FROM penstock.plan_lanes_v1(
+        v_limiter, p_queue, v_names, p_leases_max * p_batch, p_quantum, v_now) p;
+    RETURN QUERY
+    WITH gone AS (
+        DELETE FROM penstock.lane_job d WHERE d.ctid = ANY(ARRAY(
+            SELECT k.ctid FROM (
+                SELECT c.ctid, count(*) FILTER (WHERE c.losses > 0) OVER w
+                    + (count(*) FILTER (WHERE c.losses = 0) OVER w + p_batch - 1) / p_batch
+                    AS leases
+                FROM unnest(v_names, v_gives) AS g(name, give), LATERAL (
+                    SELECT j.ctid, j.losses FROM penstock.lane_job j
+                    WHERE j.queue = p_queue AND j.lane = g.name
+                    ORDER BY j.priority, j.id LIMIT g.give FOR UPDATE SKIP LOCKED
+                ) c WHERE g.give > 0 WINDOW w AS (ROWS UNBOUNDED PRECEDING)
+            ) k WHERE k.leases <= p_leases_max
+        )) RETURNING d.*
+    ), placed AS (
+        SELECT g.*, CASE WHEN g.losses > 0 THEN -row_number() OVER w ELSE (
+            count(*) FILTER (WHERE g.losses = 0) OVER w - 1) / p_batch END AS part
+        FROM gone g WINDOW w AS (ORDER BY g.priority, g.id ROWS UNBOUNDED PRECEDING)
+    ), lease AS (
+        INSERT INTO penstock.job_lease
+            (host, queue, limiter, granted_at, is_plain, ids, run_ats, group_ids, priorities, attempts,
+             losses, lanes, unique_keys, traceparents, versions, payloads)
+        SELECT p_host, p_queue, v_limiter, v_now,
+               v_is_plain AND bool_and(j.unique_key IS NULL AND j.group_id IS NULL),
+               array_agg(j.id), array_agg(j.run_at), array_agg(j.group_id), array_agg(j.priority),
+               array_agg(j.attempt), array_agg(j.losses), array_agg(j.lane), array_agg(j.unique_key),
+               array_agg(j.traceparent), array_agg(j.version), array_agg(j.payload)
+        FROM placed j GROUP BY j.part
+        RETURNING job_lease.*
+    )
+    SELECT v_now, v_retries, v_limiter, 0::double precision, v_slack, v_lost, v_busy, l.id, l.is_plain,
+           l.ids, l.run_ats, l.priorities, l.attempts, l.losses, l.lanes, l.traceparents, l.versions,
+           l.payloads
+    FROM penstock.grant_v2(v_limiter, p_queue, v_names, v_turns, ARRAY(SELECT g.lane FROM gone g), v_now)
+    LEFT JOIN lease l ON true;
 END $$;
 
 -- What each of the lanes p_names, which the caller holds locked, gives of p_jobs_max jobs: least of what waits, what
@@ -209,22 +194,21 @@ CREATE FUNCTION penstock.plan_lanes_v1(
 ) RETURNS TABLE (names text[], gives integer[], turns integer[], slack_s double precision)
 LANGUAGE sql SET enable_seqscan = off AS $$
     WITH allowed AS (
-        SELECT l.name, q.ready_at, l.slack_s, u.turn,
+        SELECT l.name, l.ready_at, l.slack_s, l.turn,
                CASE WHEN l.paused THEN 0 ELSE greatest(0, least(
-                   q.waiting, l.concurrency - l.inflight, u.turn,
+                   l.waiting, l.concurrency - l.inflight, l.turn,
                    l.starts_max - (
                        SELECT coalesce(sum(s.n), 0) FROM unnest(l.at, l.n) AS s(at, n)
                        WHERE s.at > p_now - (l.window_s + l.slack_s) * interval '1 s'))) END AS give
-        FROM unnest(p_names) AS v(name)
-        JOIN penstock.lane l ON l.limiter = p_limiter AND l.name = v.name
-        JOIN penstock.lane_queue q
-          ON q.limiter = p_limiter AND q.lane = v.name AND q.queue = p_queue
-        CROSS JOIN (
-            SELECT greatest(p_quantum, ceil(p_jobs_max::double precision / sum(w.weight)))::integer AS quantum
-            FROM penstock.lane w WHERE w.limiter = p_limiter AND w.name = ANY(p_names)
-        ) fill
-        CROSS JOIN LATERAL (
-            SELECT CASE WHEN q.turn > 0 THEN q.turn ELSE fill.quantum * l.weight END AS turn) u
+        FROM (
+            SELECT l.*, q.waiting, q.ready_at, CASE WHEN q.turn > 0 THEN q.turn ELSE l.weight * greatest(
+                p_quantum, ceil(p_jobs_max::double precision / sum(l.weight) OVER ()))::integer END AS turn
+            FROM unnest(p_names) AS v(name)
+            CROSS JOIN LATERAL (SELECT * FROM penstock.lane l
+                                WHERE l.limiter = p_limiter AND l.name = v.name OFFSET 0) l
+            CROSS JOIN LATERAL (SELECT q.waiting, q.ready_at, q.turn FROM penstock.lane_queue q
+                                WHERE q.limiter = p_limiter AND q.lane = v.name AND q.queue = p_queue OFFSET 0) q
+        ) l
     ), running AS (
         SELECT a.*, p_jobs_max - coalesce(sum(a.give) OVER (
             ORDER BY a.ready_at, a.name ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS room
@@ -248,22 +232,19 @@ CREATE FUNCTION penstock.grant_v2(
     p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
-    WITH given AS (
-        SELECT v.name, v.turn, count(u.lane)::integer AS k
-        FROM unnest(p_names, p_turns) AS v(name, turn)
-        LEFT JOIN unnest(p_lanes) AS u(lane) ON u.lane = v.name
-        GROUP BY v.name, v.turn
-    ), kept AS (
-        SELECT l.name, g.k, g.turn, l.starts_max, l.window_s + l.slack_s AS span_s,
-               coalesce(array_agg(s.at ORDER BY s.at) FILTER (WHERE s.is_live), '{}') AS at,
-               coalesce(array_agg(s.n ORDER BY s.at) FILTER (WHERE s.is_live), '{}') AS n,
-               coalesce(sum(s.n) FILTER (WHERE s.is_live), 0) AS live
-        FROM given g JOIN penstock.lane l ON l.limiter = p_limiter AND l.name = g.name
-        LEFT JOIN LATERAL (
-            SELECT e.at, e.n, e.n > 0
-                AND e.at > p_now - (l.window_s + l.slack_s) * interval '1 s' AS is_live
-            FROM unnest(l.at, l.n) AS e(at, n)) s ON true
-        GROUP BY l.name, g.k, g.turn, l.starts_max, l.window_s, l.slack_s
+    WITH kept AS (
+        SELECT l.ctid, g.name, coalesce(u.k, 0) AS k, g.turn, l.starts_max,
+               l.window_s + l.slack_s AS span_s, s.at, s.n, s.live
+        FROM unnest(p_names, p_turns) AS g(name, turn)
+        LEFT JOIN (SELECT lane, count(*)::integer AS k FROM unnest(p_lanes) AS w(lane) GROUP BY 1) u
+          ON u.lane = g.name
+        CROSS JOIN LATERAL (SELECT l.ctid, l.* FROM penstock.lane l
+                            WHERE l.limiter = p_limiter AND l.name = g.name OFFSET 0) l
+        CROSS JOIN LATERAL (
+            SELECT coalesce(array_agg(e.at ORDER BY e.at), '{}') AS at,
+                   coalesce(array_agg(e.n ORDER BY e.at), '{}') AS n, coalesce(sum(e.n), 0) AS live
+            FROM unnest(l.at, l.n) AS e(at, n)
+            WHERE e.n > 0 AND e.at > p_now - (l.window_s + l.slack_s) * interval '1 s') s
     ), logged AS (
         SELECT c.*,
             CASE WHEN c.k = 0 THEN c.at WHEN c.shares THEN trim_array(c.at, 1) || p_now
@@ -285,21 +266,23 @@ BEGIN
                            THEN least(g.new_at[1], CASE WHEN g.k > 0 THEN p_now END)
                                 + g.span_s * interval '1 s'
                            ELSE '-infinity' END
-        FROM logged g WHERE l.limiter = p_limiter AND l.name = g.name
+        FROM logged g WHERE l.ctid = g.ctid
         RETURNING l.name, g.k, g.turn,
             CASE WHEN l.paused OR l.inflight >= l.concurrency THEN 'infinity'
                  ELSE greatest(l.free_at, p_now) END AS next_at
     )
     UPDATE penstock.lane_queue q SET
-        waiting = q.waiting - CASE WHEN q.queue = p_queue THEN g.k ELSE 0 END,
-        turn = CASE WHEN q.queue = p_queue THEN g.turn ELSE q.turn END,
-        ready_at = CASE WHEN q.queue <> p_queue THEN g.next_at
-                        WHEN q.waiting - g.k <= 0 THEN 'infinity'
-                        WHEN g.turn > 0 AND g.next_at <= p_now THEN q.ready_at
-                        ELSE g.next_at END
-    FROM granted g
-    WHERE q.limiter = p_limiter AND q.lane = g.name
-      AND (q.queue = p_queue OR q.ready_at < g.next_at);
+        waiting = q.waiting - CASE WHEN q.queue = p_queue THEN t.k ELSE 0 END,
+        turn = CASE WHEN q.queue = p_queue THEN t.turn ELSE q.turn END,
+        ready_at = CASE WHEN q.queue <> p_queue THEN t.next_at
+                        WHEN q.waiting - t.k <= 0 THEN 'infinity'
+                        WHEN t.turn > 0 AND t.next_at <= p_now THEN q.ready_at
+                        ELSE t.next_at END
+    FROM (
+        SELECT w.ctid, g.* FROM granted g CROSS JOIN LATERAL (
+            SELECT w.ctid FROM penstock.lane_queue w WHERE w.limiter = p_limiter AND w.lane = g.name
+              AND (w.queue = p_queue OR w.ready_at < g.next_at) OFFSET 0) w
+    ) t WHERE q.ctid = t.ctid;
 END $$;
 
 -- Take p_k further starts out of a lane, now or at the first instant that has room behind all others; seconds until
@@ -370,9 +353,11 @@ CREATE FUNCTION penstock.limit_lanes_v1(
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_now timestamptz;
+    v_queues integer[];
 BEGIN
-    PERFORM 1 FROM penstock.lane l WHERE l.limiter = p_limiter AND l.name = ANY(p_names)
-    ORDER BY l.name FOR NO KEY UPDATE;
+    PERFORM 1 FROM (SELECT DISTINCT u.name FROM unnest(p_names) AS u(name) ORDER BY 1) u
+    CROSS JOIN LATERAL (SELECT FROM penstock.lane l WHERE l.limiter = p_limiter AND l.name = u.name
+                        FOR NO KEY UPDATE) l;
     v_now := clock_timestamp();
     UPDATE penstock.lane l SET
         starts_max = p_starts_max, window_s = p_window_s, slack_s = p_slack_s,
@@ -384,18 +369,24 @@ BEGIN
         n = CASE WHEN p_window_s IS NULL THEN '{}' ELSE
             CASE WHEN b.at IS NULL THEN '{}'::integer[] ELSE ARRAY[1000000000] END || l.n END
     FROM (
-        SELECT o.name, CASE
+        SELECT o.ctid, CASE
             WHEN p_window_s IS NULL OR o.started_at IS NULL THEN NULL
             WHEN o.window_s IS NULL THEN o.started_at
             WHEN p_window_s + p_slack_s > o.window_s + o.slack_s
             THEN least(o.started_at, v_now - (o.window_s + o.slack_s) * interval '1 s') END AS at
-        FROM penstock.lane o WHERE o.limiter = p_limiter AND o.name = ANY(p_names)
-    ) b WHERE l.limiter = p_limiter AND l.name = b.name;
-    UPDATE penstock.lane_queue q SET ready_at = v_now
-    WHERE q.limiter = p_limiter AND q.lane = ANY(p_names) AND q.waiting > 0;
-    PERFORM pg_notify('penstock_jobs', w.queue::text) FROM (
-        SELECT DISTINCT q.queue FROM penstock.lane_queue q
-        WHERE q.limiter = p_limiter AND q.lane = ANY(p_names) AND q.waiting > 0) w;
+        FROM unnest(p_names) AS u(name) CROSS JOIN LATERAL (
+            SELECT o.ctid, o.started_at, o.window_s, o.slack_s FROM penstock.lane o
+            WHERE o.limiter = p_limiter AND o.name = u.name OFFSET 0) o
+    ) b WHERE l.ctid = b.ctid;
+    WITH woken AS (
+        UPDATE penstock.lane_queue q SET ready_at = v_now
+        FROM unnest(p_names) AS u(name) CROSS JOIN LATERAL (
+            SELECT w.ctid FROM penstock.lane_queue w
+            WHERE w.limiter = p_limiter AND w.lane = u.name AND w.waiting > 0 OFFSET 0
+        ) w WHERE q.ctid = w.ctid RETURNING q.queue
+    )
+    SELECT array_agg(DISTINCT w.queue) INTO v_queues FROM woken w;
+    PERFORM pg_notify('penstock_jobs', q::text) FROM unnest(v_queues) AS q;
 END $$;
 
 -- Set a lane's own limits, its pause and its weight. is_own false: it follows its limiter again.
@@ -497,30 +488,31 @@ BEGIN
         WHERE (l.limiter, l.name) > (p_limiter, p_name) ORDER BY l.limiter, l.name LIMIT p_max) c;
     last_limiter := v_limiters[p_max];
     last_name := v_names[p_max];
-    SELECT array_agg(i.limiter), array_agg(i.name) INTO v_limiters, v_names FROM (
-        SELECT l.limiter, l.name FROM penstock.lane l
-        JOIN unnest(v_limiters, v_names) AS u(limiter, name) ON u.limiter = l.limiter AND u.name = l.name
-        WHERE NOT l.is_own AND NOT l.paused AND l.weight = 1 AND l.inflight = 0
+    SELECT array_agg(u.limiter), array_agg(u.name) INTO v_limiters, v_names
+    FROM unnest(v_limiters, v_names) AS u(limiter, name) CROSS JOIN LATERAL (
+        SELECT FROM penstock.lane l WHERE l.limiter = u.limiter AND l.name = u.name
+          AND NOT l.is_own AND NOT l.paused AND l.weight = 1 AND l.inflight = 0
           AND coalesce(l.started_at, '-infinity')
             < now() - greatest(p_idle_s, l.window_s + l.slack_s) * interval '1 s'
-          AND NOT EXISTS (SELECT FROM penstock.lane_queue q
-                          WHERE q.limiter = l.limiter AND q.lane = l.name AND q.waiting <> 0)
-        FOR UPDATE OF l SKIP LOCKED) i;
-    IF v_names IS NOT NULL THEN
-        -- Looked at once more under the lock: a job may have come between.
-        WITH idle AS (
-            SELECT u.limiter, u.name FROM unnest(v_limiters, v_names) AS u(limiter, name)
-            WHERE NOT EXISTS (SELECT FROM penstock.lane_queue q
-                              WHERE q.limiter = u.limiter AND q.lane = u.name AND q.waiting <> 0)
-        ), emptied AS (
-            DELETE FROM penstock.lane_queue q USING idle i
-            WHERE q.limiter = i.limiter AND q.lane = i.name
-        ), gone AS (
-            DELETE FROM penstock.lane l USING idle i
-            WHERE l.limiter = i.limiter AND l.name = i.name RETURNING 1
-        )
-        SELECT count(*) INTO v_count FROM gone;
-    END IF;
+        FOR UPDATE SKIP LOCKED) l;
+    -- What waits is looked at under the lock.
+    WITH idle AS (
+        SELECT u.limiter, u.name, l.ctid FROM unnest(v_limiters, v_names) AS u(limiter, name)
+        CROSS JOIN LATERAL (SELECT l.ctid FROM penstock.lane l
+                            WHERE l.limiter = u.limiter AND l.name = u.name OFFSET 0) l
+        CROSS JOIN LATERAL (SELECT coalesce(bool_and(w.waiting = 0), true) AS is_empty
+                            FROM penstock.lane_queue w
+                            WHERE w.limiter = u.limiter AND w.lane = u.name) w
+        WHERE w.is_empty
+    ), emptied AS (
+        DELETE FROM penstock.lane_queue q USING idle i CROSS JOIN LATERAL (
+            SELECT w.ctid FROM penstock.lane_queue w
+            WHERE w.limiter = i.limiter AND w.lane = i.name OFFSET 0) w
+        WHERE q.ctid = w.ctid
+    ), gone AS (
+        DELETE FROM penstock.lane l USING idle i WHERE l.ctid = i.ctid RETURNING 1
+    )
+    SELECT count(*) INTO v_count FROM gone;
     removed := v_count;
     RETURN NEXT;
 END $$;

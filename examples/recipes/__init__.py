@@ -1,0 +1,1 @@
+"""Small programs for common uses of jobs, each a file that runs; docs/recipes.md tells their stories."""

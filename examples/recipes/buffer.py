@@ -1,0 +1,48 @@
+"""A buffer before an API: visitors never wait for it, and it never gets more than it bears."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import urllib.error
+import urllib.request
+
+from penstock import Penstock
+from penstock.jobs import Fail, Retry
+
+app = Penstock()
+API = os.environ.get("CRM_URL", "http://127.0.0.1:8600/contacts")
+app.limiter("crm", rate="600/m", concurrency=4)
+
+
+@app.task("contacts", limiter="crm", retries=12, timeout="30s")
+def send_contact(name: str, email: str) -> None:
+    """Hand one contact over; a sync handler, so that any client library will do."""
+    body = json.dumps({"name": name, "email": email}).encode()
+    request = urllib.request.Request(API, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=10):
+            print(f"{name} is in the CRM", flush=True)
+    except urllib.error.HTTPError as error:
+        if error.code in (429, 503):
+            wait_s = error.headers.get("Retry-After", "")
+            raise Retry(float(wait_s) if wait_s.isdigit() else None, "it is busy") from error
+        if error.code < 500:
+            raise Fail(f"it refuses {email}: {error.code}") from error
+        raise
+
+
+async def sign_up(name: str, email: str) -> None:
+    """What a visitor's request does: one INSERT. Every job of the one lane waits for its turn."""
+    await send_contact.enqueue(name=name, email=email, lane="crm", unique=f"contact:{email}")
+
+
+async def main() -> None:
+    """Thirty visitors at once."""
+    await asyncio.gather(*(sign_up(f"user-{n}", f"{n}@example.com") for n in range(30)))
+    await app.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

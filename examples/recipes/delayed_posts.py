@@ -1,0 +1,46 @@
+"""Delayed posts: written now, published at their moment; moved and called off while they wait."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+from penstock import Penstock
+from penstock.jobs import JobRef
+
+app = Penstock()
+
+
+@app.task("publish", retries=10, importance=1)
+async def publish(post_id: int) -> None:
+    """Show the post. Repeating it does no harm, since it sets and does not add."""
+    print(f"post {post_id} is public", flush=True)
+
+
+async def plan_post(post_id: int, at: datetime) -> JobRef:
+    """Publish the post at `at`; keep the id of the job beside the post."""
+    return await publish.enqueue(post_id=post_id, at=at, unique=f"post:{post_id}")
+
+
+async def move_post(job_id: int, post_id: int, at: datetime) -> JobRef:
+    """Publish it at another moment. Raises: JobNotWaiting where it is out, or about to be."""
+    await app.jobs.cancel(job_id)
+    return await plan_post(post_id, at)
+
+
+async def main() -> None:
+    """Plan two posts, move one, call off the other."""
+    soon = datetime.now(UTC) + timedelta(seconds=2)
+    later = soon + timedelta(hours=3)
+    first = await plan_post(1, later)
+    second = await plan_post(2, later)
+    again = await plan_post(1, soon)
+    print("one job for one post:", again == first)
+    print((await first.why()).text)
+    await move_post(first, 1, soon)
+    await second.cancel()
+    await app.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,36 @@
+"""A moderation queue for people: they take photos, decide, and code goes on from their decision."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock import Penstock
+
+app = Penstock()
+moderation = app.queue("moderation", slots=(0, 0))
+"""No code works it: moderators take its jobs over HTTP or on the command line."""
+
+
+@app.task("approved")
+async def show(photo: str, author: str) -> None:
+    """A moderator sent the job here."""
+    print(f"{photo} of {author} is public", flush=True)
+
+
+@app.task("rejected")
+async def tell_author(photo: str, author: str) -> None:
+    """A moderator sent the job here."""
+    print(f"{author} is told that {photo} was rejected", flush=True)
+
+
+async def main() -> None:
+    """Put three photos before the moderators; newcomers first."""
+    await moderation.enqueue(photo="cat.jpg", author="ann", priority=5)
+    await moderation.enqueue(photo="dog.jpg", author="bob", priority=5)
+    await moderation.enqueue(photo="fish.jpg", author="newcomer", priority=0)
+    print("moderation has", (await app.jobs.queue("moderation")).ready, "photos")
+    await app.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
