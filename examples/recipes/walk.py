@@ -7,6 +7,7 @@ survives every restart; redirects cost the partner a request each, so they are s
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 from http.client import HTTPConnection
@@ -28,9 +29,8 @@ def walk_page(partner: str, url: str) -> None:
     print(partner, "has", *page["items"], flush=True)
     if page["next"]:
         url = urljoin(url, page["next"])
-        walk_page.sync.enqueue(
-            partner=partner, url=url, lane=partner, unique=f"{partner} {url}"[:128]
-        )
+        key = hashlib.sha256(f"{partner} {url}".encode()).hexdigest()
+        walk_page.sync.enqueue(partner=partner, url=url, lane=partner, unique=key)
 
 
 def get_json(url: str) -> dict[str, object]:
