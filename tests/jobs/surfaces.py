@@ -111,8 +111,8 @@ class PythonSurface:
     async def resume_queue(self, *, queue):
         return await self._jobs.resume_queue(queue)
 
-    async def lanes(self, *, limiter, **page):
-        return await self._jobs.lanes.list(limiter, **page)
+    async def lanes(self, *, limiter, limit=100):
+        return await self._jobs.lanes.list(limiter, lanes_max=limit)
 
     async def lane(self, *, limiter, lane):
         return await self._jobs.lanes.get(limiter, lane)
@@ -129,6 +129,9 @@ class PythonSurface:
 
     async def limiter(self, *, limiter):
         return await self._jobs.lanes.get_limiter(limiter)
+
+    async def reset_limiter(self, *, limiter):
+        return await self._jobs.lanes.reset_limiter(limiter)
 
     async def set_limiter(self, *, limiter, **limits):
         await self._jobs.lanes.set_limiter(limiter, **limits)
@@ -185,6 +188,7 @@ ROUTES = {
     "limiters": ("GET", "/v1/limiters"),
     "limiter": ("GET", "/v1/limiters/{limiter}"),
     "set_limiter": ("PUT", "/v1/limiters/{limiter}"),
+    "reset_limiter": ("DELETE", "/v1/limiters/{limiter}"),
     "crons": ("GET", "/v1/crons"),
     "add_cron": ("POST", "/v1/crons"),
     "run_cron": ("POST", "/v1/crons/{name}/run"),
@@ -268,6 +272,7 @@ WORDS = {
     "lane": "lanes show {limiter} {lane}",
     "reset_lane": "lanes reset {limiter} {lane}",
     "limiters": "lanes limiters",
+    "reset_limiter": "lanes limiter {limiter} --as-declared",
     "crons": "crons ls",
     "run_cron": "crons run {name}",
     "pause_cron": "crons pause {name}",
@@ -279,7 +284,7 @@ WORDS = {
     "undrain": "fleet undrain {host}",
 }
 SILENT = {"cancel", "retry", "delete", "reset_lane", "remove_cron", "drain", "undrain"}
-SILENT |= {"ack", "pause_queue", "resume_queue"}
+SILENT |= {"ack", "pause_queue", "resume_queue", "reset_limiter"}
 """Verbs without an answer, of which the commands only say that it is done."""
 
 
@@ -352,7 +357,7 @@ class CommandSurface:
         return await self.run("jobs", "bulk", action, *words, *options(wanted))
 
     async def ack(self, *, lease, outcomes=None, rest=None):
-        names = {"done": "--done", "retry": "--retry", "fail": "--fail", "return": "--back"}
+        names = {"return": "--back", "send_to": "--send-to"}
         assert rest in (None, {"outcome": "done"})
         for job, said in (outcomes or {}).items():
             more = options(
@@ -361,7 +366,9 @@ class CommandSurface:
                     "after": f"{said['after_s']}s" if "after_s" in said else None,
                 }
             )
-            await self.run("jobs", "ack", str(lease), names[said["outcome"]], str(job), *more)
+            option = names.get(said["outcome"], f"--{said['outcome']}")
+            moved = [said["queue"]] if "queue" in said else []
+            await self.run("jobs", "ack", str(lease), option, str(job), *moved, *more)
         if rest is not None:
             await self.run("jobs", "ack", str(lease))
 

@@ -196,3 +196,45 @@ async def test_a_batch_of_lanes_is_taken_apart_at_the_cost_of_its_lanes(registry
     assert spent == {"rich": 3, "poor": 1}
     assert slot.outcomes[3][2].startswith("ValueError")
     assert slot.outcomes[4][2].startswith("lane 'poor' has no 1 further starts")
+
+
+async def test_a_half_whose_grant_ran_out_does_not_start_late(registry, slot):
+    """The answer of a lane is good for its slack; who was stopped after it hands the jobs back."""
+    runs = []
+
+    @registry.task("q", batch=10)
+    async def handle(batch: Batch[int]):
+        runs.append(list(batch.payloads))
+        raise ValueError
+
+    @registry.middleware
+    async def stopped(call, next_call):
+        if len(runs) == 1:
+            time.sleep(0.4)
+        return await next_call()
+
+    deadline_s = time.monotonic() + 60
+    jobs = slot.give([0, 1], lanes=["a", "a"], start_before_s=deadline_s)
+    words = await slot.wait_settled(jobs)
+    assert words == ["returned", "retry"]
+    assert runs == [[0, 1], [1]]
+
+
+async def test_lanes_that_wait_for_each_other_run_by_themselves(registry, slot):
+    runs = []
+
+    @registry.task("q", batch=10)
+    async def handle(batch: Batch[int]):
+        runs.append(list(batch.payloads))
+        if len(batch) == 4:
+            raise ValueError
+
+    def answer(spend):
+        return SpendAnswer(spend.call, 0.3 if spend.lane == "slow" and len(runs) == 1 else 0.0)
+
+    slot.on_spend = answer
+    deadline_s = time.monotonic() + 60
+    lanes = ["quick", "slow", "quick", "quick"]
+    jobs = slot.give([0, 1, 2, 3], lanes=lanes, start_before_s=deadline_s)
+    assert await slot.wait_settled(jobs) == ["done"] * 4
+    assert runs == [[0, 1, 2, 3], [1], [0], [2, 3]]

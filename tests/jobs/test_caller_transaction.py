@@ -162,6 +162,28 @@ async def test_groups_and_lanes_are_the_callers_too(caller, jobs, mail, sql):
     assert len(await sql(WAITING)) == 6
 
 
+async def test_steering_is_the_callers_too(caller, jobs, mail, sql):
+    waiting = await mail.enqueue(to="ann", unique="k", after_s=60)
+    ended, gone = await mail.enqueue_many([{"to": "bob"}] * 2)
+    await jobs.cancel(ended)
+    await caller.run(SAVE)
+    await jobs.cancel(waiting, tx=caller.tx)
+    await caller.run(BACK)
+    await waiting.cancel(tx=caller.tx)
+    moved = await mail.enqueue(to="ann", unique="k", tx=caller.tx)
+    await jobs.retry(ended, tx=caller.tx)
+    await jobs.delete(gone, tx=caller.tx)
+    for verb, refusal in ((jobs.cancel, JobNotWaiting), (jobs.delete, JobNotWaiting)):
+        with pytest.raises(refusal):
+            await verb(gone, tx=caller.tx)
+    with pytest.raises(JobNotEnded):
+        await jobs.retry(moved, tx=caller.tx)
+    assert {row["id"] for row in await sql(WAITING)} == {waiting, gone}
+    await caller.commit()
+    assert {row["id"] for row in await sql(WAITING)} == {moved, ended}
+    assert (await waiting.job()).state == "cancelled"
+
+
 async def test_a_refused_job_leaves_the_transaction_good_and_a_failed_one_is_told(
     caller, mail, jobs, sql
 ):

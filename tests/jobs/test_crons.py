@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 
 import pytest
+from surfaces import client_of
 
 from penstock.jobs import InvalidJob, QueueUnknown
 from penstock.jobs.crons import NewCron
@@ -179,3 +180,31 @@ async def test_what_is_refused(jobs, report, fields, error):
 async def test_one_that_is_not_known(jobs, verb):
     with pytest.raises(CronUnknown):
         await getattr(jobs.crons, verb)("nobody")
+
+
+async def test_a_request_that_is_sent_again_is_done_once(postgres, jobs, report):
+    cron = {"name": "new", "spec": "0 4 * * *", "queue": "reports"}
+    async with client_of(postgres, jobs) as client:
+        for path, body, status in (("/v1/crons", cron, 201), ("/v1/crons/report/run", None, 202)):
+            headers = {"Idempotency-Key": path}
+            first = await client.post(path, json=body, headers=headers)
+            again = await client.post(path, json=body, headers=headers)
+            assert (first.status_code, again.status_code) == (status, status)
+            assert first.json() == again.json()
+            assert again.headers["idempotency-replayed"] == "true"
+    assert await waiting(jobs) == 1
+    assert (await jobs.crons.get("report")).last_job == first.json()["id"]
+
+
+async def test_a_cron_in_the_callers_transaction(postgres, jobs, report):
+    class Undone(Exception):
+        pass
+
+    new = NewCron(name="new", spec="0 4 * * *", queue="reports")
+    with pytest.raises(Undone):
+        async with postgres.transaction() as tx:
+            assert (await jobs.crons.add(new, tx=tx)).name == "new"
+            await jobs.crons.run("new", tx=tx)
+            raise Undone
+    assert await waiting(jobs) == 0
+    assert [cron.name for cron in await jobs.crons.all()] == ["report"]

@@ -227,7 +227,16 @@ async def test_what_was_claimed_in_advance_goes_back_where_no_slot_becomes_free(
 
 @pytest.mark.parametrize(
     ("call_s", "ahead"),
-    [(math.inf, 0), (1.0, 0), (0.11, 0), (0.09, 1), (0.021, 1), (0.005, 4), (0.0001, 10), (0.0, 10)],
+    [
+        (math.inf, 0),
+        (1.0, 0),
+        (0.11, 0),
+        (0.09, 1),
+        (0.021, 1),
+        (0.005, 4),
+        (0.0001, 10),
+        (0.0, 10),
+    ],
 )
 def test_the_quicker_the_calls_the_more_is_claimed_in_advance(call_s, ahead):
     assert Line(facts_of(batch=10), 1, call_s=call_s).batches_ahead == ahead
@@ -245,16 +254,20 @@ async def test_slow_batches_are_not_claimed_in_advance(open_floor, jobs, sql):
         assert not floor.lines["a"].stock
 
 
-async def test_jobs_of_lanes_are_never_claimed_in_advance(open_floor, jobs):
+async def test_jobs_of_lanes_are_claimed_in_advance_only_for_very_quick_calls(open_floor, jobs):
     async with open_floor(a={"batch": 1}) as floor:
-        await fill(jobs, "a", 5, lane="x")
+        await fill(jobs, "a", 8, lane="x")
         seat = floor.seat(bound="a")
         for _ in range(3):
             [work] = await floor.wait_given(seat)
             assert work.lanes == ["x"]
             assert work.start_before_s is not None
             assert not floor.lines["a"].stock
-            floor.finish(seat)
+            floor.finish(seat, run_s=0.03)
+        await floor.wait_given(seat)
+        floor.lines["a"].call_s = 0.001
+        floor.finish(seat, run_s=0.001)
+        await wait_true(lambda: floor.lines["a"].stock, deadline_s=10)
 
 
 async def test_plain_jobs_and_jobs_of_lanes_take_turns(open_floor, jobs):

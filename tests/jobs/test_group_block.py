@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from penstock.jobs import NewGroup, NewJob, QueueUnknown
-from penstock.jobs.errors import GroupClosed, InvalidJob
+from penstock.jobs.errors import GroupClosed, InvalidJob, InvalidTask
+from penstock.jobs.service.sweeping import Sweeping
 from penstock.testing.waiting import wait_true
 
 
@@ -79,10 +80,11 @@ async def test_a_closed_group_takes_nobody(jobs, tasks, sql):
         pass
     with pytest.raises(GroupClosed):
         await member.enqueue(n=1, group=group)
-    async with jobs.group(on_done=report.job({})) as group:
-        await sql(f"DELETE FROM penstock.job_group WHERE id = {group.id} RETURNING id")
-        with pytest.raises(GroupClosed):
-            await member.enqueue(n=1, group=group)
+    with pytest.raises(GroupClosed):
+        async with jobs.group(on_done=report.job({})) as group:
+            await sql(f"DELETE FROM penstock.job_group WHERE id = {group.id} RETURNING id")
+            with pytest.raises(GroupClosed):
+                await member.enqueue(n=1, group=group)
     with pytest.raises(QueueUnknown):
         async with jobs.group(on_done=NewJob(queue="nobody")):
             pass
@@ -175,6 +177,49 @@ async def test_many_enqueue_into_one_group_at_once(jobs, tasks, working):
             await asyncio.gather(*(fill(group, start) for start in range(8)))
         await wait_true(lambda: told)
     assert told[0]["group"]["done"] == len(runs)
+
+
+async def test_a_callback_may_take_the_counts_as_a_field(jobs, registry, tasks, working):
+    member, *_ = tasks
+    told = []
+
+    @registry.task("publish")
+    async def publish(album: int, group: dict[str, int]):
+        told.append((album, group["done"]))
+
+    async with working():
+        async with jobs.group(on_done=publish.job(album=1)) as group:
+            await member.enqueue(n=1, group=group)
+        await wait_true(lambda: told)
+    assert told == [(1, 1)]
+    for faulty in (lambda: publish.enqueue({"album": 1}), lambda: publish.enqueue_many([{}])):
+        with pytest.raises(InvalidTask, match="group"):
+            await faulty()
+    with pytest.raises(InvalidTask, match="album"):
+        publish.job()
+
+
+async def test_a_group_whose_process_died_in_its_block_is_forgotten(jobs, tasks, postgres, sql):
+    member, _, report, _ = tasks
+    dead = jobs.group(on_done=report.job({}))
+    group = await dead.__aenter__()
+    await member.enqueue(n=1, group=group)
+    [sealed] = await jobs.enqueue_groups([NewGroup(members=[member.job(n=2)], on_done=report.job())])
+    async with jobs.group(on_done=report.job({})) as ended:
+        await member.enqueue(n=3, group=ended)
+    await jobs.sweep()
+    assert await _groups(sql) == [group.id, sealed, ended.id]
+    await sql("UPDATE penstock.job_group SET opened_at = opened_at - interval '8 d'")
+    await Sweeping(postgres, jobs.config, jobs.lanes).run_once()
+    assert await _groups(sql) == [sealed, ended.id]
+    with pytest.raises(GroupClosed):
+        await member.enqueue(n=4, group=group)
+    with pytest.raises(GroupClosed):
+        await dead.__aexit__(None, None, None)
+
+
+async def _groups(sql):
+    return [row["id"] for row in await sql("SELECT id FROM penstock.job_group ORDER BY id")]
 
 
 async def _is_gone(jobs, job_id):

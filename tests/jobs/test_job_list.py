@@ -189,7 +189,10 @@ async def test_queues_that_are_none(jobs, queue_ids):
         with pytest.raises(QueueUnknown):
             await jobs.find(queue=name)
     assert (await jobs.find(before=-1)).jobs == []
-    assert (await jobs.find(before=2**70, jobs_max=-5)).jobs == []
+    assert (await jobs.find(before=2**70)).jobs == []
+    for jobs_max in (-5, 0, 1001, True, 1.5):
+        with pytest.raises(InvalidFilter):
+            await jobs.find(jobs_max=jobs_max)
 
 
 @pytest.mark.slow

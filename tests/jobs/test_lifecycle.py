@@ -12,6 +12,7 @@ import pytest
 
 from penstock.jobs import Batch, Cancel, Fail, JobInHand, JobState, NewJob, Retry, Snooze
 from penstock.jobs.errors import JobNotEnded, JobNotWaiting, JobUnknown, KeyTaken
+from penstock.jobs.hints import Hints
 from penstock.kernel.trace import current_traceparent, new_traceparent
 from penstock.testing.waiting import wait_true
 
@@ -400,3 +401,21 @@ async def _is_gone(jobs, job_id):
 
 async def _is_cancelled(jobs, job_id):
     return (await jobs.job(job_id)).state is JobState.CANCELLED
+
+
+async def test_hints_that_are_being_sent_are_waited_for(postgres, jobs, registry):
+    registry.task("q")(_nothing)
+    queue_id = (await jobs.declare_queues())["q"].id
+    hints, before = Hints(postgres), asyncio.all_tasks()
+    assert hints.is_due({queue_id})
+    assert not hints.is_due({queue_id})
+    [trailing] = asyncio.all_tasks() - before
+    while hints._trailing:
+        await asyncio.sleep(0)
+    assert not trailing.done(), "it left the list, and is on its way"
+    await hints.close()
+    assert trailing.done()
+
+
+async def _nothing(job: dict):
+    """Never called."""

@@ -216,3 +216,56 @@ async def test_limits_that_mean_nothing(jobs, limits):
         await jobs.lanes.set_limiter("l", **limits)
     with pytest.raises(LimiterUnknown):
         await jobs.lanes.get_limiter("l")
+
+
+async def test_a_lane_is_known_before_its_first_claim(jobs, desk, queue_id):
+    await jobs.lanes.set_limiter("l", starts_max=2, window_s=60)
+    await jobs.lanes.set("l", "b", starts_max=None, window_s=None, concurrency=1)
+    for lane in ("c", "a"):
+        await fill(jobs, 3, lane)
+    lane = await jobs.lanes.get("l", "a")
+    assert (lane.waiting, lane.inflight, lane.starts_live, lane.next_at) == (3, 0, 0, None)
+    assert (lane.starts_max, lane.window_s, lane.follows_limiter) == (2, 60, True)
+    assert [lane.lane for lane in await jobs.lanes.list("l")] == ["a", "b", "c"]
+    assert [lane.lane for lane in await jobs.lanes.list("l", after="a", lanes_max=1)] == ["b"]
+    assert len((await claim_lane_jobs(desk, queue_id)).ids) == 4
+    assert [lane.waiting for lane in await jobs.lanes.list("l")] == [1, 0, 1]
+
+
+async def test_a_pause_leaves_the_limits_alone(jobs, desk, queue_id, broken_invariants):
+    await jobs.lanes.set("l", "own", starts_max=2, window_s=60, concurrency=3, weight=4)
+    await jobs.lanes.set_limiter("l", concurrency=1)
+    await fill(jobs, 5, "own")
+    await fill(jobs, 5, "x")
+    before = [await jobs.lanes.get("l", lane) for lane in ("own", "x")]
+    for lane in ("own", "x"):
+        await jobs.lanes.pause("l", lane)
+    assert await claim_lane_jobs(desk, queue_id) is None
+    assert all(lane.paused for lane in await jobs.lanes.list("l"))
+    for lane in ("own", "x"):
+        await jobs.lanes.resume("l", lane)
+    assert [await jobs.lanes.get("l", lane) for lane in ("own", "x")] == before
+    assert len((await claim_lane_jobs(desk, queue_id)).ids) == 3
+    await jobs.lanes.pause("l", "own")
+    await jobs.lanes.resume("l", "own")
+    assert await claim_lane_jobs(desk, queue_id) is None, "the window counts on through a pause"
+    assert await broken_invariants() == []
+    with pytest.raises(LaneUnknown):
+        await jobs.lanes.pause("l", "nobody")
+
+
+async def test_a_limiter_is_given_back_to_its_code(jobs, desk, queue_id):
+    await jobs.lanes.declare_limiter("l", concurrency=1)
+    await fill(jobs, 1)
+    await claim_lane_jobs(desk, queue_id)
+    await jobs.lanes.set_limiter("l", starts_max=5, window_s=60, slack_s=2)
+    await jobs.lanes.declare_limiter("l", concurrency=4)
+    await jobs.lanes.reset_limiter("l")
+    found, lane = await jobs.lanes.get_limiter("l"), await jobs.lanes.get("l", "x")
+    assert (found.starts_max, found.concurrency, found.slack_s) == (None, 4, 0.25)
+    assert (lane.starts_max, lane.concurrency, found.is_set) == (None, 4, False)
+    await jobs.lanes.reset_limiter("l")
+    await jobs.lanes.declare_limiter("l", concurrency=5)
+    assert (await jobs.lanes.get("l", "x")).concurrency == 5
+    with pytest.raises(LimiterUnknown):
+        await jobs.lanes.reset_limiter("nobody")

@@ -34,6 +34,13 @@ async def test_minutes_of_a_span(jobs, postgres, mail, sql):
     assert await jobs.minutes("mail", to_at=now - DAY) == []
 
 
+async def test_minutes_of_idle_slots_are_left_out(jobs, postgres, mail):
+    await store.fleet.add_counts(postgres, 0, [QueueCounts(queue_id=mail, slot_s=60.0)])
+    assert await jobs.minutes("mail") == []
+    await store.fleet.add_counts(postgres, 0, [QueueCounts(queue_id=mail, lost=1)])
+    assert [minute.lost for minute in await jobs.minutes("mail")] == [1]
+
+
 @pytest.mark.parametrize(
     ("from_at", "to_at"),
     [

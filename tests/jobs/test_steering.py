@@ -17,6 +17,10 @@ from penstock.jobs.service import queues as queues_service
 from penstock.jobs.service import steering
 
 
+STATES = ("scheduled", "ready")
+"""What becomes of a snoozed job and one that was sent on."""
+
+
 @pytest.fixture
 async def queue(jobs, registry):
     """A queue `q` by the alias `old`."""
@@ -99,6 +103,10 @@ async def test_the_command_goes_on_by_itself(jobs, queue, monkeypatch):
     shown = await typed(jobs, "jobs", "bulk", "cancel", "--queue", "q")
     assert shown == ["2 of 2 jobs", "4 of 4 jobs", "cancel: 5 jobs"]
     assert await typed(jobs, "jobs", "bulk", "retry", "--queue", "q", "--dry-run") == ["5 jobs fit"]
+    [told] = await typed(jobs, "jobs", "bulk", "cancel", "--id", "1", "--queue", "q", "--dry-run")
+    assert told == "0 jobs fit"
+    [told] = await typed(jobs, "jobs", "bulk", "retry", "--id", "1", "--queue", "q", "--dry-run")
+    assert told == "1 job fits"
     [listed] = await typed(jobs, "jobs", "ls", "--queue", "q", "--max", "3")
     assert listed.endswith("more: --before 3")
     assert listed.count("cancelled") == 6
@@ -164,6 +172,35 @@ async def test_taking_by_hand(jobs, queue):
         await jobs.takes.take("q", wait_s=float("nan"))
     taken = await jobs.takes.take("q")
     assert taken.lease_id is None
+
+
+async def test_every_word_can_be_typed(jobs, queue):
+    people = await jobs.set_queue("people", create=True)
+    for n in range(5):
+        await jobs.enqueue(NewJob(queue="q", payload=n, priority=n))
+    [shown] = await typed(jobs, "jobs", "take", "q", "-n", "5")
+    lease, ids = shown.split()[1], [line.split()[0] for line in shown.splitlines()[2:]]
+    words = ["--cancel", ids[0], "--fail", ids[1], "--why", "no", "--done", ids[2]]
+    await typed(jobs, "jobs", "ack", lease, *words)
+    words = ["--snooze", ids[3], "--after", "1h", "--send-to", ids[4], "people"]
+    [told] = await typed(jobs, "jobs", "ack", lease, *words)
+    assert told == f"job {ids[3]}: snooze, job {ids[4]}: send_to"
+    found = [await jobs.job(int(job_id)) for job_id in ids]
+    assert [job.state.value for job in found] == ["cancelled", "failed", "done", *STATES]
+    assert (found[0].error, found[3].attempt, found[4].queue) == ("no", 0, people.queue)
+
+
+async def test_lanes_are_paused_and_spent_from_at_the_terminal(jobs, queue):
+    await jobs.lanes.set("q", "x", starts_max=1, window_s=60, concurrency=2)
+    assert "(paused)" in (await typed(jobs, "lanes", "pause", "q", "x"))[0]
+    [shown] = await typed(jobs, "lanes", "resume", "q", "x")
+    assert "paused" not in shown
+    assert "1 in 60 s" in shown
+    assert await typed(jobs, "lanes", "spend", "q", "x") == ["begin in 0.000 s"]
+    [told] = await typed(jobs, "lanes", "spend", "q", "x", "--wait", "1s")
+    assert told == "refused: nothing was taken"
+    await typed(jobs, "lanes", "limiter", "q", "--concurrency", "3")
+    assert "by code" in (await typed(jobs, "lanes", "limiter", "q", "--as-declared"))[0]
 
 
 async def test_outcomes_win_over_the_rest(jobs, queue):

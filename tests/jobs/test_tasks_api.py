@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from penstock.jobs import Jobs, NewJob, QueueUnknown, Registry, Task
 from penstock.jobs.errors import InvalidSetting, InvalidTask, LimiterFixed
 from penstock.jobs.refs import JobRef
+from penstock.jobs.service.queues import Queues
 from penstock.jobs.tasks import CronDeclared, LimiterDeclared
 
 
@@ -249,3 +251,49 @@ async def test_a_reference_fits_into_a_payload(jobs, registry):
 
 async def _batch(batch):
     pass
+
+
+class Counted(Queues):
+    """Queues that count how often they are declared."""
+
+    declared = 0
+    fails = False
+
+    async def declare(self):
+        self.declared += 1
+        if self.fails:
+            raise LimiterFixed("not now")
+        return await super().declare()
+
+
+async def test_first_enqueues_at_once_declare_once(postgres, registry):
+    registry.task("a")(handle)
+    queues = Counted(postgres, registry)
+    asked = [asyncio.create_task(queues.ids(["a"])) for _ in range(50)]
+    await asyncio.sleep(0)
+    asked[0].cancel()
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(answers[0], asyncio.CancelledError)
+    assert answers[1:] == [answers[1]] * 49
+    assert queues.declared == 1
+
+
+async def test_a_queue_that_comes_while_others_are_declared_is_known(postgres, registry):
+    registry.task("a")(handle)
+    queues = Counted(postgres, registry)
+    first = asyncio.create_task(queues.ids(["a"]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    registry.task("b")(handle)
+    assert await first != await queues.ids(["b"])
+    assert queues.declared == 2
+
+
+async def test_all_who_ask_are_told_why_it_failed(postgres, registry):
+    registry.task("a")(handle)
+    queues = Counted(postgres, registry)
+    queues.fails = True
+    answers = await asyncio.gather(*(queues.ids(["a"]) for _ in range(5)), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {LimiterFixed}
+    queues.fails = False
+    assert len(await queues.ids(["a"])) == 1

@@ -17,7 +17,7 @@ from penstock.testing.history import Recorder, read_history
 from penstock.testing.processes import PenstockProcess, is_alive
 
 ROLES = ("work", "agent")
-QUEUES = ("noted", "laned", "told")
+QUEUES = ("noted", "laned", "told", "gated", "locking")
 LEASE_S, HEARTBEAT_S = 1.5, 0.3
 """A host that fell silent has lost its jobs soon, so that tests see it happen."""
 SETTINGS = {
@@ -32,6 +32,14 @@ SETTINGS = {
     "PENSTOCK_POSTGRES_STATEMENT_TIMEOUT": "500ms",
 }
 HOSTS = compile_query("hosts", "-- Who registered.\nSELECT id FROM penstock.host")
+MAKE_EFFECTS = compile_query(
+    "make_effects", "-- What handlers write.\nCREATE TABLE effect (job bigint, lease bigint)"
+)
+EFFECTS = compile_query("effects", "-- What they wrote.\nSELECT job FROM effect ORDER BY job")
+EXPIRE = compile_query(
+    "expire",
+    "-- Hosts fell silent.\nUPDATE penstock.host SET expires_at = now() WHERE kind <> 'taker'",
+)
 LEASED = compile_query(
     "leased",
     "-- Jobs handed out.\nSELECT coalesce(sum(cardinality(ids)), 0) FROM penstock.job_lease",
@@ -40,6 +48,9 @@ LEASED = compile_query(
 
 class RecordedFleet:
     """Start and kill processes, enqueue and look; `history` is what all of them noted."""
+
+    application = "recorded_app:app"
+    settings = SETTINGS
 
     def __init__(self, folder: Path, postgres, *, postgres_url: str, valkey_url: str) -> None:
         self.folder = folder
@@ -53,6 +64,11 @@ class RecordedFleet:
     def history(self):
         """Everything that was noted so far."""
         return read_history(self.folder / "history")
+
+    @property
+    def processes(self) -> list[PenstockProcess]:
+        """Those that were started and not killed here."""
+        return list(self._processes)
 
     def jobs_on(self, postgres):
         """A service of a process that only enqueues and looks."""
@@ -73,7 +89,7 @@ class RecordedFleet:
         """
         own = {"PENSTOCK_POSTGRES_URL": url} if url else {}
         environment = self.environment(**own, **env)
-        arguments = [role, "recorded_app:app", *(["--name", host] if role == "agent" else [])]
+        arguments = [role, self.application, *(["--name", host] if role == "agent" else [])]
         process = PenstockProcess(arguments, folder=self.folder, env=environment)
         self._processes.append(process)
         return process
@@ -82,7 +98,7 @@ class RecordedFleet:
         """What a process of this fleet is told."""
         paths = [str(self.folder), str(Path(__file__).parent)]
         return {
-            **SETTINGS,
+            **self.settings,
             **self._urls,
             "HISTORY": str(self.folder / "history"),
             "PYTHONPATH": os.pathsep.join(paths),
@@ -122,6 +138,22 @@ class RecordedFleet:
                 return False
         return True
 
+    async def begin_effects(self) -> None:
+        """Make the table that `gated` and `locking` write into."""
+        await self.postgres.run(MAKE_EFFECTS)
+
+    async def effects(self) -> list[int]:
+        """Jobs whose effects were committed."""
+        return [row["job"] for row in await self.postgres.all(EFFECTS)]
+
+    def let_go(self) -> None:
+        """End the waiting of `gated` and `locking`."""
+        (self.folder / "go").touch()
+
+    async def expire_hosts(self) -> None:
+        """Let every host be as silent as if it was dead; those that live do not know."""
+        await self.postgres.run(EXPIRE)
+
     async def has_hosts(self, count: int) -> bool:
         """Whether so many hosts registered."""
         return len(await self.hosts()) >= count
@@ -139,7 +171,11 @@ class RecordedFleet:
     def started(self) -> Counter:
         """How often each job started."""
         self._require_running()
-        return Counter(event.facts["job"] for event in self.history.of("start"))
+        jobs: Counter = Counter()
+        for event in self.history.of("start"):
+            job = event.facts["job"]
+            jobs.update(job if isinstance(job, list) else [job])
+        return jobs
 
     def findings(self, stored=()):
         """What no fault may bring about: a job lost, a group that called back as two jobs."""

@@ -1,4 +1,4 @@
-"""PostgreSQL stands still for longer than a lease: the worker gives its host up and goes on after."""
+"""PostgreSQL stands still for longer than a lease: whoever works gives its host up and goes on after."""
 
 from __future__ import annotations
 
@@ -10,84 +10,54 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from own_engines import fleet_on_own_engines
+from recorded_fleet import LEASE_S, ROLES
 
-from penstock.engines.embedded import EmbeddedEngines
-from penstock.engines.migrate import apply_migrations
-from penstock.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from penstock.engines.postgres import PostgresDown
 from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.jobs.worker import Worker
+from penstock.jobs import NewJob
 from penstock.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
-CONFIG = JobsConfig(lease_s=1.5, heartbeat_s=0.3, poll_s=0.05, grace_s=2.0)
 TIMEOUT_S = 1.0
-FROZEN_S = CONFIG.lease_s + 4 * TIMEOUT_S
+FROZEN_S = LEASE_S + 2.0
 
 
-@pytest.fixture
-async def engines(tmp_path):
-    """A PostgreSQL of this test's own, to be frozen."""
-    engines = EmbeddedEngines(tmp_path / "data", durable=False)
-    await engines.start()
-    yield engines
-    await engines.stop()
+@pytest.mark.parametrize("role", ROLES)
+async def test_the_same_worker_runs_jobs_after_the_thaw(tmp_path, role):
+    async with fleet_on_own_engines(tmp_path, durable=False) as (fleet, engines):
+        process = fleet.start(role)
+        first = await fleet.enqueue([_job("before")])
+        await wait_true(lambda: fleet.ended(first), deadline_s=30)
+        with _frozen(engines.postgres_pid):
+            frozen_s = time.monotonic()
+            await wait_true(lambda: time.monotonic() - frozen_s > FROZEN_S)
+        rest = await fleet.enqueue([_job(f"after {number}") for number in range(3)])
+        await wait_true(lambda: fleet.ended(rest), deadline_s=15)
+        assert process.events("host_lost")
+        assert set(fleet.started().values()) == {1}
+        assert fleet.findings() == []
 
 
-@pytest.fixture
-async def own_postgres(engines):
-    """A pool with short timeouts on it."""
-    config = PostgresConfig(connect_timeout_s=TIMEOUT_S, statement_timeout_s=TIMEOUT_S)
-    postgres = Postgres((await engines.start()).postgres_url, config)
-    await apply_migrations(postgres, ("penstock.jobs",))
-    yield postgres
-    await postgres.close()
-
-
-async def test_the_same_worker_runs_jobs_after_the_thaw(engines, own_postgres):
-    registry, runs = Registry(), []
-    jobs = Jobs(own_postgres, CONFIG, registry)
-    registry.bind(lambda: jobs)
-
-    for queue in ("one", "two", "three"):
-        registry.task(queue)(_note_runs(runs, queue))
-
-    stop = asyncio.Event()
-    worker = Worker(own_postgres, jobs, CONFIG, host_name="test")
-    working = asyncio.create_task(worker.run(stop))
-    await registry.get("one").enqueue({})
-    await wait_true(lambda: runs == ["one"])
-    with _frozen(engines.postgres_pid):
-        frozen_s = time.monotonic()
-        await wait_true(lambda: time.monotonic() - frozen_s > FROZEN_S)
-    for queue in ("one", "two", "three"):
-        await registry.get(queue).enqueue({})
-    await wait_true(lambda: sorted(runs) == ["one", "one", "three", "two"], deadline_s=15)
-    assert worker.statistics()["hosts_lost"] >= 1
-    stop.set()
-    await asyncio.wait_for(working, 15)
-
-
-async def test_a_cancelled_statement_on_a_silent_server_ends_as_cancelled(engines, own_postgres):
+async def test_a_cancelled_statement_on_a_silent_server_ends_as_cancelled(tmp_path):
     asked = compile_query("asked", "-- Any statement.\nSELECT 1")
-    assert await own_postgres.value(asked) == 1
-    with _frozen(engines.postgres_pid):
-        asking = asyncio.create_task(own_postgres.value(asked))
-        done, _ = await asyncio.wait([asking], timeout=TIMEOUT_S / 4)
-        assert not done
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(asking, 10)
-        with pytest.raises(PostgresDown):
-            async with asyncio.timeout(10):
-                await own_postgres.connect_alone()
+    own = fleet_on_own_engines(tmp_path, durable=False, timeout_s=TIMEOUT_S)
+    async with own as (fleet, engines):
+        assert await fleet.postgres.value(asked) == 1
+        with _frozen(engines.postgres_pid):
+            asking = asyncio.create_task(fleet.postgres.value(asked))
+            done, _ = await asyncio.wait([asking], timeout=TIMEOUT_S / 4)
+            assert not done
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(asking, 10)
+            with pytest.raises(PostgresDown):
+                async with asyncio.timeout(10):
+                    await fleet.postgres.connect_alone()
 
 
-def _note_runs(runs, queue):
-    async def handle(job: dict):
-        runs.append(queue)
-
-    return handle
+def _job(key):
+    return NewJob(queue="noted", payload={"key": key})
 
 
 @contextmanager

@@ -118,6 +118,7 @@ def api(line: CommandLine, application: str | None) -> None:
 @click.option(
     "--name", help="Of the host in the fleet; several agents on one machine need several."
 )
+@click.option("--tag", "tags", multiple=True, help="Take tasks that ask for this tag too.")
 @click.option("--reload", is_flag=True, help="In development: start anew when the code changes.")
 @click.pass_obj
 def agent(

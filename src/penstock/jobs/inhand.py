@@ -35,8 +35,11 @@ class Reach(Protocol):
     def tell_progress(self, job_id: int, ratio: float, text: str) -> None:
         """Pass on how far the job is; may drop what comes too often. From any thread."""
 
-    async def spend(self, queue: str, lane: str, starts: int, wait_max_s: float) -> None:
-        """Take `starts` out of the lane and wait until they may begin. Raises: LaneExhausted."""
+    async def spend(self, queue: str, lane: str, starts: int, wait_max_s: float) -> float:
+        """Take `starts` out of the lane and wait until they may begin; until when they may, by `time.monotonic`.
+
+        Raises: LaneExhausted.
+        """
 
     def spend_blocking(self, queue: str, lane: str, starts: int, wait_max_s: float) -> None:
         """The same for a thread that may block. Raises: LaneExhausted."""
@@ -59,13 +62,14 @@ class LaneInHand(str):
     async def spend(self, starts: int = 1, *, wait_max_s: float = SPEND_WAIT_MAX_S) -> None:
         """Wait until the lane allows `starts` more, such as the requests that redirects cost.
 
+        Send them at once: they count as begun within the limiter's slack of this moment (0.25 s).
         Raises: LaneExhausted, where that is further away than `wait_max_s`; nothing was taken then.
         """
         if self._reach is not None:
             await self._reach.spend(self._queue, str(self), starts, wait_max_s)
 
     def spend_blocking(self, starts: int = 1, *, wait_max_s: float = SPEND_WAIT_MAX_S) -> None:
-        """`spend` for sync handlers. Raises: LaneExhausted."""
+        """`spend` for sync handlers; here too, send at once. Raises: LaneExhausted."""
         if self._reach is not None:
             self._reach.spend_blocking(self._queue, str(self), starts, wait_max_s)
 

@@ -15,7 +15,13 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.jobs.errors import BatchTooLarge, InvalidJob, JobUnknown, PayloadTooLarge
+from penstock.jobs.errors import (
+    BatchTooLarge,
+    InvalidFilter,
+    InvalidJob,
+    JobUnknown,
+    PayloadTooLarge,
+)
 from penstock.jobs.model import (
     AT_AWAY_S_MAX,
     BYTES_PER_CALL_MAX,
@@ -30,7 +36,7 @@ from penstock.jobs.model import (
     NewJob,
 )
 from penstock.kernel.errors import FieldProblem
-from penstock.kernel.limits import PAYLOAD_BYTES_MAX
+from penstock.kernel.limits import PAGE_ROWS_MAX, PAYLOAD_BYTES_MAX
 
 PROBLEMS_MAX: Final = 100
 
@@ -219,6 +225,15 @@ def require_job_id(job_id: int) -> None:
     """Refuse an id that no row can have. Raises: JobUnknown."""
     if not 0 < job_id <= JOB_ID_LAST:
         raise JobUnknown(job_id)
+
+
+def require_page(name: str, rows_max: int) -> None:
+    """Refuse a page of no rows, or of more than one call may ask for. Raises: InvalidFilter."""
+    if type(rows_max) is not int or not 1 <= rows_max <= PAGE_ROWS_MAX:
+        text = f"expected a whole number 1 to {PAGE_ROWS_MAX}"
+        raise InvalidFilter(
+            f"a page: /{name}: {text}", problems=(FieldProblem(f"/{name}", "invalid", text),)
+        )
 
 
 def require_lane(

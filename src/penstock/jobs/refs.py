@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.engines.borrowed import Transaction
 from penstock.jobs.bridge import View
 from penstock.jobs.errors import InvalidTask
 from penstock.jobs.model import Job, Why
@@ -69,9 +70,9 @@ class JobRef(int):
         """Why it is where it is."""
         return await self._origin.jobs.why(int(self))
 
-    async def cancel(self) -> None:
-        """Cancel it while it waits. Raises: JobNotWaiting."""
-        await self._origin.jobs.cancel(int(self))
+    async def cancel(self, *, tx: Transaction | None = None) -> None:
+        """Cancel it while it waits, in the caller's transaction if `tx` is given. Raises: JobNotWaiting."""
+        await self._origin.jobs.cancel(int(self), tx=tx)
 
     def __repr__(self) -> str:
         return f"JobRef({int(self)})"

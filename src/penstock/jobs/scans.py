@@ -31,6 +31,9 @@ class Scan:
     the time whatever happens, and what commits late meanwhile waits.
     """
 
+    saw_all: bool = False
+    """The last claim began at the beginning and was short: nothing else was due."""
+
     def __init__(self) -> None:
         self.marks = [_FIRST] * len(PRIORITIES)
         self._order: Sequence[int] = PRIORITIES
@@ -58,6 +61,7 @@ class Scan:
         kept_s = min(max(MARKS_KEPT_S, self._whole_s / WHOLE_SHARE), MARKS_KEPT_S_MAX)
         jobs = sum(len(claim.ids) for claim in claims.leases) + claims.moved
         is_short = jobs < jobs_max
+        self.saw_all = is_short and self._is_whole
         self._is_whole = now_s - self._whole_at_s > kept_s or (is_short and not self.is_costly)
         if self._is_whole:
             self.marks = [_FIRST] * len(PRIORITIES)

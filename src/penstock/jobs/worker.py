@@ -66,7 +66,9 @@ class LocalCrew:
     kind = "work"
 
     def __init__(self, jobs: Jobs, config: JobsConfig) -> None:
-        self.tags = sorted({task.declared.tag for task in jobs.registry if task.declared.tag})
+        self.tags: Sequence[str] = sorted(
+            {task.declared.tag for task in jobs.registry if task.declared.tag}
+        )
         """All that are asked for: in development this host is fit for everything."""
         self._jobs = jobs
         self._config = config
@@ -93,7 +95,7 @@ class LocalCrew:
         await runner.start()
         await asyncio.get_running_loop().create_future()
 
-    async def drain(self, dispatcher: Dispatcher, grace_s: float) -> None:
+    async def drain(self, _dispatcher: Dispatcher, /, grace_s: float) -> None:
         """See `Crew`."""
         await self._stop(grace_s)
 

@@ -46,7 +46,7 @@ class Crew(Protocol):
     async def serve(self, dispatcher: Dispatcher) -> None:
         """Keep slots seated at the dispatcher until cancelled."""
 
-    async def drain(self, dispatcher: Dispatcher, grace_s: float) -> None:
+    async def drain(self, dispatcher: Dispatcher, /, grace_s: float) -> None:
         """Let slots finish within the grace time; afterwards none holds a job."""
 
     async def cut(self) -> None:

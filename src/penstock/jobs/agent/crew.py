@@ -105,7 +105,7 @@ class ForkedCrew:
                 async with asyncio.timeout(TICK_S):
                     await self._changed.wait()
 
-    async def drain(self, dispatcher: Dispatcher, grace_s: float) -> None:
+    async def drain(self, dispatcher: Dispatcher, /, grace_s: float) -> None:
         """See `Crew`."""
         self._is_ending = True
         for slot in self._slots.values():

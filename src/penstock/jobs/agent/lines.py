@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.jobs.leases import Scan
+from penstock.jobs.scans import Scan
 from penstock.jobs.slots.messages import Work
 from penstock.jobs.slots.pace import Pace
 from penstock.jobs.tasks import Task
@@ -126,6 +126,7 @@ class Line:
     is_claiming: bool = False
     was_empty: bool = False
     """The last claim of plain jobs brought none."""
+    is_rescan_planned: bool = False
     failures: int = 0
     blocked_until_s: float = 0.0
     turn: int = 0

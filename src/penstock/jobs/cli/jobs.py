@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.jobs.cli.takes import COMMANDS
 from penstock.jobs.cli.text import describe_job, duration_s, first_line, table
-from penstock.jobs.errors import InvalidJob
+from penstock.jobs.errors import InvalidFilter, InvalidJob
 from penstock.jobs.model import BulkDone, JobFilter, NewJob
 from penstock.jobs.service import Jobs
 from penstock.jobs.service.steering import LISTED, STEERED
@@ -37,6 +37,7 @@ for command in COMMANDS:
 @click.option("--priority", default=5, show_default=True, type=int, help="0 first to 9 last.")
 @click.option("--unique", default=None, help="Key that one unfinished job may have.")
 @click.option("--lane", default=None, help="Lane inside the queue's limiter.")
+@click.option("--version", default=1, show_default=True, type=int, help="Of the payload's shape.")
 @click.pass_obj
 def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None:
     """Enqueue one job into QUEUE; PAYLOAD is JSON."""
@@ -133,7 +134,7 @@ def remove(terminal: Terminal, job_id: int) -> None:
 def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) -> None:
     """Do ACTION to all jobs that fit, newest first; stopped and called again it goes on."""
     older, ids = choice.pop("older"), choice.pop("ids")
-    older_than_s = None if older is None else duration_s("--older", older)
+    older_than_s = None if older is None else duration_s("--older", older, InvalidFilter)
     wanted = JobFilter(older_than_s=older_than_s, ids=list(ids) or None, **choice)
 
     async def run(jobs: Jobs) -> BulkDone:
@@ -150,5 +151,7 @@ def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) ->
         return done
 
     done = terminal.run(Jobs, run)
-    told = f"{done.matched} jobs fit" if dry_run else f"{action}: {done.changed} jobs"
+    changed = f"{action}: {done.changed} {'job' if done.changed == 1 else 'jobs'}"
+    fit = "1 job fits" if done.matched == 1 else f"{done.matched} jobs fit"
+    told = fit if dry_run else changed
     terminal.show(done, f"{told}, {done.skipped} skipped" if done.skipped else told)

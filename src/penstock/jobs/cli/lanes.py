@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.jobs.cli.text import describe_lane, table
+from penstock.jobs.cli.text import describe_lane, duration_s, table
 from penstock.jobs.errors import InvalidJob
 from penstock.jobs.model import Lane, Limiter
 from penstock.jobs.service import Jobs
@@ -25,7 +25,7 @@ def lanes() -> None:
 @lanes.command("ls", short_help="List lanes of a limiter.")
 @click.argument("limiter")
 @click.option("--after", default="", help="Names after this one alone.")
-@click.option("--limit", default=100, show_default=True, type=int, help="How many at most.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
 @click.pass_obj
 def list_lanes(terminal: Terminal, limiter: str, after: str, limit: int) -> None:
     """List lanes of LIMITER by name."""
@@ -50,10 +50,13 @@ def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.option("--rate", default=None, help="Starts per window such as 600/m or 10/30s.")
 @click.option("--concurrency", default=None, type=int, help="Jobs at once.")
 @click.option("--weight", default=1, show_default=True, type=int, help="Share against other lanes.")
-@click.option("--paused", is_flag=True, help="Hand out none.")
+@click.option("--paused", is_flag=True, help="Hand out none; its limits are those given beside it.")
 @click.pass_obj
 def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> None:
-    """Set the limits of LANE of LIMITER; what is left out is without limit."""
+    """Set all of LANE of LIMITER anew: what is left out is without limit, of weight 1 and not paused.
+
+    To stop it and let it go on with the limits that it has: `lanes pause` and `lanes resume`.
+    """
     starts_max, window_s = parse_rate(options.pop("rate"))
 
     async def change(jobs: Jobs) -> Lane:
@@ -79,6 +82,55 @@ def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     terminal.show(found, describe_lane(found))
 
 
+@lanes.command("pause", short_help="Hand out no more jobs of a lane.")
+@click.argument("limiter")
+@click.argument("lane")
+@click.pass_obj
+def pause_lane(terminal: Terminal, limiter: str, lane: str) -> None:
+    """Hand out no more jobs of LANE of LIMITER; its limits stay, and jobs in hand go on."""
+
+    async def change(jobs: Jobs) -> Lane:
+        await jobs.lanes.pause(limiter, lane)
+        return await jobs.lanes.get(limiter, lane)
+
+    found = terminal.run(Jobs, change)
+    terminal.show(found, describe_lane(found))
+
+
+@lanes.command("resume", short_help="Hand out jobs of a lane again.")
+@click.argument("limiter")
+@click.argument("lane")
+@click.pass_obj
+def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
+    """Hand out jobs of LANE of LIMITER again, within the limits that it has."""
+
+    async def change(jobs: Jobs) -> Lane:
+        await jobs.lanes.resume(limiter, lane)
+        return await jobs.lanes.get(limiter, lane)
+
+    found = terminal.run(Jobs, change)
+    terminal.show(found, describe_lane(found))
+
+
+@lanes.command("spend", short_help="Take starts out of a lane.")
+@click.argument("limiter")
+@click.argument("lane")
+@click.option("--starts", default=1, show_default=True, type=int, help="How many.")
+@click.option("--wait", default="0s", show_default=True, help="How far away they may be.")
+@click.pass_obj
+def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str) -> None:
+    """Take starts out of LANE of LIMITER for what is no job; say how long to wait before they begin.
+
+    Where it says that they are refused, nothing was taken.
+    """
+    wait_max_s = duration_s("--wait", wait)
+    wait_s = terminal.run(
+        Jobs, lambda jobs: jobs.lanes.spend(limiter, lane, starts, wait_max_s=wait_max_s)
+    )
+    told = "refused: nothing was taken" if wait_s is None else f"begin in {wait_s:.3f} s"
+    terminal.show({"wait_s": wait_s}, told)
+
+
 @lanes.command("limiters", short_help="List limiters.")
 @click.pass_obj
 def list_limiters(terminal: Terminal) -> None:
@@ -92,14 +144,23 @@ def list_limiters(terminal: Terminal) -> None:
 @click.option("--concurrency", default=None, type=int, help="Jobs at once.")
 @click.option("--slack", default=None, help="How late a job may start, such as 250ms.")
 @click.option("--unlimited", is_flag=True, help="No limits at all.")
+@click.option("--as-declared", is_flag=True, help="The limits that its code says, from now on.")
 @click.pass_obj
-def limiter_limits(terminal: Terminal, /, limiter: str, **options: Any) -> None:
-    """Show the limits of LIMITER's lanes that have none of their own; with options set them all, live."""
+def limiter_limits(
+    terminal: Terminal, /, limiter: str, *, as_declared: bool, **options: Any
+) -> None:
+    """Show the limits of LIMITER's lanes that have none of their own; with options set them all, live.
+
+    Once they are set here, what code declares changes nothing, until they are given back by --as-declared.
+    """
+    if as_declared:
+        _give_back(terminal, limiter, options)
+        return
     if all(value is None or value is False for value in options.values()):
         _show_limiters(terminal, [terminal.run(Jobs, lambda jobs: jobs.lanes.get_limiter(limiter))])
         return
     starts_max, window_s = parse_rate(options["rate"])
-    slack_s = SLACK_S if options["slack"] is None else _parse_slack_s(options["slack"])
+    slack_s = SLACK_S if options["slack"] is None else duration_s("--slack", options["slack"])
 
     async def change(jobs: Jobs) -> Limiter:
         await jobs.lanes.set_limiter(
@@ -109,6 +170,17 @@ def limiter_limits(terminal: Terminal, /, limiter: str, **options: Any) -> None:
             concurrency=options["concurrency"],
             slack_s=slack_s,
         )
+        return await jobs.lanes.get_limiter(limiter)
+
+    _show_limiters(terminal, [terminal.run(Jobs, change)])
+
+
+def _give_back(terminal: Terminal, limiter: str, options: dict[str, Any]) -> None:
+    if any(options.values()):
+        raise InvalidJob("--as-declared stands alone: it takes back what the other options set")
+
+    async def change(jobs: Jobs) -> Limiter:
+        await jobs.lanes.reset_limiter(limiter)
         return await jobs.lanes.get_limiter(limiter)
 
     _show_limiters(terminal, [terminal.run(Jobs, change)])
@@ -126,13 +198,6 @@ def parse_rate(text: str | None) -> tuple[int | None, float | None]:
     except ValueError as error:
         reason = str(error)
     raise InvalidJob(f"--rate: expected {reason}, got {text[:80]!r}")
-
-
-def _parse_slack_s(text: str) -> float:
-    try:
-        return parse_duration_s(text)
-    except ValueError as error:
-        raise InvalidJob(f"--slack: expected {error}, got {text[:80]!r}") from error
 
 
 def _lane_row(lane: Lane) -> tuple[Any, ...]:

@@ -12,6 +12,8 @@ from penstock.jobs.model import TakenOutcome
 from penstock.jobs.service import Jobs
 from penstock.kernel.terminal import Terminal
 
+SEND_TO: Final = "A job and the queue that it moves to, as it is."
+
 
 @click.command("take", short_help="Take jobs of a queue.")
 @click.argument("queue")
@@ -21,7 +23,8 @@ from penstock.kernel.terminal import Terminal
 @click.pass_obj
 def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> None:
     """Take due jobs of QUEUE; unless they are acked in time, they go back."""
-    lease_s, wait_s = duration_s("--lease", lease), duration_s("--wait", wait)
+    lease_s = duration_s("--lease", lease, InvalidTake)
+    wait_s = duration_s("--wait", wait, InvalidTake)
     taken = terminal.run(
         Jobs, lambda jobs: jobs.takes.take(queue, n, lease_s=lease_s, wait_s=wait_s)
     )
@@ -32,25 +35,34 @@ def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> No
 @click.argument("lease_id", type=int)
 @click.option("--done", multiple=True, type=int, help="A job that is done.")
 @click.option("--retry", multiple=True, type=int, help="A job to run again.")
+@click.option("--snooze", multiple=True, type=int, help="A job to run later, without an attempt.")
 @click.option("--after", default=None, help="When to run those again, such as 1m.")
 @click.option("--fail", multiple=True, type=int, help="A job that failed for good.")
+@click.option("--cancel", multiple=True, type=int, help="A job that nobody wants any more.")
+@click.option("--send-to", multiple=True, type=(int, str), metavar="JOB QUEUE", help=SEND_TO)
 @click.option("--back", multiple=True, type=int, help="A job to give back as it was.")
-@click.option("--why", default="", help="Why they are retried or failed.")
+@click.option("--why", default="", help="Why they are retried, failed or cancelled.")
 @click.pass_obj
 def ack(terminal: Terminal, /, lease_id: int, **told: Any) -> None:
     """Say what became of jobs of LEASE_ID; without options all that is left of it is done."""
-    after_s = None if told["after"] is None else duration_s("--after", told["after"])
+    after = told["after"]
+    after_s = None if after is None else duration_s("--after", after, InvalidTake)
     given = {
         "done": TakenOutcome(outcome="done"),
         "retry": TakenOutcome(outcome="retry", after_s=after_s, why=told["why"]),
+        "snooze": TakenOutcome(outcome="snooze", after_s=after_s),
         "fail": TakenOutcome(outcome="fail", why=told["why"]),
+        "cancel": TakenOutcome(outcome="cancel", why=told["why"]),
         "back": TakenOutcome(outcome="return"),
     }
     named = [(job_id, outcome) for option, outcome in given.items() for job_id in told[option]]
+    named += [
+        (job_id, TakenOutcome(outcome="send_to", queue=queue)) for job_id, queue in told["send_to"]
+    ]
     outcomes = dict(named)
     if len(outcomes) < len(named):
         raise InvalidTake("a job is named twice: say one thing of each")
-    if not named and (told["after"] is not None or told["why"]):
+    if not named and (after is not None or told["why"]):
         raise InvalidTake("--after and --why go with --retry ID or --fail ID: name the jobs")
     rest = None if named else TakenOutcome(outcome="done")
     terminal.run(Jobs, lambda jobs: jobs.takes.ack(lease_id, outcomes, rest=rest))
@@ -65,7 +77,7 @@ def ack(terminal: Terminal, /, lease_id: int, **told: Any) -> None:
 @click.pass_obj
 def extend(terminal: Terminal, lease_id: int, lease: str) -> None:
     """Let LEASE_ID end later."""
-    lease_s = duration_s("--lease", lease)
+    lease_s = duration_s("--lease", lease, InvalidTake)
     expires_at = terminal.run(Jobs, lambda jobs: jobs.takes.extend(lease_id, lease_s))
     text = f"lease {lease_id} until {expires_at:%Y-%m-%d %H:%M:%S} UTC"
     terminal.show({"lease_id": lease_id, "expires_at": expires_at}, text)

@@ -10,6 +10,7 @@ import msgspec
 from penstock.jobs.errors import InvalidJob
 from penstock.jobs.model import Job, Lane, QueueStatus, Taken
 from penstock.kernel.config import parse_duration_s
+from penstock.kernel.errors import InvalidInput
 
 
 def describe_job(job: Job) -> str:
@@ -115,12 +116,12 @@ def describe_taken(taken: Taken) -> str:
     return f"{until}\n{table(('id', 'run', 'lane', 'payload'), rows)}"
 
 
-def duration_s(name: str, text: str) -> float:
-    """Seconds of a duration such as 30s. Raises: InvalidJob."""
+def duration_s(name: str, text: str, refusal: type[InvalidInput] = InvalidJob) -> float:
+    """Seconds of a duration such as 30s. Raises: `refusal`, that of the verb which is asked for."""
     try:
         return parse_duration_s(text)
     except ValueError as error:
-        raise InvalidJob(f"{name}: expected {error}, got {text[:80]!r}") from error
+        raise refusal(f"{name}: expected {error}, got {text[:80]!r}") from error
 
 
 def _count(count: int, *, is_capped: bool) -> str:

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from penstock.jobs.crons import Cron, NewCron
 from penstock.jobs.http.scopes import READ, WRITE
 from penstock.jobs.service import Jobs
+from penstock.kernel.once import Once
 
 
 class CronToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,10 +50,22 @@ async def list_crons(jobs: NamedDependency[Jobs]) -> list[Cron]:
     return await jobs.crons.all()
 
 
-@post("/v1/crons", operation_id="addCron", summary="Add a cron", opt=WRITE)
-async def add_cron(jobs: NamedDependency[Jobs], data: JSONBody[CronToAdd]) -> Cron:
+@post(
+    "/v1/crons",
+    operation_id="addCron",
+    summary="Add a cron",
+    opt={**WRITE, "keeps_keys": True},
+)
+async def add_cron(
+    jobs: NamedDependency[Jobs], once: NamedDependency[Once], data: JSONBody[CronToAdd]
+) -> Cron:
     """Add a cron; it comes first at its next moment."""
-    return await jobs.crons.add(NewCron(**msgspec.structs.asdict(data)))
+    cron = NewCron(**msgspec.structs.asdict(data))
+
+    async def add(tx: Any) -> Cron:
+        return await jobs.crons.add(cron, tx=tx)
+
+    return await once(add)
 
 
 @get("/v1/crons/{name:str}", operation_id="getCron", summary="Show a cron", opt=READ)
@@ -81,11 +94,17 @@ async def remove_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> None:
     operation_id="runCron",
     summary="Run a cron now",
     status_code=202,
-    opt=WRITE,
+    opt={**WRITE, "keeps_keys": True},
 )
-async def run_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> CronJob:
+async def run_cron(
+    jobs: NamedDependency[Jobs], once: NamedDependency[Once], name: FromPath[str]
+) -> CronJob:
     """Enqueue the cron's job now, besides its moments."""
-    return CronJob(id=await jobs.crons.run(name))
+
+    async def run(tx: Any) -> CronJob:
+        return CronJob(id=await jobs.crons.run(name, tx=tx))
+
+    return await once(run)
 
 
 ROUTES: Final[list[Any]] = [list_crons, add_cron, get_cron, put_cron, remove_cron, run_cron]

@@ -75,6 +75,17 @@ async def put_limiter(
     return await jobs.lanes.get_limiter(limiter)
 
 
+@delete(
+    "/v1/limiters/{limiter:str}",
+    operation_id="resetLimiter",
+    summary="Give a limiter back to its code",
+    opt=WRITE,
+)
+async def reset_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> None:
+    """Forget the limits that were set; those that code declares hold again."""
+    await jobs.lanes.reset_limiter(limiter)
+
+
 @get(
     "/v1/limiters/{limiter:str}/lanes",
     operation_id="listLanes",
@@ -156,6 +167,7 @@ ROUTES: Final[list[Any]] = [
     list_limiters,
     get_limiter,
     put_limiter,
+    reset_limiter,
     list_lanes,
     get_lane,
     put_lane,

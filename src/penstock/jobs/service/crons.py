@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from penstock.engines.borrowed import Transaction, borrow
 from penstock.engines.postgres import Postgres
 from penstock.jobs import store
 from penstock.jobs.crons import Cron, NewCron, next_moment
@@ -45,19 +46,24 @@ class Crons:
         """Every cron, by name."""
         return await store.crons.find_crons(self._postgres)
 
-    async def get(self, name: str) -> Cron:
+    async def get(self, name: str, *, tx: Transaction | None = None) -> Cron:
         """One cron. Raises: CronUnknown."""
-        found = await store.crons.find_crons(self._postgres, require_id("cron", name))
+        runner = self._postgres if tx is None else borrow(tx)
+        found = await store.crons.find_crons(runner, require_id("cron", name))
         if not found:
             raise CronUnknown(name)
         return found[0]
 
-    async def add(self, cron: NewCron) -> Cron:
-        """Store a new cron. Raises: CronExists, InvalidCron, InvalidId, InvalidJob, QueueUnknown."""
+    async def add(self, cron: NewCron, *, tx: Transaction | None = None) -> Cron:
+        """Store a new cron, in the caller's transaction if `tx` is given.
+
+        Raises: CronExists, InvalidCron, InvalidId, InvalidJob, QueueUnknown.
+        """
         next_at = await self._require_valid(cron)
-        if not await store.crons.add_cron(self._postgres, cron, next_at):
+        runner = self._postgres if tx is None else borrow(tx)
+        if not await store.crons.add_cron(runner, cron, next_at):
             raise CronExists(cron.name)
-        return await self.get(cron.name)
+        return await self.get(cron.name, tx=tx)
 
     async def change(self, name: str, **changes: Any) -> Cron:
         """Change fields of a cron: those of `NewCron` but its name, and `paused`.
@@ -99,12 +105,14 @@ class Crons:
         if not await store.crons.remove_cron(self._postgres, name, forgotten_s=FORGOTTEN_S):
             raise CronFixed(name)
 
-    async def run(self, name: str) -> int:
+    async def run(self, name: str, *, tx: Transaction | None = None) -> int:
         """Enqueue the cron's job now, besides its moments; return its id. Raises: CronUnknown."""
-        found = await self.get(name)
-        async with self._postgres.transaction() as tx:
-            job_id = await self._jobs.enqueue(_job(_asked(found)), tx=tx)
-            await store.crons.note_cron_job(tx, name, job_id)
+        if tx is None:
+            async with self._postgres.transaction() as own:
+                return await self.run(name, tx=own)
+        found = await self.get(name, tx=tx)
+        job_id = await self._jobs.enqueue(_job(_asked(found)), tx=tx)
+        await store.crons.note_cron_job(borrow(tx), name, job_id)
         return job_id
 
     async def declare(self) -> int:

@@ -11,9 +11,8 @@ from penstock.jobs import store
 from penstock.jobs.errors import HostUnknown
 from penstock.jobs.fleet.alerts import Alert
 from penstock.jobs.fleet.facts import DECISIONS_SHOWN, Decision, FleetState
-from penstock.jobs.intake import is_storable
+from penstock.jobs.intake import is_storable, require_page
 from penstock.jobs.model import JOB_ID_LAST, JobsConfig
-from penstock.kernel.limits import PAGE_ROWS_MAX
 
 ALERTS_SHOWN: Final = 100
 
@@ -42,11 +41,13 @@ class Fleet:
     async def decisions(
         self, *, before: int | None = None, decisions_max: int = 100
     ) -> list[Decision]:
-        """Why slots moved, newest first; with `before` those of smaller ids."""
-        bounded = max(1, min(decisions_max, PAGE_ROWS_MAX))
+        """Why slots moved, newest first; with `before` those of smaller ids. Raises: InvalidFilter."""
+        require_page("decisions_max", decisions_max)
         if before is not None:
             before = max(0, min(before, JOB_ID_LAST))
-        return await store.fleet.decisions(self._postgres, before=before, decisions_max=bounded)
+        return await store.fleet.decisions(
+            self._postgres, before=before, decisions_max=decisions_max
+        )
 
     async def alerts(self, *, is_open: bool = False) -> list[Alert]:
         """The newest alerts; with `is_open` only those not cleared."""

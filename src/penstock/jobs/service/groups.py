@@ -6,14 +6,16 @@
 
 An open group counts one member more than it has, so members may end before the block does; its end takes that
 one away, and whoever takes the last one away enqueues the callback in the same transaction. A block that
-raises leaves no callback: members that were enqueued run on alone. So it is where its process dies. A unique
-key that is taken gives the id of the unfinished job that has it, which is no member.
+raises leaves no callback: members that were enqueued run on alone. So it is where its process dies: what is left of
+such a group is forgotten after OPEN_S_MAX, which is how long a block may take. A unique key that is taken gives the id
+of the unfinished job that has it, which is no member.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
 from penstock.engines.postgres import Runner
 from penstock.jobs import store
@@ -22,7 +24,8 @@ from penstock.jobs.intake import Rows
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 
-_log = logger(__name__)
+OPEN_S_MAX: Final = 7 * 86_400.0
+_log: Final = logger(__name__)
 
 
 class Group:
@@ -45,18 +48,24 @@ class Group:
 async def open_group(
     runner: Runner, callback: Rows, queue_ids: list[int], traceparent: str
 ) -> AsyncIterator[Group]:
-    """An open group for the time of the block, sealed at its end; `runner` has the caller's transaction, if any."""
+    """An open group for the time of the block, sealed at its end; `runner` has the caller's transaction, if any.
+
+    Raises: GroupClosed at the end of a block that took longer than OPEN_S_MAX.
+    """
     ids = await store.backlog.add_groups(
         runner, [1], callback, queue_ids=queue_ids, traceparent=traceparent
     )
     group = Group(ids[0])
     try:
+        await store.groups.mark_open(runner, group.id)
         yield group
     except BaseException:
         group.is_open = False
         await _abandon(runner, group.id)
         raise
     group.is_open = False
+    if not await store.groups.mark_closed(runner, group.id):
+        raise GroupClosed(group.id)
     await store.groups.seal_groups(runner, ids)
 
 

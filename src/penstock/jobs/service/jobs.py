@@ -218,7 +218,7 @@ class Jobs:
         before: int | None = None,
         jobs_max: int = 100,
     ) -> JobPage:
-        """A page of jobs in whatever state, newest id first, those below `before`; at most 1,000.
+        """A page of up to `jobs_max` jobs, 1,000 at most, in whatever state, newest id first, those below `before`.
 
         `q` is looked for in the errors of those that ended. A page may be short where the search was cut off.
         Raises: InvalidFilter, QueueUnknown.
@@ -226,23 +226,27 @@ class Jobs:
         wanted = JobFilter(queue=queue, state=state, lane=lane, q=q)
         return await self._steering.find(wanted, before=before, jobs_max=jobs_max)
 
-    async def cancel(self, job_id: int) -> None:
-        """Cancel a job that waits. Raises: JobUnknown, JobNotWaiting."""
-        await self._steering.cancel(job_id)
+    async def cancel(self, job_id: int, *, tx: Transaction | None = None) -> None:
+        """Cancel a job that waits, in the caller's transaction if `tx` is given.
 
-    async def retry(self, job_id: int) -> None:
+        Until that ends the job can be neither claimed nor changed: commit soon.
+        Raises: JobUnknown, JobNotWaiting.
+        """
+        await self._steering.cancel(job_id, tx=_borrowed(tx))
+
+    async def retry(self, job_id: int, *, tx: Transaction | None = None) -> None:
         """Give a failed, cancelled or quarantined job another life with all its retries.
 
         Raises: JobUnknown, JobNotEnded, KeyTaken.
         """
-        await self._steering.retry(job_id)
+        await self._steering.retry(job_id, tx=_borrowed(tx))
 
-    async def delete(self, job_id: int) -> None:
+    async def delete(self, job_id: int, *, tx: Transaction | None = None) -> None:
         """Remove a job for good that waits or ended; its group counts a waiting one as cancelled.
 
         Raises: JobUnknown, JobNotWaiting where it is leased or gone.
         """
-        await self._steering.delete(job_id)
+        await self._steering.delete(job_id, tx=_borrowed(tx))
 
     async def bulk(
         self, action: str, wanted: JobFilter, *, dry_run: bool = False, before: int | None = None
@@ -376,6 +380,8 @@ class Jobs:
                 traceparent=traceparent,
                 is_hinted=is_hinted,
             )
+        if not is_hinted:
+            self._hints.tell_later(set(queue_ids))
         jobs_enqueued.inc(len(ids))
         return ids
 

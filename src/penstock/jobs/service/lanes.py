@@ -10,10 +10,9 @@ from penstock.engines.borrowed import Transaction, borrow
 from penstock.engines.postgres import Postgres
 from penstock.jobs import store
 from penstock.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
-from penstock.jobs.intake import is_storable, require_lane
+from penstock.jobs.intake import is_storable, require_lane, require_page
 from penstock.jobs.model import Lane, Limiter
 from penstock.kernel.errors import FieldProblem
-from penstock.kernel.limits import PAGE_ROWS_MAX
 
 SLACK_S: Final = 0.25
 SLACK_S_MAX: Final = 60.0
@@ -78,6 +77,16 @@ class Lanes:
             is_own=False,
         )
 
+    async def pause(self, limiter: str, lane: str) -> None:
+        """Hand out no more jobs of a lane, whose limits and weight stay; those in hand go on. Raises: LaneUnknown."""
+        await self.get(limiter, lane)
+        await store.lanes.pause_lane(self._postgres, limiter, lane, is_paused=True)
+
+    async def resume(self, limiter: str, lane: str) -> None:
+        """Hand out the lane's jobs again, within the limits that it has. Raises: LaneUnknown."""
+        await self.get(limiter, lane)
+        await store.lanes.pause_lane(self._postgres, limiter, lane, is_paused=False)
+
     async def get(self, limiter: str, lane: str) -> Lane:
         """A lane's limits and what it is doing. Raises: LaneUnknown."""
         found = None
@@ -88,11 +97,16 @@ class Lanes:
         return found
 
     async def list(self, limiter: str, *, after: str = "", lanes_max: int = 100) -> list[Lane]:
-        """Lanes of a limiter by name, those after `after`: the last name of a page gives the next."""
+        """Up to `lanes_max` lanes of a limiter by name, those after `after`, such as the last of a page before.
+
+        Raises: InvalidFilter.
+        """
+        require_page("lanes_max", lanes_max)
         if not is_storable(limiter) or not is_storable(after):
             return []
-        bounded = max(1, min(lanes_max, PAGE_ROWS_MAX))
-        return await store.lanes.list_lanes(self._postgres, limiter, after=after, lanes_max=bounded)
+        return await store.lanes.list_lanes(
+            self._postgres, limiter, after=after, lanes_max=lanes_max
+        )
 
     async def spend(
         self, limiter: str, lane: str, starts: int = 1, *, wait_max_s: float = 0.0
@@ -149,6 +163,15 @@ class Lanes:
         await self._write_limiter(
             limiter, (starts_max, window_s, concurrency, slack_s), is_set=False
         )
+
+    async def reset_limiter(self, limiter: str) -> None:
+        """Take a person's limits back: those that code declares hold again. Raises: LimiterUnknown.
+
+        Where no code declared any, the limits of now stay until some does.
+        """
+        await self.get_limiter(limiter)
+        if await store.lanes.reset_limiter(self._postgres, limiter):
+            await self.spread(limiter)
 
     async def get_limiter(self, limiter: str) -> Limiter:
         """A limiter's limits and the queues that it spans. Raises: LimiterUnknown."""

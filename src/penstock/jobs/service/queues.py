@@ -8,6 +8,7 @@ alias and changes nothing of it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ class Queues:
         self._registry = registry
         self._lanes = Lanes(postgres)
         self._rows: dict[str, QueueRow] = {}
+        self._declaring: dict[asyncio.AbstractEventLoop, asyncio.Task[dict[str, QueueRow]]] = {}
 
     async def declare(self) -> dict[str, QueueRow]:
         """Store the queues and limiters of the registry; return the rows of all known queues, by name and alias.
@@ -74,11 +76,27 @@ class Queues:
         """Ids of queues by name or alias, stored or declared. Raises: QueueUnknown."""
         if not self._rows.keys() >= set(names):
             # Committed on its own connection: a queue must not vanish with a caller's rollback.
-            known = await self.declare()
+            known = await self._declared_once(names)
             for name in names:
                 if name not in known:
                     raise QueueUnknown(str(name))
         return [self._rows[name].id for name in names]
+
+    async def _declared_once(self, names: Sequence[str]) -> dict[str, QueueRow]:
+        """What `declare` gives, once for all who ask on this loop at a time: many first enqueues are one storm."""
+        loop = asyncio.get_running_loop()
+        declaring = self._declaring.get(loop)
+        if declaring is not None:
+            known = await asyncio.shield(declaring)
+            if known.keys() >= set(names):
+                return known
+            # It may have begun before these were declared.
+            declaring = self._declaring.get(loop)
+        if declaring is None:
+            declaring = self._declaring[loop] = loop.create_task(self.declare())
+            declaring.add_done_callback(lambda _: self._declaring.pop(loop, None))
+        # Whoever is cancelled leaves the others their answer.
+        return await asyncio.shield(declaring)
 
     async def settings(self, name: str) -> QueueSettings:
         """What holds for a queue. Raises: QueueUnknown."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.engines.postgres import Postgres, Row
+from penstock.engines.postgres import Postgres, Row, Runner
 from penstock.jobs import store
 from penstock.jobs.errors import (
     InvalidFilter,
@@ -25,7 +25,7 @@ from penstock.jobs.errors import (
     KeyTaken,
     QueueUnknown,
 )
-from penstock.jobs.intake import is_name, is_storable, require_job_id
+from penstock.jobs.intake import is_name, is_storable, require_job_id, require_page
 from penstock.jobs.model import (
     JOB_ID_LAST,
     JOBS_PER_CALL_MAX,
@@ -41,7 +41,6 @@ from penstock.jobs.model import (
 from penstock.jobs.reasons import why_waits
 from penstock.jobs.store.lookup import Sought
 from penstock.kernel.errors import FieldProblem
-from penstock.kernel.limits import PAGE_ROWS_MAX
 
 WINDOW_ROWS: Final = 20_000
 SEARCH_S: Final = 1.0
@@ -67,16 +66,17 @@ class Steering:
     def __init__(self, postgres: Postgres) -> None:
         self._postgres = postgres
 
-    async def job(self, job_id: int) -> Job:
+    async def job(self, job_id: int, *, tx: Runner | None = None) -> Job:
         """The job in any state; `gone` where it ended and was not kept. Raises: JobUnknown."""
         require_job_id(job_id)
-        found = await self._find(job_id)
+        runner = tx or self._postgres
+        found = await _find(runner, job_id)
         if found is not None:
             return found
-        if job_id > await store.lookup.newest_job_id(self._postgres):
+        if job_id > await store.lookup.newest_job_id(runner):
             raise JobUnknown(job_id)
         # A job on the move between its places can be missed by a look at one after the other.
-        return await self._find(job_id) or Job(id=job_id, state=JobState.GONE)
+        return await _find(runner, job_id) or Job(id=job_id, state=JobState.GONE)
 
     async def why(self, job_id: int) -> Why:
         """Why the job is where it is. Raises: JobUnknown."""
@@ -90,33 +90,35 @@ class Steering:
 
     async def find(self, wanted: JobFilter, *, before: int | None, jobs_max: int) -> JobPage:
         """A page of jobs that fit. Raises: InvalidFilter, QueueUnknown."""
+        require_page("jobs_max", jobs_max)
         sought = await self._sought(wanted, LISTED)
-        bounded = max(1, min(jobs_max, PAGE_ROWS_MAX))
-        rows, left = await self._search(store.lookup.list_jobs, sought, before, bounded)
+        rows, left = await self._search(store.lookup.list_jobs, sought, before, jobs_max)
         return JobPage(jobs=[store.lookup.listed_job(row) for row in rows], next_before=left)
 
-    async def cancel(self, job_id: int) -> None:
+    async def cancel(self, job_id: int, *, tx: Runner | None = None) -> None:
         """Cancel a job that waits. Raises: JobUnknown, JobNotWaiting."""
         require_job_id(job_id)
-        if not await store.steering.cancel_jobs(self._postgres, [job_id]):
-            raise await self._not_waiting(job_id, "cancelled")
+        if not await store.steering.cancel_jobs(tx or self._postgres, [job_id]):
+            raise _not_waiting(await self.job(job_id, tx=tx), "cancelled")
 
-    async def delete(self, job_id: int) -> None:
+    async def delete(self, job_id: int, *, tx: Runner | None = None) -> None:
         """Remove a job for good that waits or ended. Raises: JobUnknown, JobNotWaiting."""
         require_job_id(job_id)
-        if not await store.steering.delete_jobs(self._postgres, [job_id], STEERED["delete"]):
-            raise await self._not_waiting(job_id, "deleted")
+        if not await store.steering.delete_jobs(tx or self._postgres, [job_id], STEERED["delete"]):
+            raise _not_waiting(await self.job(job_id, tx=tx), "deleted")
 
-    async def retry(self, job_id: int) -> None:
+    async def retry(self, job_id: int, *, tx: Runner | None = None) -> None:
         """Give an ended job another life. Raises: JobUnknown, JobNotEnded, KeyTaken."""
         require_job_id(job_id)
-        retried, taken = await store.steering.retry_jobs(self._postgres, [job_id], STEERED["retry"])
+        retried, taken = await store.steering.retry_jobs(
+            tx or self._postgres, [job_id], STEERED["retry"]
+        )
         if taken:
             raise KeyTaken(
                 f"job {job_id}: another unfinished job has its unique key: let that one end first"
             )
         if not retried:
-            job = await self.job(job_id)
+            job = await self.job(job_id, tx=tx)
             raise JobNotEnded(
                 f"job {job_id} is {job.state.value}: only a failed, cancelled or quarantined job"
                 " that is kept can be retried"
@@ -148,33 +150,6 @@ class Steering:
             more=left is not None,
             next_before=left,
         )
-
-    async def _find(self, job_id: int) -> Job | None:
-        found = await store.lookup.find_job(self._postgres, job_id)
-        if found is None:
-            row = await store.kept.find_done(self._postgres, job_id)
-            if row is None:
-                return None
-            kept = store.lookup.job_from_row(row)
-            result = None if row["result"] is None else msgspec.json.decode(row["result"])
-            return msgspec.structs.replace(kept, result=result)
-        if found.state is JobState.LEASED:
-            told = await store.kept.find_progress(self._postgres, job_id)
-            if told is not None:
-                progress = JobProgress(ratio=told.ratio, text=told.text, at=told.at)
-                return msgspec.structs.replace(found, progress=progress)
-        return found
-
-    async def _not_waiting(self, job_id: int, wanted: str) -> JobNotWaiting:
-        job = await self.job(job_id)
-        match job.state:
-            case JobState.LEASED:
-                advice = f"{job.host} runs it: wait for its end, or let its handler end it"
-            case JobState.GONE:
-                advice = "it ended and nothing is kept of it"
-            case _:
-                advice = "only a job that is scheduled or ready can be"
-        return JobNotWaiting(f"job {job_id} is {job.state.value} and cannot be {wanted}: {advice}")
 
     async def _change(self, action: str, ids: list[int], states: Sequence[str]) -> int:
         """How many were changed; what went on to other states since it was found is left alone."""
@@ -234,6 +209,34 @@ class Steering:
             older_than_s=wanted.older_than_s,
             ids=None if wanted.ids is None else tuple(wanted.ids),
         )
+
+
+async def _find(runner: Runner, job_id: int) -> Job | None:
+    found = await store.lookup.find_job(runner, job_id)
+    if found is None:
+        row = await store.kept.find_done(runner, job_id)
+        if row is None:
+            return None
+        kept = store.lookup.job_from_row(row)
+        result = None if row["result"] is None else msgspec.json.decode(row["result"])
+        return msgspec.structs.replace(kept, result=result)
+    if found.state is JobState.LEASED:
+        told = await store.kept.find_progress(runner, job_id)
+        if told is not None:
+            progress = JobProgress(ratio=told.ratio, text=told.text, at=told.at)
+            return msgspec.structs.replace(found, progress=progress)
+    return found
+
+
+def _not_waiting(job: Job, wanted: str) -> JobNotWaiting:
+    match job.state:
+        case JobState.LEASED:
+            advice = f"{job.host} runs it: wait for its end, or let its handler end it"
+        case JobState.GONE:
+            advice = "it ended and nothing is kept of it"
+        case _:
+            advice = "only a job that is scheduled or ready can be"
+    return JobNotWaiting(f"job {job.id} is {job.state.value} and cannot be {wanted}: {advice}")
 
 
 def _require_action(action: str, wanted: JobFilter) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from penstock.engines.postgres import Postgres
+from penstock.engines.postgres import Postgres, PostgresBusy
 from penstock.jobs import store
 from penstock.jobs.model import JobsConfig, Sweep
+from penstock.jobs.service.groups import OPEN_S_MAX
 from penstock.jobs.service.lanes import Lanes
+from penstock.kernel.logs import logger
 
 LEASES_PER_SWEEP: Final = 100
+BUSY_PER_SWEEP: Final = 3
 JOBS_PER_SWEEP: Final = 5_000
 LANES_PER_SWEEP: Final = 1_000
 LANE_IDLE_S: Final = 3_600.0
 PROGRESS_KEPT_S: Final = 86_400.0
 TEND_EVERY_S: Final = 60.0
+GROUPS_PER_TENDING: Final = 1_000
+_log: Final = logger(__name__)
 
 
 class Sweeping:
@@ -27,14 +32,11 @@ class Sweeping:
         self._lanes = lanes
         self._lane_after = ("", "")
         self._tended_s: float | None = None
+        self._busy: dict[int, None] = {}
 
     async def run_once(self) -> Sweep:
         """One step; each lease is its own short transaction."""
-        leases = await store.leases.expired_leases(self._postgres, leases_max=LEASES_PER_SWEEP)
-        returned = [
-            await store.leases.return_lease(self._postgres, lease_id, self._config.losses_max)
-            for lease_id in leases
-        ]
+        returned = await self._return_leases()
         moved = await store.backlog.move_due(self._postgres, jobs_max=JOBS_PER_SWEEP)
         dropped = await store.lookup.drop_failed(
             self._postgres, kept_s=self._config.failed_kept_s, jobs_max=JOBS_PER_SWEEP
@@ -59,10 +61,42 @@ class Sweeping:
             lanes_removed=removed,
         )
 
+    async def _return_leases(self) -> list[int]:
+        """How many jobs of each lease went back. One that somebody's lock holds up does not hold up the others.
+
+        Such a one is tried again after all others, one a sweep; after a few new ones the sweep goes on to
+        the rest of its work.
+        """
+        found = await store.leases.expired_leases(
+            self._postgres, leases_max=LEASES_PER_SWEEP + len(self._busy)
+        )
+        again = [lease_id for lease_id in self._busy if lease_id in found]
+        fresh = [lease_id for lease_id in found if lease_id not in self._busy]
+        self._busy = dict.fromkeys(again[1:])
+        returned: list[int] = []
+        for lease_id in [*fresh, *again[:1]]:
+            try:
+                returned.append(
+                    await store.leases.return_lease(
+                        self._postgres, lease_id, self._config.losses_max
+                    )
+                )
+            except PostgresBusy as error:
+                _log.warning("lease_not_returned", lease_id=lease_id, error=error.text)
+                self._busy[lease_id] = None
+                if len(self._busy) - len(again[1:]) == BUSY_PER_SWEEP:
+                    break
+        return returned
+
     async def _tend(self) -> None:
-        """Now and then: partitions of kept jobs, words of jobs that are long gone."""
+        """Now and then: partitions of kept jobs, words of jobs that are long gone, groups whose process died."""
         now_s = time.monotonic()
         if self._tended_s is None or now_s - self._tended_s > TEND_EVERY_S:
             self._tended_s = now_s
             await store.kept.tend_kept(self._postgres)
             await store.kept.drop_progress(self._postgres, kept_s=PROGRESS_KEPT_S)
+            forgotten = await store.groups.drop_left_open(
+                self._postgres, open_s=OPEN_S_MAX, groups_max=GROUPS_PER_TENDING
+            )
+            if forgotten:
+                _log.warning("groups_left_open", groups=forgotten)

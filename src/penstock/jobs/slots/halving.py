@@ -24,6 +24,11 @@ class Halving:
         middle = (len(jobs) + 1) // 2
         self._runs += [half for half in (jobs[middle:], jobs[:middle]) if half]
 
+    def put_back(self, jobs: Sequence[int]) -> None:
+        """`jobs` of the run at hand could not start with the others: have them run by themselves next."""
+        if jobs:
+            self._runs.append(jobs)
+
     def give_up(self) -> list[int]:
         """Every job that is still to be run; afterwards there are none."""
         left = [job for run in self._runs for job in run]

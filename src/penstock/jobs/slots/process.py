@@ -38,7 +38,7 @@ from penstock.jobs.slots.wire import FrameSplitter, decode_to_slot, encode_frame
 from penstock.jobs.tasks import Registry
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.logs import logger
-from penstock.kernel.metrics import forget_growth, take_growth
+from penstock.kernel.metrics import take_growth
 
 DECLARING: Final = -1
 """The number of the process that takes no work: it declares the code's queues and leaves."""
@@ -102,7 +102,6 @@ def run_slot(
                 os.close(descriptor)
 
     os.register_at_fork(after_in_child=close_in_child)
-    forget_growth()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if cell is None:
             return runner.run(_declare(application, link))

@@ -40,8 +40,11 @@ class SlotReach:
         if waiting is not None and not waiting.done():
             waiting.set_result(answer.wait_s)
 
-    async def spend(self, queue: str, lane: str, starts: int, wait_max_s: float) -> None:
-        """Take `starts` out of the lane and wait until they may begin. Raises: LaneExhausted."""
+    async def spend(self, queue: str, lane: str, starts: int, wait_max_s: float) -> float:
+        """Take `starts` out of the lane and wait until they may begin; until when they may, by `time.monotonic`.
+
+        Raises: LaneExhausted.
+        """
         slack_s = self._slack_s(queue)
         ends_s = time.monotonic() + wait_max_s
         while True:
@@ -52,8 +55,9 @@ class SlotReach:
             # Never early: waited from the answer on. Never late: the slack counts from the question.
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-            if time.monotonic() <= asked_s + wait_s + slack_s:
-                return
+            start_before_s = asked_s + wait_s + slack_s
+            if time.monotonic() <= start_before_s:
+                return start_before_s
 
     def spend_blocking(self, queue: str, lane: str, starts: int, wait_max_s: float) -> None:
         """The same for a thread that may block. Raises: LaneExhausted, AwaitInstead."""

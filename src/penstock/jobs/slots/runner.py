@@ -10,6 +10,7 @@ job is a commit a job (115,000 -> 17-49,000 jobs/s). Every job that was given is
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections import deque
@@ -239,10 +240,14 @@ class SlotRunner:
                 later = Outcome("snooze", self._config.backoff.delay_s(1))
                 lease.note_all([*run, *halving.give_up()], later)
                 return
+            start_before_s = None
             if lease.work.start_before_s is not None:
-                run = await self._allowed_again(lease, run)
+                run, late, start_before_s = await self._allowed_again(lease, run)
+                halving.put_back(late)
             run, payloads = self._decoded(lease, run)
-            end, unsaid = await self._call_batch(lease, run, payloads, is_again=True)
+            end, unsaid = await self._call_batch(
+                lease, run, payloads, is_again=True, start_before_s=start_before_s
+            )
             if end is not None and end.is_fault:
                 is_one_blamed = is_one_blamed or len(run) == 1
                 if len(run) > 1:
@@ -256,6 +261,7 @@ class SlotRunner:
         payloads: Sequence[Any],
         *,
         is_again: bool = False,
+        start_before_s: float | None = None,
     ) -> tuple[CallEnd | None, Sequence[int]]:
         """One call; notes what is certain. Also the jobs, if any, that a raise left without a word."""
         if not picks:
@@ -268,7 +274,7 @@ class SlotRunner:
             arguments=(batch,),
             attempt=work.attempts[picks[0]] + 1,
             job_id=work.ids[picks[0]] if len(picks) == 1 else -1,
-            start_before_s=None if is_again else work.start_before_s,
+            start_before_s=start_before_s if is_again else work.start_before_s,
             is_search=is_again,
         )
         current_traceparent.set(next_hop(work.traceparents[picks[0]]))
@@ -283,25 +289,38 @@ class SlotRunner:
             lease.note(pick, outcome)
         unsaid = [pick for pick in picks if pick not in said] if said else picks
         if not end.is_fault or len(picks) == 1:
-            lease.note_all(unsaid, end.rest)
+            # What is late to start again did start under the lease's own grant, which is not to be given back.
+            lease.note_all(unsaid, RETURNED if call.is_late and is_again else end.rest)
         return end, unsaid
 
-    async def _allowed_again(self, lease: LeaseInSlot, run: Sequence[int]) -> list[int]:
-        """The jobs of `run` whose lanes allow a further start; the others have failed an attempt."""
+    async def _allowed_again(
+        self, lease: LeaseInSlot, run: Sequence[int]
+    ) -> tuple[list[int], list[int], float]:
+        """The jobs of `run` whose lanes allow a further start, those too late for theirs, and until when the first may.
+
+        Where one lane was long waited for, the starts of another may be over: the lane asked last is always
+        in time, so with each call there are fewer. Those whose lanes allow none have failed an attempt.
+        """
         work = lease.work
         counts: dict[str, list[int]] = {}
         for pick in run:
             counts.setdefault(work.lanes[pick] or "", []).append(pick)
-        allowed: list[int] = []
+        allowed: dict[int, float] = {}
         for lane, picks in counts.items():
             try:
+                before_s = math.inf
                 if lane:
-                    await self._reach.spend(work.queue, lane, len(picks), LANE_WAIT_MAX_S)
+                    before_s = await self._reach.spend(
+                        work.queue, lane, len(picks), LANE_WAIT_MAX_S
+                    )
             except LaneExhausted as error:
                 lease.note_all(picks, Outcome("retry", None, error.text))
             else:
-                allowed += picks
-        return sorted(allowed)
+                allowed |= dict.fromkeys(picks, before_s)
+        now_s = time.monotonic()
+        in_time = sorted(pick for pick, before_s in allowed.items() if now_s <= before_s)
+        late = sorted(allowed.keys() - set(in_time))
+        return in_time, late, min((allowed[pick] for pick in in_time), default=math.inf)
 
     def _decoded(
         self, lease: LeaseInSlot, picks: Sequence[int]

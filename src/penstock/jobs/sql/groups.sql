@@ -13,3 +13,18 @@ SELECT penstock.finish_members_v2(
 -- name: drop_group
 -- Forget a group with its callback; its members run on alone.
 DELETE FROM penstock.job_group WHERE id = :group;
+
+-- name: mark_group_open
+-- Note since when a group's block is open.
+UPDATE penstock.job_group SET opened_at = now() WHERE id = :group;
+
+-- name: mark_group_closed
+-- Note that a group's block ends; no row: the group is not there any more.
+UPDATE penstock.job_group SET opened_at = NULL WHERE id = :group RETURNING id;
+
+-- name: drop_groups_left_open
+-- Forget up to :groups_max groups whose block began long ago and never ended; their members run on alone.
+DELETE FROM penstock.job_group WHERE id = ANY(ARRAY(
+    SELECT id FROM penstock.job_group
+    WHERE opened_at < now() - :open_s::double precision * interval '1 s'
+    ORDER BY opened_at LIMIT :groups_max FOR UPDATE SKIP LOCKED));

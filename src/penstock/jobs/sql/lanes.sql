@@ -4,8 +4,13 @@ SELECT penstock.set_lane_v2(
     :limiter, :lane, :is_own, :starts_max::integer, :window_s::double precision,
     :concurrency::integer, :is_paused, :weight);
 
+-- name: pause_lane
+-- Pause or resume a lane; the rest of it stays.
+SELECT penstock.pause_lane_v1(:limiter, :lane, :is_paused);
+
 -- name: find_lanes
--- Lanes of a limiter by name, the one of :lane or up to :lanes_max after :after, with what waits, journal included.
+-- Lanes of a limiter by name, the one of :lane or up to :lanes_max after :after, with what waits, journal included; a
+-- lane that nobody claimed from yet is in the journal alone, and will have its limiter's limits.
 SELECT l.limiter, l.name, l.starts_max, l.window_s, l.concurrency, l.paused, l.weight, l.inflight, l.is_own,
        coalesce((SELECT sum(w.waiting) FROM penstock.lane_queue w
                  WHERE w.limiter = l.limiter AND w.lane = l.name), 0)
@@ -14,8 +19,18 @@ SELECT l.limiter, l.name, l.starts_max, l.window_s, l.concurrency, l.paused, l.w
         WHERE s.at > now() - (l.window_s + l.slack_s) * interval '1 s' AND s.n < 1000000000) AS starts_live,
        CASE WHEN l.free_at > now() THEN l.free_at END AS next_at
 FROM (
-    SELECT * FROM penstock.lane
-    WHERE limiter = :limiter AND name > :after AND (:lane::text IS NULL OR name = :lane::text)
+    (SELECT limiter, name, starts_max, window_s, slack_s, concurrency, paused, weight, inflight, is_own,
+            at, n, free_at
+     FROM penstock.lane
+     WHERE limiter = :limiter AND name > :after AND (:lane::text IS NULL OR name = :lane::text)
+     ORDER BY name LIMIT :lanes_max)
+    UNION ALL
+    SELECT v.limiter, v.lane, m.starts_max, m.window_s, m.slack_s, m.concurrency, false, 1, 0, false,
+           '{}', '{}', NULL
+    FROM penstock.lane_event v LEFT JOIN penstock.limiter m ON m.name = v.limiter
+    WHERE v.limiter = :limiter AND v.lane > :after AND (:lane::text IS NULL OR v.lane = :lane::text)
+      AND NOT EXISTS (SELECT FROM penstock.lane o WHERE o.limiter = v.limiter AND o.name = v.lane)
+    GROUP BY v.limiter, v.lane, m.name HAVING sum(v.k) > 0
     ORDER BY name LIMIT :lanes_max
 ) l LEFT JOIN (
     SELECT v.lane, sum(v.k) AS waiting FROM penstock.lane_event v
@@ -33,9 +48,18 @@ SELECT penstock.spend_v1(q.limiter, :lane, :starts, :wait_max_s) FROM penstock.q
 
 -- name: set_limiter
 -- Write a limiter's limits; whether its lanes are still to follow.
-SELECT penstock.set_limiter_v1(
+SELECT penstock.set_limiter_v2(
     :limiter, :starts_max::integer, :window_s::double precision, :slack_s, :concurrency::integer,
     :is_set);
+
+-- name: reset_limiter
+-- Take a person's word back: the limits that code declared, or those of now until it declares some.
+UPDATE penstock.limiter SET is_set = false, is_spread = false,
+    starts_max = CASE WHEN declared_slack_s IS NULL THEN starts_max ELSE declared_starts_max END,
+    window_s = CASE WHEN declared_slack_s IS NULL THEN window_s ELSE declared_window_s END,
+    slack_s = coalesce(declared_slack_s, slack_s),
+    concurrency = CASE WHEN declared_slack_s IS NULL THEN concurrency ELSE declared_concurrency END
+WHERE name = :limiter AND is_set RETURNING name;
 
 -- name: spread_limiter
 -- Let up to :lanes_max lanes after :after follow their limiter; the last of them, NULL: that was all.

@@ -1,8 +1,9 @@
 -- name: queue_minutes
--- What a queue did in each minute from :from_at up to before :to_at, oldest first.
+-- What a queue did in each minute from :from_at up to before :to_at, oldest first; not minutes of idle slots alone.
 SELECT m.minute, m.done, m.failed, m.retried, m.lost, m.calls, m.run_s, m.wait_s, m.wait_max_s, m.slot_s
 FROM penstock.queue_minute m
 WHERE m.queue = :queue AND m.minute >= :from_at AND m.minute < :to_at
+  AND m.done + m.failed + m.retried + m.lost + m.calls > 0
 ORDER BY m.minute LIMIT :minutes_max;
 
 -- name: recent_outcomes

@@ -45,3 +45,18 @@ async def seal_groups(runner: Runner, group_ids: list[int]) -> None:
 async def drop_group(runner: Runner, group_id: int) -> None:
     """Forget a group with its callback."""
     await runner.run(SQL.drop_group, group=group_id)
+
+
+async def mark_open(runner: Runner, group_id: int) -> None:
+    """Note that the group's block is open from now on."""
+    await runner.run(SQL.mark_group_open, group=group_id)
+
+
+async def mark_closed(runner: Runner, group_id: int) -> bool:
+    """Whether the group is still there; its block has ended."""
+    return await runner.one(SQL.mark_group_closed, group=group_id) is not None
+
+
+async def drop_left_open(runner: Runner, *, open_s: float, groups_max: int) -> int:
+    """Forget groups whose block has been open for so long, since its process died in it; how many."""
+    return await runner.run(SQL.drop_groups_left_open, open_s=open_s, groups_max=groups_max)

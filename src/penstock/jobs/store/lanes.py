@@ -33,6 +33,11 @@ async def set_lane(
     )
 
 
+async def pause_lane(runner: Runner, limiter: str, lane: str, *, is_paused: bool) -> None:
+    """Pause or resume a lane; its limits and its weight stay."""
+    await runner.run(SQL.pause_lane, limiter=limiter, lane=lane, is_paused=is_paused)
+
+
 async def find_lane(runner: Runner, limiter: str, lane: str) -> Lane | None:
     """The lane, if it was set or used."""
     rows = await runner.all(SQL.find_lanes, limiter=limiter, lane=lane, after="", lanes_max=1)
@@ -106,6 +111,11 @@ async def set_limiter(
             is_set=is_set,
         )
     )
+
+
+async def reset_limiter(runner: Runner, limiter: str) -> bool:
+    """Whether a person's limits were taken back; its lanes are still to follow (`spread_limiter`)."""
+    return await runner.one(SQL.reset_limiter, limiter=limiter) is not None
 
 
 async def spread_limiter(runner: Runner, limiter: str, *, after: str, lanes_max: int) -> str | None:

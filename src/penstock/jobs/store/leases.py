@@ -137,7 +137,7 @@ async def claim_lanes(
         queue=queue_id,
         leases_max=leases_max,
         batch=batch,
-        lanes_max=config.lanes_per_claim,
+        lanes_max=min(config.lanes_per_claim, leases_max * batch),
         # Small claims take small turns, so that lanes alternate; shares are the same either way.
         quantum=min(config.lane_quantum, leases_max * batch),
         done=list(done),

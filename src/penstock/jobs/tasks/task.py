@@ -83,7 +83,10 @@ class Queue:
         spread: str | None = None,
         **fields: Any,
     ) -> NewJob:
-        """A job of this queue, not enqueued yet. Raises: InvalidTask where the arguments do not fit."""
+        """A job of this queue, not enqueued yet. Raises: InvalidTask where the arguments do not fit.
+
+        As a group's `on_done` it may leave out the field `group`, which is added then.
+        """
         if payload is _MISSING:
             payload = fields
         elif fields:
@@ -118,6 +121,7 @@ class Queue:
         payload. The answer is the job's id, and what can be asked of the job.
         """
         job = self.job(**options) if payload is _MISSING else self.job(payload, **options)
+        self._require_whole(job.payload)
         jobs = self.service()
         job_id = (await jobs.enqueue_many([job], tx=tx, group=group))[0]
         return JobRef.of(job_id, self._origin(jobs))
@@ -133,6 +137,8 @@ class Queue:
         new = [
             payload if isinstance(payload, NewJob) else self.job(payload) for payload in payloads
         ]
+        for job in new:
+            self._require_whole(job.payload)
         jobs = self.service()
         ids = await jobs.enqueue_many(new, tx=tx, group=group)
         origin = self._origin(jobs)
@@ -151,6 +157,9 @@ class Queue:
 
     def _require_fit(self, payload: Any) -> None:
         """Nothing is known of what a queue without code holds."""
+
+    def _require_whole(self, payload: Any) -> None:
+        """The same, where no group adds anything."""
 
     def _spread_s(self, spread: str | None) -> float | None:
         if spread is None:
@@ -189,6 +198,7 @@ class Task(Queue):
         self.payloads = Payloads(
             queue, handler, given=options.get("payload"), is_batch=self.batch is not None
         )
+        self._group_field = _group_field(handler) if self.takes_fields else None
         self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
         )
@@ -220,9 +230,23 @@ class Task(Queue):
 
     def _require_fit(self, payload: Any) -> None:
         if self.takes_fields and isinstance(payload, dict):
-            try:
-                inspect.signature(self.handler).bind(**payload)
-            except TypeError as error:
-                raise InvalidTask(
-                    f"task {self.queue!r}: its handler takes other fields: {error}"
-                ) from error
+            added = {} if self._group_field is None else {self._group_field: None}
+            self._bind(added | payload)
+
+    def _require_whole(self, payload: Any) -> None:
+        if self._group_field is not None and isinstance(payload, dict):
+            self._bind(payload)
+
+    def _bind(self, fields: dict[str, Any]) -> None:
+        try:
+            inspect.signature(self.handler).bind(**fields)
+        except TypeError as error:
+            raise InvalidTask(
+                f"task {self.queue!r}: its handler takes other fields: {error}"
+            ) from error
+
+
+def _group_field(handler: Callable[..., Any]) -> str | None:
+    """`group`, where the handler takes such a field and has no value for it."""
+    found = inspect.signature(handler).parameters.get("group")
+    return "group" if found is not None and found.default is found.empty else None

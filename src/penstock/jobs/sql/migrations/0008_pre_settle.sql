@@ -231,10 +231,11 @@ BEGIN
 END $$;
 
 -- Settle jobs whose leases the caller holds locked. Locks are waited for in one order everywhere: lanes by (limiter,
--- name), then groups by id. p_limiters, p_lanes: of further jobs, all done, whose leases are gone already.
+-- name), then groups by id; a short time only, since a user's transaction that adds to a group or has a key may stay
+-- open. p_limiters, p_lanes: of further jobs, all done, whose leases are gone already.
 CREATE FUNCTION penstock.settle_jobs_v1(
     p_jobs penstock.settlement[], p_limiters text[], p_lanes text[]
-) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '1s' AS $$
 DECLARE
     v_jobs penstock.settlement[] := p_jobs;
     v_words text[];
