@@ -63,34 +63,6 @@ BEGIN
     WHERE id = p_host AND r.ended > 0;
 END $$;
 
-CREATE FUNCTION penstock.add_groups_v1(p_pending integer[], p_queues integer[], p_priorities smallint[], p_run_ats timestamp with time zone[], p_delays_s double precision[], p_lanes text[], p_keys text[], p_payloads bytea[], p_traceparent text) RETURNS bigint[]
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-DECLARE
-    v_ids bigint[];
-    v_empty bigint[];
-BEGIN
-    SELECT array_agg(nextval('penstock.job_group_id')) INTO v_ids
-    FROM generate_series(1, cardinality(p_pending));
-    IF v_ids IS NULL THEN
-        RETURN '{}';
-    END IF;
-    INSERT INTO penstock.job_group
-        (id, pending, queue, priority, run_at, delay_s, lane, unique_key, traceparent, payload)
-    SELECT r.id, r.pending, r.queue, r.priority, r.run_at, r.delay_s, r.lane, r.key,
-           p_traceparent, r.payload
-    FROM unnest(v_ids, p_pending, p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
-                p_payloads)
-        AS r(id, pending, queue, priority, run_at, delay_s, lane, key, payload);
-    SELECT array_agg(r.id) INTO v_empty
-    FROM unnest(v_ids, p_pending) AS r(id, pending) WHERE r.pending = 0;
-    IF v_empty IS NOT NULL THEN
-        PERFORM penstock.finish_members_v1(v_empty, '{}');
-    END IF;
-    RETURN v_ids;
-END $$;
-
 CREATE FUNCTION penstock.add_groups_v2(p_pending integer[], p_queues integer[], p_priorities smallint[], p_run_ats timestamp with time zone[], p_delays_s double precision[], p_lanes text[], p_keys text[], p_payloads bytea[], p_versions smallint[], p_traceparent text) RETURNS bigint[]
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -162,128 +134,6 @@ BEGIN
         FROM (SELECT unnest(v_added) AS id, count(*)::integer AS n GROUP BY 1) AS a WHERE g.id = a.id;
     END IF;
     RETURN v_ids;
-END $$;
-
-CREATE FUNCTION penstock.cancel_v1(p_id bigint) RETURNS boolean
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-DECLARE
-    v record;
-BEGIN
-    -- Twice, since a job may move from job_ready to its lane between the two looks.
-    FOR i IN 1..2 LOOP
-        DELETE FROM penstock.job_ready WHERE id = p_id RETURNING * INTO v;
-        EXIT WHEN FOUND;
-        DELETE FROM penstock.lane_job WHERE id = p_id RETURNING * INTO v;
-        IF FOUND THEN
-            INSERT INTO penstock.lane_event (limiter, lane, queue, k)
-            SELECT q.limiter, v.lane, v.queue, -1 FROM penstock.queue q WHERE q.id = v.queue;
-            EXIT;
-        END IF;
-    END LOOP;
-    IF v.id IS NULL THEN
-        RETURN false;
-    END IF;
-    INSERT INTO penstock.job_failed
-        (id, queue, state, run_at, group_id, priority, attempt, losses, lane, unique_key,
-         traceparent, error, traceback, payload)
-    VALUES (v.id, v.queue, 'cancelled', v.run_at, v.group_id, v.priority, v.attempt, v.losses,
-            v.lane, v.unique_key, v.traceparent, 'cancelled', '', v.payload);
-    IF v.unique_key IS NOT NULL THEN
-        DELETE FROM penstock.job_unique
-        WHERE queue = v.queue AND key = v.unique_key AND job_id = p_id;
-    END IF;
-    IF v.group_id IS NOT NULL THEN
-        PERFORM penstock.finish_members_v1(ARRAY[v.group_id], ARRAY['cancelled']);
-    END IF;
-    RETURN true;
-END $$;
-
-CREATE FUNCTION penstock.claim_lanes_v1(p_host bigint, p_queue integer, p_jobs_max integer, p_lanes_max integer, p_quantum integer) RETURNS TABLE(lease_id bigint, wait_s double precision, slack_s double precision, ids bigint[], run_ats timestamp with time zone[], priorities smallint[], attempts smallint[], lanes text[], traceparents text[], payloads bytea[], claimed_at timestamp with time zone)
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    AS $$
-#variable_conflict use_column
-DECLARE
-    v_now timestamptz := clock_timestamp();
-    v_limiter text;
-    v_names text[];
-    v_gives integer[];
-    v_lanes text[];
-    v_lease penstock.job_lease%ROWTYPE;
-    v_slack double precision;
-    v_wait double precision;
-BEGIN
-    IF EXISTS (
-        SELECT FROM penstock.host h, penstock.queue q
-        WHERE h.id = p_host AND h.expires_at > now() AND q.id = p_queue AND NOT q.paused
-    ) THEN
-        SELECT q.limiter INTO v_limiter FROM penstock.queue q WHERE q.id = p_queue;
-        PERFORM penstock.fold_lanes_v1(p_queue, 1000);
-        v_now := clock_timestamp();
-        -- The second bound on ready_at lets a generic plan use the partial index (20-42 ms without).
-        SELECT array_agg(c.name) INTO v_names FROM (
-            SELECT l.name FROM penstock.lane_queue q
-            JOIN penstock.lane l ON l.limiter = q.limiter AND l.name = q.lane
-            WHERE q.queue = p_queue AND q.ready_at <= v_now AND q.ready_at < 'infinity'
-              AND q.limiter = v_limiter
-            ORDER BY q.ready_at LIMIT p_lanes_max FOR NO KEY UPDATE OF l SKIP LOCKED
-        ) c;
-    END IF;
-    IF v_names IS NULL THEN
-        SELECT extract(epoch FROM min(q.ready_at) - clock_timestamp()) INTO v_wait
-        FROM penstock.lane_queue q WHERE q.queue = p_queue AND q.ready_at < 'infinity';
-        RETURN QUERY SELECT NULL::bigint, v_wait, 0::double precision, NULL::bigint[],
-            NULL::timestamptz[], NULL::smallint[], NULL::smallint[], NULL::text[], NULL::text[],
-            NULL::bytea[], v_now;
-        RETURN;
-    END IF;
-    v_now := clock_timestamp();
-    -- A lane that the batch's end cuts to nothing is left out, untouched, and keeps its place.
-    WITH allowed AS (
-        SELECT l.name, q.ready_at,
-               CASE WHEN l.paused THEN 0 ELSE greatest(0, least(
-                   q.waiting, l.concurrency - l.inflight, p_quantum * l.weight,
-                   l.starts_max - (
-                       SELECT coalesce(sum(s.n), 0) FROM unnest(l.at, l.n) AS s(at, n)
-                       WHERE s.at > v_now - (l.window_s + l.slack_s) * interval '1 s'))) END AS give
-        FROM unnest(v_names) AS v(name)
-        JOIN penstock.lane l ON l.limiter = v_limiter AND l.name = v.name
-        JOIN penstock.lane_queue q
-          ON q.limiter = v_limiter AND q.lane = v.name AND q.queue = p_queue
-    ), running AS (
-        SELECT a.name, a.give, p_jobs_max - coalesce(sum(a.give) OVER (
-            ORDER BY a.ready_at, a.name ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS room
-        FROM allowed a
-    )
-    SELECT array_agg(r.name), array_agg(greatest(0, least(r.give, r.room))::integer)
-    INTO v_names, v_gives FROM running r WHERE r.give = 0 OR r.room > 0;
-
-    WITH gone AS (
-        DELETE FROM penstock.lane_job d WHERE d.ctid = ANY(ARRAY(
-            SELECT c.ctid FROM unnest(v_names, v_gives) AS g(name, give), LATERAL (
-                SELECT j.ctid FROM penstock.lane_job j
-                WHERE j.queue = p_queue AND j.lane = g.name
-                ORDER BY j.priority, j.id LIMIT g.give FOR UPDATE SKIP LOCKED
-            ) c WHERE g.give > 0
-        )) RETURNING d.*
-    )
-    INSERT INTO penstock.job_lease AS l
-        (host, queue, limiter, granted_at, ids, run_ats, group_ids, priorities, attempts, losses,
-         lanes, unique_keys, traceparents, payloads)
-    SELECT p_host, p_queue, v_limiter, v_now, array_agg(g.id), array_agg(g.run_at),
-           array_agg(g.group_id), array_agg(g.priority), array_agg(g.attempt), array_agg(g.losses),
-           array_agg(g.lane), array_agg(g.unique_key), array_agg(g.traceparent), array_agg(g.payload)
-    FROM (SELECT * FROM gone ORDER BY gone.priority, gone.id) g
-    HAVING count(*) > 0 RETURNING l.* INTO v_lease;
-    v_lanes := coalesce(v_lease.lanes, '{}');
-
-    v_slack := penstock.grant_v1(v_limiter, p_queue, v_names, v_lanes, v_now);
-    RETURN QUERY SELECT v_lease.id, 0::double precision, v_slack, v_lease.ids, v_lease.run_ats,
-        v_lease.priorities, v_lease.attempts, v_lease.lanes, v_lease.traceparents,
-        v_lease.payloads, v_now;
 END $$;
 
 CREATE FUNCTION penstock.claim_lanes_v2(p_host bigint, p_queue integer, p_leases_max integer, p_batch integer, p_lanes_max integer, p_quantum integer, p_done bigint[]) RETURNS TABLE(claimed_at timestamp with time zone, retries integer, limiter text, wait_s double precision, slack_s double precision, lost bigint[], busy bigint[], lease_id bigint, is_plain boolean, ids bigint[], run_ats timestamp with time zone[], priorities smallint[], attempts smallint[], losses smallint[], lanes text[], traceparents text[], versions smallint[], payloads bytea[])
@@ -379,60 +229,6 @@ BEGIN
            l.payloads
     FROM penstock.grant_v2(v_limiter, p_queue, v_names, v_turns, ARRAY(SELECT g.lane FROM gone g), v_now)
     LEFT JOIN lease l ON true;
-END $$;
-
-CREATE FUNCTION penstock.claim_ready_v1(p_host bigint, p_queue integer, p_jobs_max integer, p_priorities smallint[], p_marks_at timestamp with time zone[], p_marks_id bigint[]) RETURNS TABLE(lease_id bigint, moved integer, ids bigint[], run_ats timestamp with time zone[], priorities smallint[], attempts smallint[], lanes text[], traceparents text[], payloads bytea[], claimed_at timestamp with time zone)
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    SET enable_sort TO 'off'
-    AS $$
-#variable_conflict use_column
-BEGIN
-    IF NOT EXISTS (
-        SELECT FROM penstock.host h, penstock.queue q
-        WHERE h.id = p_host AND h.expires_at > now() AND q.id = p_queue AND NOT q.paused
-    ) THEN
-        RETURN QUERY SELECT NULL::bigint, 0, NULL::bigint[], NULL::timestamptz[], NULL::smallint[],
-            NULL::smallint[], NULL::text[], NULL::text[], NULL::bytea[], now();
-        RETURN;
-    END IF;
-    RETURN QUERY
-    WITH gone AS (
-        DELETE FROM penstock.job_ready j WHERE j.ctid = ANY(ARRAY(
-            SELECT c.ctid FROM unnest(p_priorities) AS p(priority), LATERAL (
-                SELECT r.ctid FROM penstock.job_ready r
-                WHERE r.queue = p_queue AND r.priority = p.priority AND r.run_at <= now()
-                  AND (r.run_at, r.id) > (p_marks_at[p.priority + 1], p_marks_id[p.priority + 1])
-                ORDER BY r.run_at, r.id LIMIT p_jobs_max FOR UPDATE SKIP LOCKED
-            ) c LIMIT p_jobs_max
-        )) RETURNING j.*
-    ), shifted AS (
-        INSERT INTO penstock.lane_job
-            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-             payload)
-        SELECT g.id, g.queue, g.run_at, g.group_id, g.priority, g.attempt, g.losses, g.lane,
-               g.unique_key, g.traceparent, g.payload
-        FROM gone g WHERE g.lane IS NOT NULL RETURNING lane_job.queue, lane_job.lane
-    ), told AS (
-        INSERT INTO penstock.lane_event (limiter, lane, queue, k)
-        SELECT q.limiter, s.lane, s.queue, count(*)
-        FROM shifted s JOIN penstock.queue q ON q.id = s.queue GROUP BY 1, 2, 3
-    ), lease AS (
-        INSERT INTO penstock.job_lease
-            (host, queue, granted_at, ids, run_ats, group_ids, priorities, attempts, losses, lanes,
-             unique_keys, traceparents, payloads)
-        SELECT p_host, p_queue, now(), array_agg(g.id), array_agg(g.run_at), array_agg(g.group_id),
-               array_agg(g.priority), array_agg(g.attempt), array_agg(g.losses), array_agg(g.lane),
-               array_agg(g.unique_key), array_agg(g.traceparent), array_agg(g.payload)
-        FROM (SELECT * FROM gone WHERE gone.lane IS NULL
-              ORDER BY gone.priority, gone.run_at, gone.id) g
-        HAVING count(*) > 0
-        RETURNING job_lease.*
-    )
-    SELECT l.id, m.n, l.ids, l.run_ats, l.priorities, l.attempts, l.lanes, l.traceparents,
-           l.payloads, now()
-    FROM (SELECT count(*)::integer AS n FROM shifted) m LEFT JOIN lease l ON true;
 END $$;
 
 CREATE FUNCTION penstock.claim_ready_v2(p_host bigint, p_queue integer, p_leases_max integer, p_batch integer, p_priorities smallint[], p_marks_at timestamp with time zone[], p_marks_id bigint[], p_done bigint[]) RETURNS TABLE(claimed_at timestamp with time zone, retries integer, moved integer, lost bigint[], busy bigint[], lease_id bigint, is_plain boolean, ids bigint[], run_ats timestamp with time zone[], priorities smallint[], attempts smallint[], losses smallint[], lanes text[], traceparents text[], versions smallint[], payloads bytea[])
@@ -630,57 +426,6 @@ BEGIN
     RETURN v_ids;
 END $$;
 
-CREATE FUNCTION penstock.enqueue_v1(p_queues integer[], p_priorities smallint[], p_run_ats timestamp with time zone[], p_delays_s double precision[], p_lanes text[], p_keys text[], p_groups bigint[], p_payloads bytea[], p_traceparent text, p_notify boolean) RETURNS bigint[]
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-DECLARE
-    v_own bigint[];
-    v_ids bigint[];
-BEGIN
-    SELECT array_agg(nextval('penstock.job_id')) INTO v_own
-    FROM generate_series(1, cardinality(p_queues));
-    IF v_own IS NULL THEN
-        RETURN '{}';
-    END IF;
-    v_ids := v_own;
-    IF array_remove(p_keys, NULL) <> '{}' THEN
-        v_ids := penstock.take_keys_v1(p_queues, p_keys, v_own);
-    END IF;
-    INSERT INTO penstock.job_ready
-        (id, queue, run_at, group_id, priority, lane, unique_key, traceparent, payload)
-    SELECT r.own, r.queue,
-           greatest(coalesce(r.run_at, now() + r.delay_s * interval '1 s'), now()),
-           r.group_id, r.priority, r.lane, r.key, p_traceparent, r.payload
-    FROM unnest(v_own, v_ids, p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes, p_keys,
-                p_groups, p_payloads)
-        AS r(own, id, queue, priority, run_at, delay_s, lane, key, group_id, payload)
-    WHERE r.own = r.id
-      AND (r.lane IS NULL OR coalesce(r.run_at > now(), r.delay_s > 0, false));
-    IF array_remove(p_lanes, NULL) <> '{}' THEN
-        WITH added AS (
-            INSERT INTO penstock.lane_job
-                (id, queue, run_at, group_id, priority, lane, unique_key, traceparent, payload)
-            SELECT r.own, r.queue, now(), r.group_id, r.priority, r.lane, r.key, p_traceparent,
-                   r.payload
-            FROM unnest(v_own, v_ids, p_queues, p_priorities, p_run_ats, p_delays_s, p_lanes,
-                        p_keys, p_groups, p_payloads)
-                AS r(own, id, queue, priority, run_at, delay_s, lane, key, group_id, payload)
-            WHERE r.own = r.id AND r.lane IS NOT NULL
-              AND NOT coalesce(r.run_at > now(), r.delay_s > 0, false)
-            RETURNING lane_job.queue, lane_job.lane
-        )
-        INSERT INTO penstock.lane_event (limiter, lane, queue, k)
-        SELECT q.limiter, a.lane, a.queue, count(*)
-        FROM added a JOIN penstock.queue q ON q.id = a.queue GROUP BY 1, 2, 3;
-    END IF;
-    IF p_notify THEN
-        PERFORM pg_notify('penstock_jobs', q::text)
-        FROM (SELECT DISTINCT unnest(p_queues) AS q) AS queues;
-    END IF;
-    RETURN v_ids;
-END $$;
-
 CREATE FUNCTION penstock.enqueue_v2(p_queues integer[], p_priorities smallint[], p_run_ats timestamp with time zone[], p_delays_s double precision[], p_lanes text[], p_keys text[], p_groups bigint[], p_payloads bytea[], p_versions smallint[], p_traceparent text, p_notify boolean) RETURNS bigint[]
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -733,41 +478,6 @@ BEGIN
     RETURN v_ids;
 END $$;
 
-CREATE FUNCTION penstock.finish_members_v1(p_groups bigint[], p_states text[]) RETURNS void
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-DECLARE
-    v record;
-BEGIN
-    PERFORM 1 FROM penstock.job_group WHERE id = ANY(p_groups) ORDER BY id FOR UPDATE;
-    UPDATE penstock.job_group g
-    SET pending = g.pending - c.n, done = g.done + c.done, failed = g.failed + c.failed,
-        cancelled = g.cancelled + c.cancelled, quarantined = g.quarantined + c.quarantined
-    FROM (
-        SELECT m.group_id, count(*) AS n,
-               count(*) FILTER (WHERE m.state = 'done') AS done,
-               count(*) FILTER (WHERE m.state = 'failed') AS failed,
-               count(*) FILTER (WHERE m.state = 'cancelled') AS cancelled,
-               count(*) FILTER (WHERE m.state = 'quarantined') AS quarantined
-        FROM unnest(p_groups, p_states) AS m(group_id, state)
-        WHERE m.group_id IS NOT NULL GROUP BY m.group_id
-    ) c WHERE g.id = c.group_id;
-    FOR v IN
-        DELETE FROM penstock.job_group WHERE id = ANY(p_groups) AND pending <= 0 RETURNING *
-    LOOP
-        PERFORM penstock.enqueue_v1(
-            ARRAY[v.queue], ARRAY[v.priority], ARRAY[v.run_at], ARRAY[v.delay_s], ARRAY[v.lane],
-            ARRAY[v.unique_key], NULL,
-            ARRAY[convert_to(format(
-                '{"group":{"id":%s,"done":%s,"failed":%s,"cancelled":%s,"quarantined":%s}%s',
-                v.id, v.done, v.failed, v.cancelled, v.quarantined,
-                CASE WHEN v.payload = '{}'::bytea THEN '' ELSE ',' END
-            ), 'UTF8') || substring(v.payload FROM 2)],
-            v.traceparent, true);
-    END LOOP;
-END $$;
-
 CREATE FUNCTION penstock.finish_members_v2(p_groups bigint[], p_states text[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -801,59 +511,6 @@ BEGIN
             ), 'UTF8') || substring(v.payload FROM 2)],
             ARRAY[v.version], v.traceparent, true);
     END LOOP;
-END $$;
-
-CREATE FUNCTION penstock.fold_lanes_v1(p_queue integer, p_max integer) RETURNS void
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    AS $$
-DECLARE
-    v_ids bigint[];
-    v_limiters text[];
-    v_lanes text[];
-    v_got_limiters text[];
-    v_got_lanes text[];
-    v_now timestamptz;
-BEGIN
-    SELECT array_agg(e.id), array_agg(e.limiter), array_agg(e.lane)
-    INTO v_ids, v_limiters, v_lanes
-    FROM (SELECT id, limiter, lane FROM penstock.lane_event WHERE queue = p_queue
-          ORDER BY id LIMIT p_max FOR UPDATE SKIP LOCKED) e;
-    IF v_ids IS NULL THEN
-        RETURN;
-    END IF;
-    INSERT INTO penstock.lane (limiter, name)
-    SELECT DISTINCT u.limiter, u.lane FROM unnest(v_limiters, v_lanes) AS u(limiter, lane)
-    WHERE NOT EXISTS (SELECT FROM penstock.lane l WHERE l.limiter = u.limiter AND l.name = u.lane)
-    ORDER BY 1, 2 ON CONFLICT DO NOTHING;
-    SELECT array_agg(l.limiter), array_agg(l.name) INTO v_got_limiters, v_got_lanes
-    FROM (SELECT l.limiter, l.name FROM penstock.lane l
-          JOIN (SELECT DISTINCT u.limiter, u.lane FROM unnest(v_limiters, v_lanes)
-                AS u(limiter, lane)) w ON w.limiter = l.limiter AND w.lane = l.name
-          FOR NO KEY UPDATE OF l SKIP LOCKED) l;
-    v_now := clock_timestamp();
-    WITH spent AS (
-        DELETE FROM penstock.lane_event e
-        USING unnest(v_ids, v_limiters, v_lanes) AS u(id, limiter, lane),
-              unnest(v_got_limiters, v_got_lanes) AS g(limiter, lane)
-        WHERE e.queue = p_queue AND e.id = u.id AND g.limiter = u.limiter AND g.lane = u.lane
-        RETURNING e.limiter, e.lane, e.k
-    ), sums AS (
-        SELECT s.limiter, s.lane, sum(s.k)::integer AS k,
-               CASE WHEN l.paused OR l.inflight >= l.concurrency THEN 'infinity'
-                    ELSE greatest(l.free_at, v_now) END AS next_at
-        FROM spent s JOIN penstock.lane l ON l.limiter = s.limiter AND l.name = s.lane
-        GROUP BY 1, 2, l.paused, l.inflight, l.concurrency, l.free_at
-    )
-    INSERT INTO penstock.lane_queue AS q (limiter, lane, queue, waiting, ready_at)
-    SELECT s.limiter, s.lane, p_queue, s.k, CASE WHEN s.k > 0 THEN s.next_at ELSE 'infinity' END
-    FROM sums s
-    ON CONFLICT (limiter, lane, queue) DO UPDATE SET
-        waiting = q.waiting + excluded.waiting,
-        ready_at = CASE WHEN q.waiting + excluded.waiting <= 0 THEN 'infinity'
-                        WHEN q.waiting <= 0 THEN excluded.ready_at
-                        ELSE q.ready_at END;
 END $$;
 
 CREATE FUNCTION penstock.fold_lanes_v2(p_queue integer, p_max integer) RETURNS void
@@ -901,63 +558,6 @@ BEGIN
         ready_at = CASE WHEN q.waiting + excluded.waiting <= 0 THEN 'infinity'
                         WHEN q.waiting <= 0 THEN excluded.ready_at
                         ELSE q.ready_at END;
-END $$;
-
-CREATE FUNCTION penstock.grant_v1(p_limiter text, p_queue integer, p_names text[], p_lanes text[], p_now timestamp with time zone) RETURNS double precision
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-DECLARE
-    v_slack double precision;
-BEGIN
-    WITH given AS (
-        SELECT v.name, count(u.lane)::integer AS k
-        FROM unnest(p_names) AS v(name) LEFT JOIN unnest(p_lanes) AS u(lane) ON u.lane = v.name
-        GROUP BY v.name
-    ), kept AS (
-        SELECT l.name, g.k, l.starts_max, l.window_s + l.slack_s AS span_s,
-               coalesce(array_agg(s.at ORDER BY s.at) FILTER (WHERE s.is_live), '{}') AS at,
-               coalesce(array_agg(s.n ORDER BY s.at) FILTER (WHERE s.is_live), '{}') AS n,
-               coalesce(sum(s.n) FILTER (WHERE s.is_live), 0) AS live
-        FROM given g JOIN penstock.lane l ON l.limiter = p_limiter AND l.name = g.name
-        LEFT JOIN LATERAL (
-            SELECT e.at, e.n, e.n > 0
-                AND e.at > p_now - (l.window_s + l.slack_s) * interval '1 s' AS is_live
-            FROM unnest(l.at, l.n) AS e(at, n)) s ON true
-        GROUP BY l.name, g.k, l.starts_max, l.window_s, l.slack_s
-    ), logged AS (
-        SELECT c.*,
-            CASE WHEN c.k = 0 THEN c.at WHEN c.shares THEN trim_array(c.at, 1) || p_now
-                 ELSE c.at || p_now END AS new_at,
-            CASE WHEN c.k = 0 THEN c.n
-                 WHEN c.shares THEN trim_array(c.n, 1) || (c.n[cardinality(c.n)] + c.k)
-                 ELSE c.n || c.k END AS new_n
-        FROM (SELECT d.*, d.starts_max > 16 AND cardinality(d.at) > 0
-                  AND floor(extract(epoch FROM d.at[cardinality(d.at)]) * 16 / d.span_s)
-                    = floor(extract(epoch FROM p_now) * 16 / d.span_s) AS shares FROM kept d) c
-    ), granted AS (
-        UPDATE penstock.lane l SET
-            at = CASE WHEN g.starts_max IS NULL THEN '{}' ELSE g.new_at END,
-            n = CASE WHEN g.starts_max IS NULL THEN '{}' ELSE g.new_n END,
-            inflight = l.inflight + g.k,
-            started_at = CASE WHEN g.k > 0 THEN p_now ELSE l.started_at END,
-            free_at = CASE WHEN g.live + g.k >= g.starts_max
-                           THEN g.new_at[1] + g.span_s * interval '1 s' ELSE '-infinity' END
-        FROM logged g WHERE l.limiter = p_limiter AND l.name = g.name
-        RETURNING l.name, g.k, l.slack_s,
-            CASE WHEN l.paused OR l.inflight >= l.concurrency THEN 'infinity'
-                 ELSE greatest(l.free_at, p_now) END AS next_at
-    ), hinted AS (
-        UPDATE penstock.lane_queue q SET
-            waiting = q.waiting - CASE WHEN q.queue = p_queue THEN g.k ELSE 0 END,
-            ready_at = CASE WHEN q.queue = p_queue AND q.waiting - g.k <= 0 THEN 'infinity'
-                            ELSE g.next_at END
-        FROM granted g
-        WHERE q.limiter = p_limiter AND q.lane = g.name
-          AND (q.queue = p_queue OR q.ready_at < g.next_at)
-    )
-    SELECT min(g.slack_s) FILTER (WHERE g.k > 0) INTO v_slack FROM granted g;
-    RETURN coalesce(v_slack, 0);
 END $$;
 
 CREATE FUNCTION penstock.grant_v2(p_limiter text, p_queue integer, p_names text[], p_turns integer[], p_lanes text[], p_now timestamp with time zone) RETURNS void
@@ -1057,30 +657,6 @@ BEGIN
            e.lane, e.unique_key, e.traceparent, coalesce(e.error, ''), coalesce(e.traceback, ''),
            e.payload, coalesce(e.version, 1)
     FROM ended e WHERE e.word <> 'done';
-END $$;
-
-CREATE FUNCTION penstock.keep_failed_v1(p_lease bigint, p_ords integer[], p_outcomes text[], p_errors text[], p_tracebacks text[]) RETURNS void
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-BEGIN
-    INSERT INTO penstock.job_failed
-        (id, queue, state, run_at, group_id, priority, attempt, losses, lane, unique_key,
-         traceparent, error, traceback, payload)
-    SELECT r.id, l.queue, CASE s.outcome WHEN 'fail' THEN 'failed' ELSE s.outcome END, r.run_at,
-           r.group_id, r.priority,
-           least(r.attempt + (s.outcome = 'fail')::integer, 32767)::smallint,
-           least(r.losses + (s.outcome = 'quarantined')::integer, 32767)::smallint,
-           r.lane, r.unique_key, r.traceparent, coalesce(s.error, ''), coalesce(s.traceback, ''),
-           r.payload
-    FROM penstock.job_lease l
-    CROSS JOIN LATERAL unnest(l.ids, l.run_ats, l.group_ids, l.priorities, l.attempts, l.losses, l.lanes,
-                         l.unique_keys, l.traceparents, l.payloads) WITH ORDINALITY
-        AS r(id, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload,
-             ord)
-    JOIN unnest(p_ords, p_outcomes, p_errors, p_tracebacks) AS s(ord, outcome, error, traceback)
-      ON s.ord = r.ord
-    WHERE l.id = p_lease AND s.outcome IN ('fail', 'quarantined');
 END $$;
 
 CREATE FUNCTION penstock.limit_lanes_v1(p_limiter text, p_names text[], p_starts_max integer, p_window_s double precision, p_slack_s double precision, p_concurrency integer) RETURNS void
@@ -1236,6 +812,24 @@ BEGIN
     ORDER BY 1, 2 ON CONFLICT DO NOTHING;
 END $$;
 
+CREATE FUNCTION penstock.pause_lane_v1(p_limiter text, p_name text, p_paused boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    AS $$
+DECLARE
+    v penstock.lane%ROWTYPE;
+BEGIN
+    FOR i IN 1..3 LOOP
+        PERFORM penstock.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
+        PERFORM 1 FROM penstock.limiter m WHERE m.name = p_limiter FOR SHARE;
+        SELECT * INTO v FROM penstock.lane l WHERE l.limiter = p_limiter AND l.name = p_name
+        FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+    END LOOP;
+    PERFORM penstock.set_lane_v2(
+        p_limiter, p_name, v.is_own, v.starts_max, v.window_s, v.concurrency, p_paused, v.weight);
+END $$;
+
 CREATE FUNCTION penstock.plan_lanes_v1(p_limiter text, p_queue integer, p_names text[], p_jobs_max integer, p_quantum integer, p_now timestamp with time zone) RETURNS TABLE(names text[], gives integer[], turns integer[], slack_s double precision)
     LANGUAGE sql
     SET enable_seqscan TO 'off'
@@ -1269,40 +863,6 @@ CREATE FUNCTION penstock.plan_lanes_v1(p_limiter text, p_queue integer, p_names 
            coalesce(min(c.slack_s) FILTER (WHERE c.given > 0), 0)
     FROM cut c;
 $$;
-
-CREATE FUNCTION penstock.put_back_v1(p_lease bigint, p_ords integer[], p_outcomes text[], p_delays_s double precision[]) RETURNS void
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-BEGIN
-    WITH back AS (
-        SELECT r.id, l.queue,
-               CASE WHEN s.outcome IN ('retry', 'snooze')
-                    THEN now() + coalesce(s.delay_s, 0) * interval '1 s' ELSE r.run_at END AS run_at,
-               r.group_id, r.priority,
-               least(r.attempt + (s.outcome = 'retry')::integer, 32767)::smallint AS attempt,
-               least(r.losses + (s.outcome = 'lost')::integer, 32767)::smallint AS losses,
-               r.lane, r.unique_key, r.traceparent, r.payload,
-               l.limiter IS NOT NULL AND s.outcome NOT IN ('retry', 'snooze') AS is_for_lane
-        FROM penstock.job_lease l
-        CROSS JOIN LATERAL unnest(l.ids, l.run_ats, l.group_ids, l.priorities, l.attempts, l.losses,
-                             l.lanes, l.unique_keys, l.traceparents, l.payloads) WITH ORDINALITY
-            AS r(id, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-                 payload, ord)
-        JOIN unnest(p_ords, p_outcomes, p_delays_s) AS s(ord, outcome, delay_s) ON s.ord = r.ord
-        WHERE l.id = p_lease AND s.outcome IN ('retry', 'snooze', 'unstarted', 'returned', 'lost')
-    ), laned AS (
-        INSERT INTO penstock.lane_job
-            (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-             payload)
-        SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-               payload FROM back WHERE is_for_lane
-    )
-    INSERT INTO penstock.job_ready
-        (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload)
-    SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-           payload FROM back WHERE NOT is_for_lane;
-END $$;
 
 CREATE FUNCTION penstock.put_back_v2(p_jobs penstock.settlement[]) RETURNS void
     LANGUAGE plpgsql
@@ -1453,27 +1013,6 @@ BEGIN
     RETURN NEXT;
 END $$;
 
-CREATE FUNCTION penstock.retry_ended_v1(p_id bigint) RETURNS boolean
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-DECLARE
-    v record;
-BEGIN
-    DELETE FROM penstock.job_failed WHERE id = p_id RETURNING * INTO v;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    IF v.unique_key IS NOT NULL THEN
-        INSERT INTO penstock.job_unique (queue, key, job_id) VALUES (v.queue, v.unique_key, p_id);
-    END IF;
-    INSERT INTO penstock.job_ready
-        (id, queue, run_at, priority, lane, unique_key, traceparent, payload)
-    VALUES (v.id, v.queue, now(), v.priority, v.lane, v.unique_key, v.traceparent, v.payload);
-    PERFORM pg_notify('penstock_jobs', v.queue::text);
-    RETURN true;
-END $$;
-
 CREATE FUNCTION penstock.retry_jobs_v1(p_ids bigint[], p_states text[]) RETURNS TABLE(retried bigint[], taken bigint[])
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -1510,33 +1049,6 @@ BEGIN
     RETURN NEXT;
 END $$;
 
-CREATE FUNCTION penstock.return_lease_v1(p_lease bigint, p_losses_max integer) RETURNS integer
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-DECLARE
-    v_ids bigint[];
-    v_outcomes text[];
-    v_errors text[];
-BEGIN
-    PERFORM 1 FROM penstock.job_lease l
-    WHERE l.id = p_lease AND NOT EXISTS (
-        SELECT FROM penstock.host h WHERE h.id = l.host AND h.expires_at > now())
-    FOR UPDATE OF l SKIP LOCKED;
-    IF NOT FOUND THEN
-        RETURN 0;
-    END IF;
-    SELECT array_agg(r.id),
-           array_agg(CASE WHEN r.losses + 1 >= p_losses_max THEN 'quarantined' ELSE 'lost' END),
-           array_agg(format('the process that ran it died %s times', r.losses + 1))
-    INTO v_ids, v_outcomes, v_errors
-    FROM penstock.job_lease l
-    CROSS JOIN LATERAL unnest(l.ids, l.losses) AS r(id, losses)
-    WHERE l.id = p_lease AND r.id <> ALL(l.settled);
-    PERFORM penstock.settle_v1(p_lease, v_ids, v_outcomes, NULL, v_errors, NULL);
-    RETURN coalesce(cardinality(v_ids), 0);
-END $$;
-
 CREATE FUNCTION penstock.return_lease_v2(p_lease bigint, p_losses_max integer) RETURNS integer
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -1558,40 +1070,6 @@ BEGIN
     PERFORM penstock.settle_v2(ARRAY[p_lease], v_word, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}',
                                p_losses_max, '{}');
     RETURN v_jobs;
-END $$;
-
-CREATE FUNCTION penstock.set_lane_v1(p_limiter text, p_name text, p_starts_max integer, p_window_s double precision, p_concurrency integer, p_paused boolean, p_weight integer) RETURNS void
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-DECLARE
-    v penstock.lane%ROWTYPE;
-    v_now timestamptz;
-    v_block_at timestamptz;
-BEGIN
-    INSERT INTO penstock.lane (limiter, name) VALUES (p_limiter, p_name) ON CONFLICT DO NOTHING;
-    SELECT * INTO v FROM penstock.lane WHERE limiter = p_limiter AND name = p_name
-    FOR NO KEY UPDATE;
-    v_now := clock_timestamp();
-    IF p_window_s IS NOT NULL AND v.started_at IS NOT NULL THEN
-        IF v.window_s IS NULL THEN
-            v_block_at := v.started_at;
-        ELSIF p_window_s > v.window_s THEN
-            v_block_at := least(v.started_at, v_now - (v.window_s + v.slack_s) * interval '1 s');
-        END IF;
-    END IF;
-    UPDATE penstock.lane SET
-        starts_max = p_starts_max, window_s = p_window_s, concurrency = p_concurrency,
-        paused = p_paused, weight = p_weight, free_at = '-infinity',
-        at = CASE WHEN p_window_s IS NULL THEN '{}' WHEN v_block_at IS NULL THEN v.at
-                  ELSE v_block_at || v.at END,
-        n = CASE WHEN p_window_s IS NULL THEN '{}' WHEN v_block_at IS NULL THEN v.n
-                 ELSE 1000000000 || v.n END
-    WHERE limiter = p_limiter AND name = p_name;
-    UPDATE penstock.lane_queue SET ready_at = v_now
-    WHERE limiter = p_limiter AND lane = p_name AND waiting > 0;
-    PERFORM pg_notify('penstock_jobs', q.queue::text) FROM penstock.lane_queue q
-    WHERE q.limiter = p_limiter AND q.lane = p_name AND q.waiting > 0;
 END $$;
 
 CREATE FUNCTION penstock.set_lane_v2(p_limiter text, p_name text, p_is_own boolean, p_starts_max integer, p_window_s double precision, p_concurrency integer, p_paused boolean, p_weight integer) RETURNS void
@@ -1644,9 +1122,31 @@ BEGIN
     RETURN NOT coalesce(v_is_spread, true);
 END $$;
 
+CREATE FUNCTION penstock.set_limiter_v2(p_name text, p_starts_max integer, p_window_s double precision, p_slack_s double precision, p_concurrency integer, p_is_set boolean) RETURNS boolean
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    AS $$
+BEGIN
+    IF NOT p_is_set AND NOT EXISTS (
+        SELECT FROM penstock.limiter m WHERE m.name = p_name AND (
+            m.declared_starts_max, m.declared_window_s, m.declared_slack_s, m.declared_concurrency
+        ) IS NOT DISTINCT FROM (p_starts_max, p_window_s, p_slack_s, p_concurrency)
+    ) THEN
+        INSERT INTO penstock.limiter
+            (name, declared_starts_max, declared_window_s, declared_slack_s, declared_concurrency)
+        VALUES (p_name, p_starts_max, p_window_s, p_slack_s, p_concurrency)
+        ON CONFLICT (name) DO UPDATE SET
+            declared_starts_max = p_starts_max, declared_window_s = p_window_s,
+            declared_slack_s = p_slack_s, declared_concurrency = p_concurrency;
+    END IF;
+    RETURN penstock.set_limiter_v1(
+        p_name, p_starts_max, p_window_s, p_slack_s, p_concurrency, p_is_set);
+END $$;
+
 CREATE FUNCTION penstock.settle_jobs_v1(p_jobs penstock.settlement[], p_limiters text[], p_lanes text[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET lock_timeout TO '1s'
     AS $$
 DECLARE
     v_jobs penstock.settlement[] := p_jobs;
@@ -1725,51 +1225,6 @@ BEGIN
     RETURN v_jobs;
 END $$;
 
-CREATE FUNCTION penstock.settle_lanes_v1(p_limiter text, p_queue integer, p_granted_at timestamp with time zone, p_lanes text[], p_outcomes text[]) RETURNS void
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-DECLARE
-    v_now timestamptz;
-BEGIN
-    PERFORM 1 FROM penstock.lane WHERE limiter = p_limiter AND name = ANY(p_lanes)
-    ORDER BY name FOR NO KEY UPDATE;
-    v_now := clock_timestamp();
-    WITH sums AS (
-        SELECT u.lane, count(*)::integer AS k,
-               (count(*) FILTER (WHERE u.outcome = 'unstarted'))::integer AS unstarted,
-               (count(*) FILTER (WHERE u.outcome IN ('unstarted', 'returned', 'lost')))::integer AS back
-        FROM unnest(p_lanes, p_outcomes) AS u(lane, outcome) GROUP BY u.lane
-    ), before AS (
-        SELECT l.name, s.k, s.unstarted, s.back,
-               coalesce(l.inflight >= l.concurrency, false) AS was_full,
-               CASE WHEN s.unstarted > 0 AND p_granted_at > v_now - l.window_s * interval '1 s'
-                    THEN (SELECT min(i) FROM generate_subscripts(l.at, 1) AS i
-                          WHERE l.at[i] >= p_granted_at) END AS entry
-        FROM sums s JOIN penstock.lane l ON l.limiter = p_limiter AND l.name = s.lane
-    ), released AS (
-        UPDATE penstock.lane l SET
-            inflight = l.inflight - b.k,
-            n = CASE WHEN b.entry IS NULL THEN l.n
-                     ELSE l.n[:b.entry - 1] || greatest(0, l.n[b.entry] - b.unstarted)
-                          || l.n[b.entry + 1:] END,
-            free_at = CASE WHEN b.entry IS NULL THEN l.free_at ELSE '-infinity' END
-        FROM before b WHERE l.limiter = p_limiter AND l.name = b.name
-        RETURNING l.name, b.back, b.was_full OR b.entry IS NOT NULL AS is_opened,
-            CASE WHEN l.paused OR l.inflight >= l.concurrency THEN 'infinity'
-                 ELSE greatest(l.free_at, v_now) END AS next_at
-    )
-    UPDATE penstock.lane_queue q SET
-        waiting = q.waiting + CASE WHEN q.queue = p_queue THEN r.back ELSE 0 END,
-        ready_at = CASE
-            WHEN q.waiting + CASE WHEN q.queue = p_queue THEN r.back ELSE 0 END <= 0 THEN 'infinity'
-            WHEN r.is_opened OR q.waiting <= 0 THEN least(q.ready_at, r.next_at)
-            ELSE q.ready_at END
-    FROM released r
-    WHERE q.limiter = p_limiter AND q.lane = r.name
-      AND (r.is_opened OR (q.queue = p_queue AND r.back > 0));
-END $$;
-
 CREATE FUNCTION penstock.settle_lanes_v2(p_limiters text[], p_lanes text[], p_queues integer[], p_words text[], p_granted_ats timestamp with time zone[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -1843,80 +1298,6 @@ BEGIN
     )
     SELECT array_agg(DISTINCT h.queue) INTO v_opened FROM hinted h WHERE h.is_opened;
     PERFORM pg_notify('penstock_jobs', q::text) FROM unnest(v_opened) AS q;
-END $$;
-
-CREATE FUNCTION penstock.settle_v1(p_lease bigint, p_ids bigint[], p_outcomes text[], p_delays_s double precision[], p_errors text[], p_tracebacks text[]) RETURNS boolean
-    LANGUAGE plpgsql
-    SET enable_seqscan TO 'off'
-    AS $$
-DECLARE
-    v record;
-    v_ords integer[];
-    v_outcomes text[];
-    v_delays double precision[];
-    v_errors text[];
-    v_tracebacks text[];
-    v_groups bigint[];
-    v_states text[];
-BEGIN
-    SELECT queue, limiter, granted_at, settled, ids, group_ids, lanes, unique_keys INTO v
-    FROM penstock.job_lease WHERE id = p_lease FOR UPDATE;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    -- The common case, a whole batch done with nothing hanging on it, is one delete.
-    IF p_ids IS NULL AND p_outcomes[1] = 'done' AND v.limiter IS NULL
-       AND array_remove(v.unique_keys, NULL) = '{}' AND array_remove(v.group_ids, NULL) = '{}' THEN
-        DELETE FROM penstock.job_lease WHERE id = p_lease;
-        RETURN true;
-    END IF;
-    SELECT array_agg(r.ord::integer), array_agg(s.outcome), array_agg(s.delay_s),
-           array_agg(s.error), array_agg(s.traceback)
-    INTO v_ords, v_outcomes, v_delays, v_errors, v_tracebacks
-    FROM unnest(v.ids) WITH ORDINALITY AS r(id, ord)
-    JOIN unnest(CASE WHEN p_ids IS NULL THEN v.ids ELSE p_ids END,
-                CASE WHEN p_ids IS NULL THEN array_fill(p_outcomes[1], ARRAY[cardinality(v.ids)])
-                     ELSE p_outcomes END,
-                p_delays_s, p_errors, p_tracebacks) AS s(id, outcome, delay_s, error, traceback)
-      ON s.id = r.id
-    WHERE r.id <> ALL(v.settled);
-    IF v_ords IS NULL THEN
-        RETURN true;
-    END IF;
-    IF v.limiter IS NOT NULL THEN
-        PERFORM penstock.settle_lanes_v1(v.limiter, v.queue, v.granted_at,
-            ARRAY(SELECT v.lanes[s.ord] FROM unnest(v_ords) WITH ORDINALITY AS s(ord, i) ORDER BY s.i),
-            v_outcomes);
-    END IF;
-    IF v_outcomes && ARRAY['retry', 'snooze', 'unstarted', 'returned', 'lost'] THEN
-        PERFORM penstock.put_back_v1(p_lease, v_ords, v_outcomes, v_delays);
-    END IF;
-    IF v_outcomes && ARRAY['fail', 'quarantined'] THEN
-        PERFORM penstock.keep_failed_v1(p_lease, v_ords, v_outcomes, v_errors, v_tracebacks);
-    END IF;
-    IF array_remove(v.unique_keys, NULL) <> '{}' THEN
-        DELETE FROM penstock.job_unique u USING unnest(v_ords, v_outcomes) AS s(ord, outcome)
-        WHERE s.outcome IN ('done', 'fail', 'quarantined')
-          AND u.queue = v.queue AND u.key = v.unique_keys[s.ord] AND u.job_id = v.ids[s.ord];
-    END IF;
-    IF cardinality(v.settled) + cardinality(v_ords) >= cardinality(v.ids) THEN
-        DELETE FROM penstock.job_lease WHERE id = p_lease;
-    ELSE
-        UPDATE penstock.job_lease
-        SET settled = settled || ARRAY(SELECT v.ids[s.ord] FROM unnest(v_ords) AS s(ord))
-        WHERE id = p_lease;
-    END IF;
-    IF array_remove(v.group_ids, NULL) <> '{}' THEN
-        SELECT array_agg(v.group_ids[s.ord]),
-               array_agg(CASE s.outcome WHEN 'fail' THEN 'failed' ELSE s.outcome END)
-        INTO v_groups, v_states
-        FROM unnest(v_ords, v_outcomes) AS s(ord, outcome)
-        WHERE s.outcome IN ('done', 'fail', 'quarantined') AND v.group_ids[s.ord] IS NOT NULL;
-        IF v_groups IS NOT NULL THEN
-            PERFORM penstock.finish_members_v1(v_groups, v_states);
-        END IF;
-    END IF;
-    RETURN true;
 END $$;
 
 CREATE FUNCTION penstock.settle_v2(p_whole bigint[], p_word text, p_leases bigint[], p_ids bigint[], p_words text[], p_delays_s double precision[], p_errors text[], p_tracebacks text[], p_results bytea[], p_queues text[], p_losses_max integer, p_progressed bigint[]) RETURNS TABLE(lost bigint[], busy bigint[])
@@ -2662,7 +2043,8 @@ CREATE TABLE penstock.job_group (
     unique_key text,
     traceparent text,
     payload bytea NOT NULL,
-    version smallint DEFAULT 1 NOT NULL
+    version smallint DEFAULT 1 NOT NULL,
+    opened_at timestamp with time zone
 )
 WITH (fillfactor='70');
 
@@ -2829,6 +2211,10 @@ CREATE TABLE penstock.limiter (
     concurrency integer,
     is_set boolean DEFAULT false NOT NULL,
     is_spread boolean DEFAULT true NOT NULL,
+    declared_starts_max integer,
+    declared_window_s double precision,
+    declared_slack_s double precision,
+    declared_concurrency integer,
     CONSTRAINT limiter_check CHECK (((starts_max IS NULL) = (window_s IS NULL))),
     CONSTRAINT limiter_concurrency_check CHECK ((concurrency > 0)),
     CONSTRAINT limiter_starts_max_check CHECK ((starts_max > 0)),
@@ -3096,6 +2482,8 @@ CREATE INDEX job_failed_ended ON penstock.job_failed USING btree (ended_at);
 CREATE INDEX job_failed_lane ON penstock.job_failed USING btree (lane, id) WHERE (lane IS NOT NULL);
 
 CREATE INDEX job_failed_queue ON penstock.job_failed USING btree (queue, id);
+
+CREATE INDEX job_group_opened ON penstock.job_group USING btree (opened_at) WHERE (opened_at IS NOT NULL);
 
 CREATE INDEX job_lease_host ON penstock.job_lease USING btree (host);
 
