@@ -19,23 +19,6 @@ class Photo(msgspec.Struct):
     number: int
 
 
-class Ended(msgspec.Struct):
-    """What the group tells its callback: how many members ended how."""
-
-    id: int
-    done: int
-    failed: int
-    cancelled: int
-    quarantined: int
-
-
-class Album(msgspec.Struct):
-    """The callback's payload; `group` is added when the last member has ended."""
-
-    album: int
-    group: Ended
-
-
 @app.task("thumbnails", batch=20, retries=0)
 def make_thumbnails(photos: Batch[Photo]) -> None:
     """Photo 13 is broken: it fails alone, whatever batch it came in."""
@@ -45,15 +28,14 @@ def make_thumbnails(photos: Batch[Photo]) -> None:
 
 
 @app.task("albums")
-async def publish_album(ready: Album) -> None:
-    """Called once, when the last photo has ended, well or not."""
-    ended = ready.group
-    print(f"album {ready.album}: {ended.done} photos, {ended.failed} broken", flush=True)
+async def publish_album(album: int, group: dict[str, int]) -> None:
+    """Called once, when the last photo has ended, well or not; the group adds the field `group`."""
+    print(f"album {album}: {group['done']} photos, {group['failed']} broken", flush=True)
 
 
 async def main() -> None:
     """Thousands of members may be added while the first already run."""
-    async with app.group(on_done=publish_album.job({"album": 1})) as group:
+    async with app.group(on_done=publish_album.job(album=1)) as group:
         await make_thumbnails.enqueue_many((Photo(1, n) for n in range(100)), group=group)
     await app.close()
 

@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 from penstock import Penstock
-from penstock.jobs import JobRef
+from penstock.jobs import JobRef, Transaction
 
 app = Penstock()
 
@@ -17,15 +17,16 @@ async def publish(post_id: int) -> None:
     print(f"post {post_id} is public", flush=True)
 
 
-async def plan_post(post_id: int, at: datetime) -> JobRef:
+async def plan_post(post_id: int, at: datetime, tx: Transaction | None = None) -> JobRef:
     """Publish the post at `at`; keep the id of the job beside the post."""
-    return await publish.enqueue(post_id=post_id, at=at, unique=f"post:{post_id}")
+    return await publish.enqueue(post_id=post_id, at=at, unique=f"post:{post_id}", tx=tx)
 
 
 async def move_post(job_id: int, post_id: int, at: datetime) -> JobRef:
     """Publish it at another moment. Raises: JobNotWaiting where it is out, or about to be."""
-    await app.jobs.cancel(job_id)
-    return await plan_post(post_id, at)
+    async with app.engines.postgres.transaction() as tx:
+        await app.jobs.cancel(job_id, tx=tx)
+        return await plan_post(post_id, at, tx)
 
 
 async def main() -> None:

@@ -83,7 +83,7 @@ async def test_the_guide(surroundings, capsys):
     assert (await app.jobs.queue("index")).failed == 1
     await names["test_mail"]()
     told = capsys.readouterr().out
-    assert "'group': {" in told
+    assert "1 {'id': 1, 'done': 100, " in told
     assert "6\n" in told
     assert names["counted"].matched >= 1
     await app.close()

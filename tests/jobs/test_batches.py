@@ -207,10 +207,11 @@ async def test_a_half_whose_grant_ran_out_does_not_start_late(registry, slot):
         runs.append(list(batch.payloads))
         raise ValueError
 
+    stops_s = [0.0, 0.4, 0.0]
+
     @registry.middleware
     async def stopped(call, next_call):
-        if len(runs) == 1:
-            time.sleep(0.4)
+        threading.Event().wait(stops_s.pop())
         return await next_call()
 
     deadline_s = time.monotonic() + 60

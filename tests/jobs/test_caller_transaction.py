@@ -19,7 +19,7 @@ from sqlalchemy.pool import NullPool
 
 from penstock.engines.borrowed import ConnectionUnknown, TransactionUnfit
 from penstock.engines.postgres import PostgresBusy
-from penstock.jobs import NewGroup, NewJob
+from penstock.jobs import JobNotEnded, JobNotWaiting, NewGroup, NewJob
 from penstock.jobs.bridge import Bridge
 from penstock.jobs.errors import InvalidJob, QueueUnknown
 from penstock.testing.waiting import wait_true

@@ -201,10 +201,14 @@ async def test_a_cron_in_the_callers_transaction(postgres, jobs, report):
         pass
 
     new = NewCron(name="new", spec="0 4 * * *", queue="reports")
-    with pytest.raises(Undone):
+
+    async def change():
         async with postgres.transaction() as tx:
             assert (await jobs.crons.add(new, tx=tx)).name == "new"
             await jobs.crons.run("new", tx=tx)
             raise Undone
+
+    with pytest.raises(Undone):
+        await change()
     assert await waiting(jobs) == 0
     assert [cron.name for cron in await jobs.crons.all()] == ["report"]

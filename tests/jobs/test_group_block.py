@@ -80,11 +80,13 @@ async def test_a_closed_group_takes_nobody(jobs, tasks, sql):
         pass
     with pytest.raises(GroupClosed):
         await member.enqueue(n=1, group=group)
+    block = jobs.group(on_done=report.job({}))
+    group = await block.__aenter__()
+    await sql(f"DELETE FROM penstock.job_group WHERE id = {group.id} RETURNING id")
     with pytest.raises(GroupClosed):
-        async with jobs.group(on_done=report.job({})) as group:
-            await sql(f"DELETE FROM penstock.job_group WHERE id = {group.id} RETURNING id")
-            with pytest.raises(GroupClosed):
-                await member.enqueue(n=1, group=group)
+        await member.enqueue(n=1, group=group)
+    with pytest.raises(GroupClosed):
+        await block.__aexit__(None, None, None)
     with pytest.raises(QueueUnknown):
         async with jobs.group(on_done=NewJob(queue="nobody")):
             pass
@@ -192,7 +194,10 @@ async def test_a_callback_may_take_the_counts_as_a_field(jobs, registry, tasks, 
             await member.enqueue(n=1, group=group)
         await wait_true(lambda: told)
     assert told == [(1, 1)]
-    for faulty in (lambda: publish.enqueue({"album": 1}), lambda: publish.enqueue_many([{}])):
+    for faulty in (
+        lambda: publish.enqueue({"album": 1}),
+        lambda: publish.enqueue_many([{"album": 1}]),
+    ):
         with pytest.raises(InvalidTask, match="group"):
             await faulty()
     with pytest.raises(InvalidTask, match="album"):
@@ -204,7 +209,9 @@ async def test_a_group_whose_process_died_in_its_block_is_forgotten(jobs, tasks,
     dead = jobs.group(on_done=report.job({}))
     group = await dead.__aenter__()
     await member.enqueue(n=1, group=group)
-    [sealed] = await jobs.enqueue_groups([NewGroup(members=[member.job(n=2)], on_done=report.job())])
+    [sealed] = await jobs.enqueue_groups(
+        [NewGroup(members=[member.job(n=2)], on_done=report.job())]
+    )
     async with jobs.group(on_done=report.job({})) as ended:
         await member.enqueue(n=3, group=ended)
     await jobs.sweep()

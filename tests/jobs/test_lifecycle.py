@@ -409,6 +409,7 @@ async def test_hints_that_are_being_sent_are_waited_for(postgres, jobs, registry
     hints, before = Hints(postgres), asyncio.all_tasks()
     assert hints.is_due({queue_id})
     assert not hints.is_due({queue_id})
+    hints.tell_later({queue_id})
     [trailing] = asyncio.all_tasks() - before
     while hints._trailing:
         await asyncio.sleep(0)

@@ -16,7 +16,6 @@ from penstock.jobs.model import TakenOutcome
 from penstock.jobs.service import queues as queues_service
 from penstock.jobs.service import steering
 
-
 STATES = ("scheduled", "ready")
 """What becomes of a snoozed job and one that was sent on."""
 

@@ -80,26 +80,20 @@ class Storm(RecordedFleet):
         "PENSTOCK_POSTGRES_STATEMENT_TIMEOUT": "5s",
     }
 
-    def __init__(self, folder, postgres, *, engines, chance) -> None:
-        super().__init__(
-            folder,
-            postgres,
-            postgres_url=engines.endpoints.postgres_url,
-            valkey_url=engines.endpoints.valkey_url,
-        )
-        self.engines = engines
-        self.chance = chance
+    def __init__(self, folder, postgres, *, postgres_url: str, valkey_url: str) -> None:
+        super().__init__(folder, postgres, postgres_url=postgres_url, valkey_url=valkey_url)
+        self.postgres_url = postgres_url
         self.agents = {}
         self.schedulers = {}
         self.stopped = {}
         self.faults = []
-        self.kills = 0
         self._doubtful_until_s = 0.0
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
 
-    async def begin(self, *, agents: int, schedulers: int) -> None:
+    async def begin(self, engines, chance, *, agents: int, schedulers: int) -> None:
         """Start everything and wait until it serves."""
+        self.engines, self.chance = engines, chance
         await self.begin_effects()
         await self.jobs.declare_queues()
         token = await Tokens(self.postgres).create("caller", ("jobs:read", "jobs:write"))
@@ -219,7 +213,7 @@ class Storm(RecordedFleet):
                 return
             if any(row.unique is None for row in rows):
                 return
-            await asyncio.sleep(0.05)
+            await pass_moment(0.05)
 
     async def enqueue_group(self, service, members: int) -> None:
         """A group of jobs with and without lanes, and its callback."""
@@ -250,7 +244,7 @@ class Storm(RecordedFleet):
                         return
                     assert answer.status_code in {409, 500, 503}, answer.text
                     asked.unknown(status=answer.status_code)
-            await asyncio.sleep(0.05)
+            await pass_moment(0.05)
 
     # What came of it
 
@@ -351,6 +345,13 @@ def _listed(value):
 def _send(pid, number):
     with suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+async def pass_moment(seconds):
+    """Let others ask meanwhile."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
 
 
 def impatient_pool(url):

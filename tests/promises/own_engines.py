@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from recorded_fleet import RecordedFleet
 
@@ -16,8 +17,12 @@ from penstock.engines.postgres import Postgres, PostgresConfig
 
 @asynccontextmanager
 async def fleet_on_own_engines(
-    folder: Path, *, durable: bool, timeout_s: float = 5.0
-) -> AsyncIterator[tuple[RecordedFleet, EmbeddedEngines]]:
+    folder: Path,
+    *,
+    durable: bool,
+    timeout_s: float = 5.0,
+    kind: type[RecordedFleet] = RecordedFleet,
+) -> AsyncIterator[tuple[Any, EmbeddedEngines]]:
     """No process yet, and the engines; all of it ends with the block. `timeout_s`: of this process's statements."""
     engines = EmbeddedEngines(folder / "data", durable=durable)
     endpoints = await engines.start()
@@ -25,7 +30,7 @@ async def fleet_on_own_engines(
         config = PostgresConfig(connect_timeout_s=timeout_s, statement_timeout_s=timeout_s)
         postgres = Postgres(endpoints.postgres_url, config)
         await apply_migrations(postgres, PACKAGES)
-        fleet = RecordedFleet(
+        fleet = kind(
             folder / "fleet",
             postgres,
             postgres_url=endpoints.postgres_url,

@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from types import SimpleNamespace
 
 import httpx
 import pytest
 from jobs_storm import KEYS, LANES, Storm, impatient_pool, shared_keys
+from own_engines import fleet_on_own_engines
 
-from penstock.app import PACKAGES
-from penstock.engines.embedded import EmbeddedEngines
-from penstock.engines.migrate import apply_migrations
 from penstock.jobs import NewJob
 from penstock.testing.history import Event, History
 from penstock.testing.waiting import wait_true
@@ -34,45 +31,27 @@ FAULTS = (
 )
 
 
-@pytest.fixture
-async def make_storm(tmp_path):
-    """Make a storm over engines of its own; all of it ends with the test."""
-    made = SimpleNamespace(engines=EmbeddedEngines(tmp_path / "data"), storm=None, pool=None)
-
-    async def make(seed):
-        endpoints = await made.engines.start()
-        made.engines.endpoints = endpoints
-        made.pool = impatient_pool(endpoints.postgres_url)
-        await apply_migrations(made.pool, PACKAGES)
-        made.storm = Storm(
-            tmp_path / "fleet", made.pool, engines=made.engines, chance=random.Random(seed)
-        )
-        return made.storm
-
-    yield make
-    if made.storm is not None:
-        made.storm.end()
-    if made.pool is not None:
-        await made.pool.close()
-    await made.engines.stop()
-
-
 @pytest.mark.slow
-async def test_a_short_storm_loses_and_doubles_nothing(make_storm):
-    await _weather(make_storm, agents=2, rounds=1, pause_s=(0.1, 0.6))
+async def test_a_short_storm_loses_and_doubles_nothing(tmp_path):
+    await _weather(tmp_path, agents=2, rounds=1, pause_s=(0.1, 0.6))
 
 
 @pytest.mark.soak
-async def test_a_long_storm_loses_and_doubles_nothing(make_storm):
-    await _weather(make_storm, agents=3, rounds=16, pause_s=(0.2, 2.5))
+async def test_a_long_storm_loses_and_doubles_nothing(tmp_path):
+    await _weather(tmp_path, agents=3, rounds=12, pause_s=(0.2, 2.5))
 
 
-async def _weather(make_storm, *, agents, rounds, pause_s, seed=None):
+async def _weather(folder, *, agents, rounds, pause_s, seed=None):
     """Every fault once a round, in an order and at moments of chance; then the sky clears and all is judged."""
     seed = random.SystemRandom().getrandbits(32) if seed is None else seed
     print(f"seed {seed}")
-    storm = await make_storm(seed)
-    await storm.begin(agents=agents, schedulers=2)
+    own = fleet_on_own_engines(folder, durable=True, timeout_s=2.0, kind=Storm)
+    async with own as (storm, engines):
+        await storm.begin(engines, random.Random(seed), agents=agents, schedulers=2)
+        await _rage(storm, seed, rounds=rounds, pause_s=pause_s)
+
+
+async def _rage(storm, seed, *, rounds, pause_s):
     [killer] = await storm.jobs.enqueue_many([NewJob(queue="batched", payload={"dies": True})])
     stop = asyncio.Event()
     clients = [
@@ -108,7 +87,7 @@ async def _pass_time(storm, seconds):
 
 async def _enqueue(storm, stop, chance):
     """Some jobs a call through Python, some of them with unique keys."""
-    pool = impatient_pool(storm.engines.endpoints.postgres_url)
+    pool = impatient_pool(storm.postgres_url)
     service = storm.jobs_on(pool)
     while not stop.is_set():
         if chance.random() < 0.3:
@@ -140,7 +119,7 @@ def _any_job(chance):
 
 
 async def _enqueue_groups(storm, stop, chance):
-    pool = impatient_pool(storm.engines.endpoints.postgres_url)
+    pool = impatient_pool(storm.postgres_url)
     service = storm.jobs_on(pool)
     while not stop.is_set():
         await storm.enqueue_group(service, chance.randint(0, 20))

@@ -22,6 +22,7 @@ then `model`, `errors`, `worker` and the folders `store` + `sql`, `service`, `ht
 
 from __future__ import annotations
 
+from penstock.engines.borrowed import Transaction
 from penstock.jobs.crons import Cron, NewCron
 from penstock.jobs.errors import (
     BatchTooLarge,
@@ -145,6 +146,7 @@ __all__ = [
     "TakenJob",
     "TakenOutcome",
     "Task",
+    "Transaction",
     "Why",
     "current_job",
 ]

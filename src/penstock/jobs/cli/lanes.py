@@ -144,7 +144,11 @@ def list_limiters(terminal: Terminal) -> None:
 @click.option("--concurrency", default=None, type=int, help="Jobs at once.")
 @click.option("--slack", default=None, help="How late a job may start, such as 250ms.")
 @click.option("--unlimited", is_flag=True, help="No limits at all.")
-@click.option("--as-declared", is_flag=True, help="The limits that its code says, from now on.")
+@click.option(
+    "--as-declared",
+    is_flag=True,
+    help="What its code says, from now on; no limits where it says none.",
+)
 @click.pass_obj
 def limiter_limits(
     terminal: Terminal, /, limiter: str, *, as_declared: bool, **options: Any

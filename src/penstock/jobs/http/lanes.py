@@ -82,7 +82,7 @@ async def put_limiter(
     opt=WRITE,
 )
 async def reset_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> None:
-    """Forget the limits that were set; those that code declares hold again."""
+    """Forget the limits that were set; those that code declares hold again, or none."""
     await jobs.lanes.reset_limiter(limiter)
 
 

@@ -165,10 +165,7 @@ class Lanes:
         )
 
     async def reset_limiter(self, limiter: str) -> None:
-        """Take a person's limits back: those that code declares hold again. Raises: LimiterUnknown.
-
-        Where no code declared any, the limits of now stay until some does.
-        """
+        """Take a person's limits back: those that code declares hold again, or none. Raises: LimiterUnknown."""
         await self.get_limiter(limiter)
         if await store.lanes.reset_limiter(self._postgres, limiter):
             await self.spread(limiter)

@@ -53,12 +53,10 @@ SELECT penstock.set_limiter_v2(
     :is_set);
 
 -- name: reset_limiter
--- Take a person's word back: the limits that code declared, or those of now until it declares some.
+-- Take a person's word back: the limits that code declared, none where it declared none.
 UPDATE penstock.limiter SET is_set = false, is_spread = false,
-    starts_max = CASE WHEN declared_slack_s IS NULL THEN starts_max ELSE declared_starts_max END,
-    window_s = CASE WHEN declared_slack_s IS NULL THEN window_s ELSE declared_window_s END,
-    slack_s = coalesce(declared_slack_s, slack_s),
-    concurrency = CASE WHEN declared_slack_s IS NULL THEN concurrency ELSE declared_concurrency END
+    starts_max = declared_starts_max, window_s = declared_window_s,
+    slack_s = coalesce(declared_slack_s, 0.25), concurrency = declared_concurrency
 WHERE name = :limiter AND is_set RETURNING name;
 
 -- name: spread_limiter

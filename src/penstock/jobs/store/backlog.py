@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.engines.postgres import Runner
 from penstock.jobs.intake import Rows
 from penstock.jobs.store.sql import SQL
@@ -21,17 +23,22 @@ async def enqueue(
         SQL.enqueue,
         queues=queue_ids,
         priorities=rows.priorities,
-        run_ats=rows.run_ats,
-        delays_s=rows.delays_s,
-        lanes=rows.lanes,
-        keys=rows.keys,
+        run_ats=_said(rows.run_ats),
+        delays_s=_said(rows.delays_s),
+        lanes=_said(rows.lanes),
+        keys=_said(rows.keys),
         groups=group_ids,
         payloads=rows.payloads,
-        versions=rows.versions,
+        versions=None if rows.versions.count(1) == len(rows) else rows.versions,
         traceparent=traceparent,
         is_hinted=is_hinted,
     )
     return list(ids)
+
+
+def _said(column: list[Any]) -> list[Any] | None:
+    """The column, or None where it says nothing: the driver looks at every element, 0.2 us each."""
+    return None if column.count(None) == len(column) else column
 
 
 async def add_groups(
