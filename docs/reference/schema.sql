@@ -277,9 +277,9 @@ BEGIN
     ), shifted AS (
         INSERT INTO penstock.lane_job
             (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-             payload, version)
+             payload, version, last_error)
         SELECT g.id, g.queue, g.run_at, g.group_id, g.priority, g.attempt, g.losses, g.lane,
-               g.unique_key, g.traceparent, g.payload, g.version
+               g.unique_key, g.traceparent, g.payload, g.version, g.last_error
         FROM gone g WHERE g.lane IS NOT NULL RETURNING lane_job.queue, lane_job.lane
     ), told AS (
         INSERT INTO penstock.lane_event (limiter, lane, queue, k)
@@ -381,6 +381,9 @@ CREATE FUNCTION penstock.end_waiting_v1(p_ids bigint[], p_is_kept boolean) RETUR
     AS $$
 DECLARE
     v_ids bigint[] := '{}';
+    v_queues integer[] := '{}';
+    v_keys text[] := '{}';
+    v_groups bigint[] := '{}';
     v record;
 BEGIN
     -- Twice, since a job may move from job_ready to its lane between the two looks.
@@ -413,16 +416,19 @@ BEGIN
                array_agg(g.group_id) FILTER (WHERE g.group_id IS NOT NULL) AS groups
         INTO v FROM gone g;
         v_ids := v_ids || v.ids;
-        IF v.keys IS NOT NULL THEN
-            DELETE FROM penstock.job_unique u USING unnest(v.queues, v.keys) AS k(queue, key)
-            WHERE u.queue = k.queue AND u.key = k.key AND u.job_id = ANY(v.ids);
-        END IF;
-        IF v.groups IS NOT NULL THEN
-            PERFORM penstock.finish_members_v2(
-                v.groups, array_fill('cancelled'::text, ARRAY[cardinality(v.groups)]));
-        END IF;
+        v_queues := v_queues || v.queues;
+        v_keys := v_keys || v.keys;
+        v_groups := v_groups || v.groups;
         EXIT WHEN cardinality(v_ids) >= cardinality(p_ids);
     END LOOP;
+    IF v_keys <> '{}' THEN
+        DELETE FROM penstock.job_unique u USING unnest(v_queues, v_keys) AS k(queue, key)
+        WHERE u.queue = k.queue AND u.key = k.key AND u.job_id = ANY(v_ids);
+    END IF;
+    IF v_groups <> '{}' THEN
+        PERFORM penstock.finish_members_v2(
+            v_groups, array_fill('cancelled'::text, ARRAY[cardinality(v_groups)]));
+    END IF;
     RETURN v_ids;
 END $$;
 
@@ -499,7 +505,11 @@ BEGIN
         WHERE m.group_id IS NOT NULL GROUP BY m.group_id
     ) c WHERE g.id = c.group_id;
     FOR v IN
-        DELETE FROM penstock.job_group WHERE id = ANY(p_groups) AND pending <= 0 RETURNING *
+        WITH ended AS (
+            DELETE FROM penstock.job_group WHERE id = ANY(p_groups) AND pending <= 0 RETURNING *
+        )
+        -- Keys of callbacks in one order, for two who take the same ones at once.
+        SELECT * FROM ended e ORDER BY e.queue, e.unique_key
     LOOP
         PERFORM penstock.enqueue_v2(
             ARRAY[v.queue], ARRAY[v.priority], ARRAY[v.run_at], ARRAY[v.delay_s], ARRAY[v.lane],
@@ -718,14 +728,15 @@ DECLARE
         ELSE '(r.queue, r.id) < ($1, $7) AND (r.queue, r.id) > ($1, 0) ORDER BY r.queue DESC, r.id DESC'
         END;
     v_fits text := '($1 IS NULL OR s.queue = $1) AND s.state = ANY($2) AND ($3 IS NULL OR s.lane = $3)'
-        ' AND ($4 IS NULL OR position(lower($4) IN lower(s.error)) > 0)'
+        ' AND ($4 IS NULL OR s.ended_at IS NOT NULL AND position(lower($4) IN lower(s.error)) > 0)'
         ' AND ($5 IS NULL OR coalesce(s.ended_at, s.run_at) < now() - $5 * interval ''1 s'')';
 BEGIN
     FOR v_place IN
         SELECT * FROM (VALUES
             ('job_ready', true, ARRAY['scheduled', 'ready'],
-             'CASE WHEN r.run_at > now() THEN ''scheduled'' ELSE ''ready'' END', 'NULL::timestamptz', 'NULL'),
-            ('lane_job', false, ARRAY['ready'], '''ready''', 'NULL::timestamptz', 'NULL'),
+             'CASE WHEN r.run_at > now() THEN ''scheduled'' ELSE ''ready'' END', 'NULL::timestamptz',
+             'r.last_error'),
+            ('lane_job', false, ARRAY['ready'], '''ready''', 'NULL::timestamptz', 'r.last_error'),
             ('job_failed', true, ARRAY['failed', 'cancelled', 'quarantined'], 'r.state', 'r.ended_at',
              'r.error'),
             ('job_done', false, ARRAY['done'], '''done''', 'r.ended_at', 'NULL')
@@ -761,7 +772,7 @@ BEGIN
     IF 'ready' = ANY(p_states) AND p_lane IS NOT NULL AND p_ids IS NULL AND p_error IS NULL THEN
         RETURN QUERY
         SELECT j.id, 'ready', j.queue, j.priority, j.run_at, j.attempt, j.losses, j.lane, j.unique_key,
-               j.group_id, NULL::bigint, NULL::timestamptz, NULL::text
+               j.group_id, NULL::bigint, NULL::timestamptz, j.last_error
         FROM penstock.queue q CROSS JOIN generate_series(0, 9) AS p(priority) CROSS JOIN LATERAL (
             SELECT * FROM penstock.lane_job k
             WHERE k.queue = q.id AND k.lane = p_lane AND k.priority = p.priority AND k.id < p_before
@@ -880,6 +891,7 @@ BEGIN
                CASE s.word WHEN 'moved' THEN 0
                     WHEN 'lost' THEN least(r.losses + 1, 32767) ELSE r.losses END::smallint AS losses,
                r.lane, s.unique_key, r.traceparent, r.payload, coalesce(r.version, 1) AS version,
+               CASE WHEN s.word = 'retry' THEN nullif(left(s.error, 500), '') END AS last_error,
                s.word = 'moved' AND r.lane IS NOT NULL AS is_moved,
                r.lane IS NOT NULL AND (s.word = 'moved' OR l.limiter IS NOT NULL
                    AND s.word NOT IN ('retry', 'snooze')) AS is_for_lane
@@ -894,9 +906,9 @@ BEGIN
     ), laned AS (
         INSERT INTO penstock.lane_job
             (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-             payload, version)
+             payload, version, last_error)
         SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-               payload, version FROM back WHERE is_for_lane
+               payload, version, last_error FROM back WHERE is_for_lane
     ), told AS (
         INSERT INTO penstock.lane_event (limiter, lane, queue, k)
         SELECT q.limiter, b.lane, b.queue, count(*)
@@ -904,9 +916,9 @@ BEGIN
     )
     INSERT INTO penstock.job_ready
         (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload,
-         version)
+         version, last_error)
     SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-           payload, version FROM back WHERE NOT is_for_lane;
+           payload, version, last_error FROM back WHERE NOT is_for_lane;
     PERFORM pg_notify('penstock_jobs', q::text) FROM (
         SELECT DISTINCT coalesce(s.target, s.queue) FROM unnest(p_jobs) s
         WHERE s.word IN ('returned', 'lost', 'moved')) AS told(q);
@@ -2124,7 +2136,8 @@ CREATE TABLE penstock.job_ready (
     unique_key text,
     traceparent text,
     payload bytea NOT NULL,
-    version smallint DEFAULT 1 NOT NULL
+    version smallint DEFAULT 1 NOT NULL,
+    last_error text
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_cost_delay='0', toast.autovacuum_vacuum_cost_delay='0');
 ALTER TABLE ONLY penstock.job_ready ALTER COLUMN payload SET STORAGE EXTERNAL;
@@ -2188,7 +2201,8 @@ CREATE TABLE penstock.lane_job (
     unique_key text,
     traceparent text,
     payload bytea NOT NULL,
-    version smallint DEFAULT 1 NOT NULL
+    version smallint DEFAULT 1 NOT NULL,
+    last_error text
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_cost_delay='0', toast.autovacuum_vacuum_cost_delay='0');
 ALTER TABLE ONLY penstock.lane_job ALTER COLUMN payload SET STORAGE EXTERNAL;

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from examples.bazaar.lock import DemoError
 from examples.bazaar.shops import Shop
 
 READY_S: Final = 90.0
+UP_SAID: Final = "Penstock is up"
+"""So `penstock up` says once every role is ready, also those that answer no port."""
 STOP_S: Final = 30.0
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOOPBACK: Final = "127.0.0.1"
@@ -137,7 +140,7 @@ class Stage:
         deadline = time.monotonic() + READY_S
         hosts = f"http://{self.sellers[0].address}:{self.ports.origins}"
         waiting = {hosts: "/", self.media_url: "/m/", self.api_url: "/readyz"}
-        while waiting:
+        while waiting or UP_SAID not in self._log():
             if stop.is_set():
                 raise DemoError("it was stopped before everything was up")
             for process, log in ((up, self.penstock_log), (origins, self.folder / "origins.out")):
@@ -145,13 +148,17 @@ class Stage:
                     raise DemoError(f"a program ended with {process.returncode}:\n{_tail(log)}")
             if time.monotonic() > deadline:
                 raise DemoError(
-                    f"not ready within {READY_S:.0f} s: {waiting}\n{_tail(self.penstock_log)}"
+                    f"not ready within {READY_S:.0f} s: {waiting or dead_roles(self._log())}\n"
+                    f"{_tail(self.penstock_log)}"
                 )
             for url in [url for url, path in waiting.items() if await _answers(url, path)]:
                 del waiting[url]
             await asyncio.sleep(0.1)
         if not self.token_file.exists():
             raise DemoError(f"`penstock up` is ready but made no token in {self.token_file}")
+
+    def _log(self) -> str:
+        return self.penstock_log.read_text(encoding="utf-8", errors="replace")
 
     def _write_config(self) -> None:
         self.config.write_text(
@@ -216,6 +223,13 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
+
+
+def dead_roles(log: str) -> str:
+    """The roles that ended, out of what `penstock up` logged."""
+    died = [line for line in log.splitlines() if '"event":"role_died"' in line]
+    names = {match[1] for line in died if (match := re.search(r'"name":"(\w+)"', line))}
+    return f"{', '.join(sorted(names))} ended and was started again" if names else "the roles"
 
 
 def _tail(file: Path) -> str:

@@ -31,7 +31,7 @@ from penstock.engines.endpoints import Endpoints
 from penstock.engines.postgres import PostgresConfig
 from penstock.engines.valkey import ValkeyConfig
 from penstock.kernel.config import Loaded, load_config, parse_text, setting
-from penstock.kernel.errors import InvalidInput
+from penstock.kernel.errors import ExtraMissing
 from penstock.kernel.secrets import load_or_make_root
 
 if TYPE_CHECKING:
@@ -50,12 +50,6 @@ PACKAGES: Final = ("penstock.jobs", "penstock.fetch", "penstock.web")
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
 Hook = TypeVar("Hook", bound=Callable[[], Any])
 Around = TypeVar("Around", bound=Callable[..., Any])
-
-
-class ExtraMissing(InvalidInput):
-    """A room is used whose libraries are not installed."""
-
-    code = "extra_missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +338,4 @@ def _path_of(text: str | None) -> Path | None:
 
 def _require_extra(module: str, extra: str) -> None:
     if find_spec(module) is None:
-        raise ExtraMissing(
-            f"room {extra} needs libraries that are not installed: pip install 'penstock[{extra}]'"
-        )
+        raise ExtraMissing(extra)

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from penstock.__main__ import main
-from penstock.cli.main import build_group, take_global_options
+from penstock.cli.main import ROOMS, build_group, take_global_options
+from penstock.cli.roles import LIBRARIES
 from penstock.cli.terminal import CommandLine
 
 
@@ -41,6 +42,8 @@ def test_global_options_may_stand_anywhere_before_a_lone_dash_dash():
         (["up", "no_such_module:app"], 2, "no module 'no_such_module'"),
         (["up", "json:app"], 2, "module json has no Penstock() 'app'"),
         (["jobs", "show", "1"], 7, "penstock up"),
+        (["agent", "--name", "a b"], 2, "host 'a b' is no valid id"),
+        (["agent", "--name", ""], 2, "host '' is no valid id"),
         (["migrate"], 7, "penstock up"),
         (["config", "show", "--config", "absent.toml"], 2, "expected a TOML file"),
     ],
@@ -135,6 +138,16 @@ def test_a_command_names_the_server_that_does_not_answer(folder, capfd, monkeypa
 def test_doctor_without_engines_says_how_to_start_them(folder, capfd):
     assert main(["doctor"]) == 7
     assert "mend: run `penstock up`" in capfd.readouterr().out
+
+
+def test_a_missing_extra_is_told_with_its_name(folder, capfd, monkeypatch):
+    monkeypatch.setitem(ROOMS, "penstock.fetch.cli", "no_such_library")
+    assert main(["fetch", "runs", "ls", "--max", "3"]) == 2
+    assert "pip install 'penstock[fetch]'" in capfd.readouterr().err
+    monkeypatch.setitem(LIBRARIES, "web", ("no_such_library",))
+    for role in ("api", "up"):
+        assert main([role]) == 2
+        assert "pip install 'penstock[web]'" in capfd.readouterr().err
 
 
 def test_every_command_has_help():

@@ -53,6 +53,14 @@ async def test_a_database_without_the_schema_is_refused_with_the_command(empty):
         await check_schema(empty, PACKAGES, version="0.1.0")
 
 
+async def test_a_statement_on_an_empty_database_says_so_too(empty):
+    for text in ("SELECT 1 FROM penstock.queue", "SELECT penstock.ack_v1('{}')"):
+        with pytest.raises(SchemaBehind, match="run `penstock migrate`"):
+            await empty.value(compile_query("absent", f"-- Look.\n{text}"))
+    with pytest.raises(Exception, match='relation "orders" does not exist'):
+        await empty.value(compile_query("orders", "-- Look.\nSELECT 1 FROM orders"))
+
+
 async def test_a_migration_that_fails_leaves_nothing_of_itself(empty, room):
     room("0001_pre_good.sql", "CREATE TABLE penstock.good (id int);")
     room("0002_pre_bad.sql", "CREATE TABLE penstock.half (id int); SELECT 1 / 0;")

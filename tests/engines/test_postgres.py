@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from penstock.engines import postgres as postgres_module
 from penstock.engines.embedded import EmbeddedEngines
 from penstock.engines.postgres import (
     ConstraintViolated,
@@ -19,6 +20,7 @@ from penstock.engines.postgres import (
 )
 from penstock.engines.sql import compile_query
 from penstock.testing.processes import descendants
+from penstock.testing.waiting import wait_true
 
 MAKE = compile_query("make", "-- Make a table.\nCREATE TABLE note (id int PRIMARY KEY, body text)")
 ADD = compile_query("add", "-- Add one.\nINSERT INTO note (id, body) VALUES (:id, :body)")
@@ -117,6 +119,24 @@ async def test_a_session_leaves_nothing_of_itself_to_the_next_caller(database_ur
         await session.run(lock)
         assert await session.value(locks) == 1
     assert await postgres.value(locks) == 0
+    await postgres.close()
+
+
+async def test_connections_are_kept_between_statements_until_nobody_needs_them(
+    database_url, monkeypatch
+):
+    monkeypatch.setattr(postgres_module, "KEPT_S", 0.05)
+    postgres = Postgres(database_url, PostgresConfig(connections_max=2))
+    backend = compile_query("backend", "-- Which one.\nSELECT pg_backend_pid()")
+    first, second = await asyncio.gather(postgres.value(backend), postgres.value(backend))
+    assert first != second
+    assert await postgres.value(backend) == await postgres.value(backend)
+    [pool] = postgres._pools.values()
+    await wait_true(lambda: not pool.kept, deadline_s=10)
+    assert await postgres.value(backend) in {first, second}
+    async with asyncio.TaskGroup() as callers:
+        asked = [callers.create_task(postgres.value(backend)) for _ in range(20)]
+    assert {one.result() for one in asked} <= {first, second}, "whoever waits is given the next"
     await postgres.close()
 
 

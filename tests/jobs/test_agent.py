@@ -47,7 +47,7 @@ def jobs(postgres):
     for queue in ("one", "two"):
 
         @registry.task(queue, retries=0)
-        async def never_called(job: dict): ...
+        async def never_called(job=None): ...
 
     return Jobs(postgres, JobsConfig(), registry)
 

@@ -22,7 +22,9 @@ from penstock.jobs.fleet.alerts import (
     Watch,
 )
 from penstock.jobs.fleet.scheduler import Scheduler
+from penstock.jobs.fleet.telling import Teller
 from penstock.jobs.fleet.webhook import USE, WebhookFailed, send_alert
+from penstock.kernel.backoff import Backoff
 from penstock.kernel.secrets import derive_key
 
 LIMITS = Limits(active_min=1000, oldest_s=900, failure_share=0.5)
@@ -52,13 +54,23 @@ def seen(**changes):
         ("many_fail", None, seen(done=0, failed=19), False),
         ("at_max", None, seen(is_at_max=True), True),
         ("at_max", None, seen(), False),
-        ("fleet_short", None, seen(is_short=True), True),
+        ("fleet_short", None, seen(is_short=True, oldest_age_s=31.0), True),
+        ("fleet_short", None, seen(is_short=True, oldest_age_s=30.0), False),
+        ("fleet_short", None, seen(oldest_age_s=31.0), False),
         ("fleet_short", None, seen(), False),
     ],
 )
 def test_the_edge_of_each_rule(rule, before, now, is_broken):
     text = QUEUE_RULES[rule].broken(now, before, LIMITS)
     assert (text is not None) is is_broken
+
+
+def test_a_short_fleet_names_load_as_the_cause():
+    broken = QUEUE_RULES["fleet_short"].broken
+    text = broken(seen(is_short=True, oldest_age_s=60.0, is_loaded=True), None, LIMITS)
+    assert "loaded hosts add no slots" in text
+    text = broken(seen(is_short=True, oldest_age_s=60.0), None, LIMITS)
+    assert "loaded" not in text
 
 
 def told(watch, sights):
@@ -163,7 +175,8 @@ class Receiver(BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.taken.append((self.path, dict(self.headers), body))
-        self.send_response(self.server.status)
+        is_refused = json.loads(body or "{}").get("subject") in self.server.refused
+        self.send_response(self.server.refused_with if is_refused else self.server.status)
         self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/elsewhere")
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -179,6 +192,7 @@ def receiver():
     """A server on loopback that takes alerts."""
     server = HTTPServer(("127.0.0.1", 0), Receiver)
     server.taken, server.status = [], 204
+    server.refused, server.refused_with = (), 500
     server.url = f"http://127.0.0.1:{server.server_port}/alerts"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -231,12 +245,42 @@ async def test_the_leader_tells_the_webhook_what_it_has_not_taken(postgres, jobs
     await scheduler.tell_alerts()
     assert receiver.taken == [], "another leads"
     await scheduler.planner.run_once()
-    receiver.status = 500
-    usual_s = await scheduler.tell_alerts()
-    assert await scheduler.tell_alerts() > usual_s, "less often while it fails"
-    receiver.status, receiver.taken = 200, []
+    await scheduler.tell_alerts()
     await store.alerts.clear_alert(postgres, alert.rule, alert.subject)
     for _ in range(3):
         await scheduler.tell_alerts()
     states = [json.loads(body)["state"] for _, _, body in receiver.taken]
     assert states == ["raised", "cleared"]
+
+
+def events(receiver):
+    """What the receiver was sent since the last look, as subject and state."""
+    sent, receiver.taken = receiver.taken, []
+    documents = [json.loads(body) for _, _, body in sent]
+    return [(document["subject"], document["state"]) for document in documents]
+
+
+@pytest.mark.parametrize("status", [307, 500])
+async def test_an_event_that_is_refused_holds_up_no_other(postgres, receiver, status):
+    receiver.refused, receiver.refused_with = ("bad",), status
+    for subject in ("bad", "good", "fine"):
+        await store.alerts.raise_alert(postgres, "at_max", subject, "it needs more")
+    at_once = Teller(postgres, receiver.url, derive_key(SECRET, USE), retry=Backoff(0.0, 0.0))
+    await at_once.tell_due()
+    assert events(receiver) == [("bad", "raised"), ("good", "raised"), ("fine", "raised")]
+    await store.alerts.clear_alert(postgres, "at_max", "good")
+    await at_once.tell_due()
+    assert events(receiver) == [("good", "cleared"), ("bad", "raised")], "the fresh one first"
+    receiver.refused = ()
+    await at_once.tell_due()
+    await at_once.tell_due()
+    assert events(receiver) == [("bad", "raised")]
+
+
+async def test_each_event_waits_for_its_own_time(postgres, receiver):
+    receiver.refused = ("bad",)
+    later = Teller(postgres, receiver.url, derive_key(SECRET, USE), retry=Backoff(600.0, 600.0))
+    for subject in ("bad", "good"):
+        await store.alerts.raise_alert(postgres, "at_max", subject, "it needs more")
+        await later.tell_due()
+        assert events(receiver) == [(subject, "raised")]

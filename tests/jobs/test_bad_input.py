@@ -14,7 +14,7 @@ from bad_calls import CALLS, COMMANDS, REQUESTS
 from surfaces import SURFACES, PythonSurface, Refused, surface_on
 
 from penstock.jobs import NewJob
-from penstock.jobs.errors import BatchTooLarge, InvalidJob, PayloadTooLarge, QueueUnknown
+from penstock.jobs.errors import BatchTooLarge, InvalidJob, LeaseLost, PayloadTooLarge, QueueUnknown
 from penstock.kernel.errors import PenstockError
 
 FAR = datetime.now(UTC) + timedelta(days=400)
@@ -35,6 +35,8 @@ JOBS = {
     "after_negative": (InvalidJob, {"after_s": -1}),
     "after_nan": (InvalidJob, {"after_s": float("nan")}),
     "after_far": (InvalidJob, {"after_s": 4e7}),
+    "after_beyond_floats": (InvalidJob, {"after_s": 10**400}),
+    "spread_beyond_floats": (InvalidJob, {"spread_s": 10**400}),
     "lane_empty": (InvalidJob, {"lane": ""}),
     "lane_long": (InvalidJob, {"lane": "x" * 129}),
     "lane_nul": (InvalidJob, {"lane": "a\0b"}),
@@ -52,7 +54,7 @@ def door(registry, jobs, sql):
     """A declared queue; ends by checking that a good job still goes in, alone."""
 
     @registry.task("q")
-    async def handle(job: dict): ...
+    async def handle(job: dict | None): ...
 
     async def check(call, error):
         with pytest.raises(error) as raised:
@@ -93,9 +95,9 @@ async def test_too_many_bytes(door, jobs):
 
 async def test_the_largest_call_passes(jobs, registry):
     @registry.task("q")
-    async def handle(job: dict): ...
+    async def handle(job: dict | None): ...
 
-    ids = await jobs.enqueue_many([NewJob(queue="q", payload="x" * 1000)] * 10_000)
+    ids = await jobs.enqueue_many([NewJob(queue="q", payload={"x": "x" * 1000})] * 10_000)
     assert ids == sorted(set(ids))
     assert len(ids) == 10_000
     assert await jobs.enqueue_many([]) == []
@@ -103,7 +105,7 @@ async def test_the_largest_call_passes(jobs, registry):
 
 async def test_what_json_can_hold_comes_back(jobs, registry):
     @registry.task("q")
-    async def handle(job: dict): ...
+    async def handle(job: dict | None): ...
 
     payload = {"nul": "\0", "emoji": "\N{PILE OF POO}", "deep": [[[1.5, None, True]]], "": ""}
     job_id = await jobs.enqueue(
@@ -114,12 +116,33 @@ async def test_what_json_can_hold_comes_back(jobs, registry):
     assert json.dumps(job.payload) == json.dumps(payload)
 
 
-@pytest.mark.parametrize("job_id", [0, -1, 2**62, 2**63, -(2**70)])
+@pytest.mark.parametrize("job_id", [0, -1, 2**62, 2**63, -(2**70), "x", 1.5, None, True])
 async def test_ids_never_given(jobs, job_id):
     for verb in (jobs.job, jobs.why, jobs.cancel, jobs.retry):
         with pytest.raises(PenstockError) as raised:
             await verb(job_id)
         assert raised.value.code == "jobs.job_unknown"
+
+
+async def test_a_group_that_is_none(door, jobs):
+    await door(lambda: jobs.enqueue_many([NewJob(queue="q")], group=5), InvalidJob)
+
+
+@pytest.mark.parametrize("lease_id", [0, "x", 1.5, None])
+async def test_leases_never_given(jobs, lease_id):
+    for verb in (jobs.takes.ack(lease_id, {}), jobs.takes.extend(lease_id)):
+        with pytest.raises(LeaseLost):
+            await verb
+
+
+@pytest.mark.parametrize("number", [2**31, 10**400])
+async def test_a_limit_that_is_too_great_is_told_its_bound(jobs, number):
+    limits = {"starts_max": number, "window_s": 60, "concurrency": number}
+    with pytest.raises(InvalidJob) as raised:
+        await jobs.lanes.set("l", "x", **limits)
+    bounds = {problem.pointer: problem.text for problem in raised.value.problems}
+    assert bounds["/starts_max"] == "expected 1 to 1000000000"
+    assert bounds["/concurrency"].startswith("expected 1 to 1000000000")
 
 
 async def test_queues_never_declared(jobs):

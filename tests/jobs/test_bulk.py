@@ -21,7 +21,7 @@ async def queue_id(jobs, registry):
     """The id of a queue `q`, beside another, `other`."""
 
     @registry.task("q", limiter="lim")
-    async def handle(job: dict): ...
+    async def handle(job: dict | None): ...
 
     registry.queue("other")
     return (await jobs.declare_queues())["q"].id

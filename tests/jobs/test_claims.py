@@ -25,7 +25,7 @@ async def desk(postgres, config, queue_id):
     return await living_desk(postgres, config, [queue_id])
 
 
-async def _nothing(job: dict) -> None:
+async def _nothing(job: dict | None) -> None:
     """Never called."""
 
 

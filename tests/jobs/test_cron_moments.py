@@ -36,6 +36,7 @@ def moments(spec, tz, after, count):
         ("*/10 8-18 * * MON-FRI", "UTC", "2026-11-20T18:51", "2026-11-23T08:00"),
         ("0 0 29 2 *", "UTC", "2026-01-01T00:00", "2028-02-29T00:00"),
         ("30 3 1,15 * *", "UTC", "2026-11-02T00:00", "2026-11-15T03:30"),
+        ("0 */24 * * *", "UTC", "2026-11-21T04:00", "2026-11-22T00:00"),
         ("0 0 L * *", "UTC", "2026-02-01T00:00", "2026-02-28T00:00"),
     ],
 )
@@ -87,6 +88,7 @@ def test_moments_only_go_forward(after, spec, tz):
     [
         *("", "* * * *", "* * * * * *", "x * * * *", "60 * * * *", "* 24 * * *", "*/0 * * * *"),
         *("0 0 31 2 *", "\0 * * * *", "* * * * MON#9", "5-1 * * * *", "@daily", "* " * 200),
+        *("*/61 * * * *", "0 */25 * * *", "0 0 */32 * *", "0 0 1 */13 *", "5/100 * * * *"),
     ],
 )
 def test_what_is_no_cron(spec):
@@ -96,6 +98,7 @@ def test_what_is_no_cron(spec):
 
 @pytest.mark.parametrize(
     "tz", ["", "Mars/Olympus", "America", "/etc/passwd", "../x", "U\0", "x" * 400]
+    + ["localtime", "posixrules", "Factory"],
 )
 def test_what_is_no_time_zone(tz):
     with pytest.raises(InvalidCron):

@@ -19,7 +19,7 @@ async def report(registry, jobs):
     """A cron every minute into queue `reports`, which some code knows."""
 
     @registry.task("reports")
-    async def reports(job: dict): ...
+    async def reports(job: dict | None): ...
 
     cron = NewCron(name="report", spec="* * * * *", queue="reports", payload={"kind": "daily"})
     return await jobs.crons.add(cron)

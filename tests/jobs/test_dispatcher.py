@@ -78,7 +78,7 @@ def open_floor(postgres, jobs, registry, config):
         for name, options in queues.items():
 
             @registry.task(name, **options)
-            async def never_called(job: dict): ...
+            async def never_called(job=None): ...
 
         rows = await jobs.declare_queues()
         lines = {t.queue: Line(TaskFacts.of(t), rows[t.queue].id) for t in registry}

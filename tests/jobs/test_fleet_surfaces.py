@@ -27,7 +27,7 @@ async def fleet(postgres, jobs, registry, sql):
     """A planned fleet of one host, with a queue that did something."""
 
     @registry.task("mail")
-    async def mail(job: dict): ...
+    async def mail(job: dict | None): ...
 
     queue_id = (await jobs.declare_queues())["mail"].id
     await sql("UPDATE penstock.queue SET slots_min = 2")

@@ -204,6 +204,29 @@ async def test_a_callback_may_take_the_counts_as_a_field(jobs, registry, tasks, 
         publish.job()
 
 
+async def test_a_callback_that_does_not_fit_is_refused_before_its_members(jobs, registry, sql):
+    @registry.task("total")
+    async def total(album: int, at_all: int = 0): ...
+
+    @registry.task("publish")
+    async def publish(album: int, group: dict[str, int]): ...
+
+    for on_done, told in (
+        (total.job(album=1), "on_done: the callback gets the field `group`: add the parameter"),
+        (publish.job({"album": "one"}), r"on_done: Expected `int`, got `str` - at `\$.album`"),
+    ):
+        with pytest.raises(InvalidJob, match=told) as raised:
+            async with jobs.group(on_done=on_done):
+                pass
+        assert raised.value.problems[0].pointer == "/0/payload"
+        with pytest.raises(InvalidJob, match=told):
+            await jobs.enqueue_groups([NewGroup(members=[], on_done=on_done)])
+    members = [publish.job({"album": 1, "group": {"done": "all"}})]
+    with pytest.raises(InvalidJob, match="/0/payload: Expected `int`"):
+        await jobs.enqueue_groups([NewGroup(members=members, on_done=publish.job(album=1))])
+    assert await sql("SELECT id FROM penstock.job_group") == []
+
+
 async def test_a_group_whose_process_died_in_its_block_is_forgotten(jobs, tasks, postgres, sql):
     member, _, report, _ = tasks
     dead = jobs.group(on_done=report.job({}))

@@ -40,11 +40,16 @@ def _retry_abc():
     return Retry("abc")
 
 
+NO_DELAY = "after_s: expected seconds from 0 to 31622400"
 FAULTS = {
     "surrogate": (lambda: RuntimeError("bad\ud800"), "RuntimeError: bad?"),
     "mute": (Mute, "Mute: Mute whose text cannot be read (KeyError)"),
     "long": (lambda: ValueError("x" * 100_000), "... " + "x" * ERROR_CHARACTERS_MAX),
     "retry_of_text": (_retry_abc, "TypeError: after_s: expected seconds, got a str"),
+    "retry_nan": (lambda: Retry(float("nan")), f"ValueError: {NO_DELAY}, got nan"),
+    "snooze_past": (lambda: Snooze(-5), f"ValueError: {NO_DELAY}, got -5"),
+    "snooze_endless": (lambda: Snooze(float("inf")), f"ValueError: {NO_DELAY}, got inf"),
+    "snooze_for_ages": (lambda: Snooze(1e30), f"ValueError: {NO_DELAY}, got 1e+30"),
     "retry_careless": (Careless, "Careless"),
     "snooze_unspoken": (Unspoken, "Unspoken"),
     "base": (lambda: Odd("odd"), "Odd: odd"),

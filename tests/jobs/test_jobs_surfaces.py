@@ -7,6 +7,7 @@ import tomllib
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from surfaces import SURFACES, Refused, surface_on
@@ -152,6 +153,26 @@ async def test_every_way_in_tells_the_same_life(running_engines, config):
     for name in SURFACES[1:]:
         for ours, theirs in zip(told["python"], told[name], strict=True):
             assert ours == theirs, f"python and {name}"
+
+
+@pytest.mark.parametrize("lane", ["a/b", "https://shop.example/x?y=1", "a%2Fb", "/", "ж/\N{SEAL}"])
+async def test_a_lane_whose_name_holds_slashes_is_reached(postgres, jobs, lane):
+    place = {"limiter": "hosts/of us", "lane": lane}
+    await jobs.set_lane(**place, starts_max=1, window_s=60, concurrency=None)
+    async with surface_on("http", postgres, jobs) as surface:
+        found = await surface.do("set_lane", {**place, "starts_max": 5, "window_s": 60.0})
+        assert (found["lane"], found["starts_max"]) == (lane, 5)
+        assert await surface.do("lane", place) == found
+        assert await surface.do("lanes", {"limiter": place["limiter"]}) == [found]
+        path = f"/v1/limiters/{quote(place['limiter'], safe='')}/lanes/{quote(lane, safe='')}/spend"
+        spent = [await surface.ask("POST", path, json={"starts": 3}) for _ in range(2)]
+        assert spent == [{"wait_s": 0.0}, {"wait_s": None}]
+        await surface.do("reset_lane", place)
+        with pytest.raises(Refused, match=r"jobs\.lane_unknown"):
+            await surface.do("lane", {**place, "lane": f"{lane}/"})
+        with pytest.raises(Refused, match=r"web\.not_found"):
+            await surface.ask("GET", "/v1%2Flimiters")
+    assert (await jobs.get_lane(**place)).follows_limiter
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ WORDS = (
 )
 
 
-async def _nothing(job: dict) -> None:
+async def _nothing(job: dict | None) -> None:
     """Never called."""
 
 

@@ -27,7 +27,7 @@ async def desk(jobs, registry, postgres, config):
     return await living_desk(postgres, config, [row.id for row in queues.values()])
 
 
-async def _nothing(job: dict) -> None:
+async def _nothing(job: dict | None) -> None:
     """Never called."""
 
 
@@ -155,7 +155,7 @@ async def test_a_paused_lane_waits_and_a_resumed_one_is_woken(jobs, registry, wo
     seen = []
 
     @registry.task("quiet", limiter="p")
-    async def quiet(job: dict):
+    async def quiet(job: dict | None):
         seen.append(job)
 
     await jobs.set_lane("p", "x", **NO_LIMITS, paused=True)

@@ -21,7 +21,7 @@ async def desk(jobs, registry, postgres, config):
     return await living_desk(postgres, config, [queues["q"].id])
 
 
-async def _nothing(job: dict) -> None:
+async def _nothing(job: dict | None) -> None:
     """Never called."""
 
 

@@ -99,7 +99,7 @@ async def test_a_snooze_costs_no_attempt(jobs, registry, working):
     attempts = []
 
     @registry.task("patient", retries=0)
-    async def patient(job: dict):
+    async def patient(job: dict | None):
         attempts.append(job)
         if len(attempts) < 4:
             raise Snooze(0)
@@ -331,7 +331,7 @@ async def test_a_job_is_sent_on_to_another_queue(jobs, registry, working):
 
 async def test_a_cancelled_job_is_no_failure(jobs, registry, working):
     @registry.task("unwanted")
-    async def handle(job: dict):
+    async def handle(job: dict | None):
         raise Cancel("nobody wants it")
 
     job_id = await handle.enqueue({})
@@ -418,5 +418,5 @@ async def test_hints_that_are_being_sent_are_waited_for(postgres, jobs, registry
     assert trailing.done()
 
 
-async def _nothing(job: dict):
+async def _nothing(job: dict | None):
     """Never called."""

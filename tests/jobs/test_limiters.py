@@ -24,7 +24,7 @@ async def desk(postgres, config, queue_id):
     return await living_desk(postgres, config, [queue_id])
 
 
-async def _nothing(job: dict) -> None:
+async def _nothing(job: dict | None) -> None:
     """Never called."""
 
 
@@ -269,3 +269,16 @@ async def test_a_limiter_is_given_back_to_its_code(jobs, desk, queue_id):
     assert (await jobs.lanes.get("l", "x")).concurrency == 5
     with pytest.raises(LimiterUnknown):
         await jobs.lanes.reset_limiter("nobody")
+
+
+async def test_a_mistyped_limiter_is_refused_unless_it_is_to_be_made(jobs, queue_id):
+    with pytest.raises(LimiterUnknown, match="--create"):
+        await jobs.lanes.set("typo", "x", **NO_LIMITS, paused=True, create=False)
+    with pytest.raises(LimiterUnknown):
+        await jobs.lanes.pause("typo", "x")
+    with pytest.raises(LaneUnknown):
+        await jobs.lanes.pause("l", "x")
+    await jobs.lanes.set("l", "x", **NO_LIMITS, create=False)
+    await jobs.lanes.set("ahead", "x", **NO_LIMITS)
+    await jobs.lanes.set("ahead", "x", **NO_LIMITS, paused=True, create=False)
+    assert (await jobs.lanes.get("ahead", "x")).paused

@@ -18,7 +18,7 @@ async def mail(jobs, registry):
     """The id of a queue."""
 
     @registry.task("mail")
-    async def mail(job: dict): ...
+    async def mail(job: dict | None): ...
 
     return (await jobs.declare_queues())["mail"].id
 

@@ -68,11 +68,35 @@ def test_what_raised_errors_mean():
     assert outcome_of(KeyError("x")) == Outcome("retry", None, "KeyError: 'x'", "KeyError: 'x'\n")
 
 
-@pytest.mark.parametrize(
-    ("given_s", "kept_s"),
-    [(-1, 0.0), (float("nan"), 0.0), (float("inf"), 366 * 86_400.0), (None, None), (2, 2.0)],
-)
-def test_delays_are_kept_within_what_a_date_holds(given_s, kept_s):
+class Bare(Snooze):
+    """A subclass that takes any delay as it is."""
+
+    def __init__(self, after_s: object) -> None:
+        self.after_s = after_s
+
+
+NO_DELAYS = [-1, float("nan"), float("inf"), 1e30, 10**400]
+
+
+@pytest.mark.parametrize("given_s", NO_DELAYS)
+def test_a_delay_that_means_nothing_is_the_handlers_error(given_s):
+    job = JobInHand(1, None, lease_id=7)
+    for say in (Retry, Snooze, job.retry, job.snooze):
+        with pytest.raises((TypeError, ValueError), match="after_s: expected seconds"):
+            say(given_s)
+    assert job.outcome is None
+    assert outcome_of(Bare(given_s)).word == "retry"
+    assert outcome_of(LaneExhausted("a", 1, given_s)).word == "snooze"
+    said = settled_outcome(
+        Outcome("snooze", given_s), attempt=1, retries=5, backoff=Backoff(3.0, 3.0)
+    )
+    assert said.word == "retry"
+    assert said.after_s is not None
+    assert 1.5 <= said.after_s <= 3.0
+
+
+@pytest.mark.parametrize(("given_s", "kept_s"), [(None, None), (0, 0.0), (2, 2.0)])
+def test_a_delay_is_kept(given_s, kept_s):
     job = JobInHand(1, None, lease_id=7)
     job.retry(given_s)
     assert job.outcome is not None

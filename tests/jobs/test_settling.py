@@ -31,7 +31,7 @@ async def desk(postgres, config, queues):
     return await living_desk(postgres, config, queues.values())
 
 
-async def _nothing(job: dict) -> None:
+async def _nothing(job: dict | None) -> None:
     """Never called."""
 
 

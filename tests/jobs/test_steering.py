@@ -25,7 +25,7 @@ async def queue(jobs, registry):
     """A queue `q` by the alias `old`."""
 
     @registry.task("q", aliases=["old"], slots=(1, 9), batch=7, keep_result=True)
-    async def handle(job: dict): ...
+    async def handle(job=None): ...
 
     await jobs.declare_queues()
     return "q"

@@ -19,7 +19,7 @@ async def queues(jobs, registry):
     return await jobs.declare_queues()
 
 
-async def _nothing(job: dict) -> None:
+async def _nothing(job: dict | None) -> None:
     """Never called."""
 
 

@@ -8,7 +8,7 @@ import json
 import msgspec
 import pytest
 
-from penstock.jobs import Jobs, NewJob, QueueUnknown, Registry, Task
+from penstock.jobs import Batch, Jobs, NewJob, QueueUnknown, Registry, Task
 from penstock.jobs.errors import InvalidSetting, InvalidTask, LimiterFixed
 from penstock.jobs.refs import JobRef
 from penstock.jobs.service.queues import Queues
@@ -48,6 +48,55 @@ async def handle():
 def test_options_out_of_bounds_are_refused(options, told):
     with pytest.raises(InvalidTask, match=told):
         Task(queue="q", handler=handle, **options)
+
+
+def test_a_decorator_without_its_name_is_refused(registry):
+    with pytest.raises(InvalidTask, match=r'write @app.task\("name"\)'):
+        registry.task(handle)
+    with pytest.raises(InvalidTask, match=r'write @app.cron\("0 4'):
+        registry.cron(handle)
+    assert list(registry) == []
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "told"),
+    [
+        (lambda at, to: None, {}, "takes at, which `enqueue` takes for its own options"),
+        (lambda unique, lane: None, {}, "takes unique, lane, which"),
+        (lambda tx: None, {}, "takes tx, which"),
+        (lambda *args: None, {}, r"takes only \*args"),
+        (lambda *args, **kwargs: None, {"batch": 5}, r"only \*args, \*\*kwargs, .* functools.wraps"),
+        (lambda **fields: None, {}, r"takes only \*\*fields"),
+    ],
+)
+def test_handlers_that_no_payload_can_reach_are_refused(handler, options, told):
+    with pytest.raises(InvalidTask, match=told):
+        Task(queue="q", handler=handler, **options)
+
+
+def test_a_batch_handler_takes_a_batch():
+    async def number(x: int): ...
+
+    async def numbers(batch: list[int]): ...
+
+    async def bare(batch: Batch): ...
+
+    async def typed(batch: Batch[int]): ...
+
+    for handler in (number, numbers):
+        with pytest.raises(InvalidTask, match=r"takes a Batch\[...\], not "):
+            Task(queue="q", handler=handler, batch=10)
+    for handler in (bare, typed, lambda batch: None):
+        Task(queue="q", handler=handler, batch=10)
+
+
+def test_names_that_only_groups_and_payloads_know_stay_free():
+    assert Task(queue="q", handler=lambda payload, version, group: None).takes_fields
+    whole = {"at": 1}
+
+    async def take(lane: dict): ...
+
+    assert Task(queue="q", handler=take).job(whole).payload == whole
 
 
 def test_what_is_kept_follows_from_both_options():
@@ -247,6 +296,50 @@ async def test_a_reference_fits_into_a_payload(jobs, registry):
     first = await people.enqueue({})
     second = await people.enqueue({"after": first, "all": [first]})
     assert (await second.job()).payload == {"after": first.id, "all": [first.id]}
+
+
+async def test_options_of_enqueue_many_hold_for_all_its_jobs(jobs, registry):
+    people = registry.queue("people")
+    ids = await people.enqueue_many(
+        [{"n": 1}, {"n": 2}], lane="a", priority=2, after_s=60, spread="1h"
+    )
+    for job_id in ids:
+        job = await jobs.job(job_id)
+        assert (job.lane, job.priority, job.state) == ("a", 2, "scheduled")
+    for options, told in (
+        ({"unique": "a"}, r"not \['unique'\]: .* task.job\(payload, unique=...\)"),
+        ({"colour": 1}, r"not \['colour'\]"),
+    ):
+        with pytest.raises(InvalidTask, match=told):
+            await people.enqueue_many([{}], **options)
+    with pytest.raises(InvalidTask, match=r"a job has its own options: say \['lane'\]"):
+        await people.enqueue_many([people.job({})], lane="a")
+
+
+async def test_fields_are_passed_by_name(registry):
+    @registry.task("sums")
+    async def add(x: int, y: int = 0): ...
+
+    people = registry.queue("people")
+    for call, told in (
+        (lambda: add.enqueue(2, 3), r"pass the fields by name: add.enqueue\(x=2, y=3\)"),
+        (lambda: add.enqueue(2), r"add.enqueue\(x=2\)"),
+        (lambda: add.enqueue_many([2]), r"add.enqueue\(x=2\)"),
+        (lambda: people.enqueue({}, {}), r"2 payloads where one is taken"),
+    ):
+        with pytest.raises(InvalidTask, match=told):
+            await call()
+    with pytest.raises(InvalidTask, match="by name"):
+        add.job(2, 3)
+
+
+def test_the_words_of_celery_are_told_in_ours(registry):
+    task = registry.task("q")(handle)
+    for name in ("delay", "apply_async"):
+        with pytest.raises(AttributeError, match=rf"no {name}: .*task.enqueue.*from-celery.md"):
+            getattr(task, name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = task.nothing
 
 
 async def _batch(batch):

@@ -70,18 +70,18 @@ async def test_old_payloads_are_upgraded_and_newer_ones_handed_back(kind):
     slot = SlotRunner(registry, say=said.append, config=JobsConfig())
     await slot.start()
     payloads = [msgspec.json.encode(PAYLOADS[version]) for version in (1, 2, 3, 4)]
-    broken = [b'{"body":"hi"}', b'{"of":"tomorrow"}']
+    broken = [b'{"body":"hi"}', b'{"of":"tomorrow"}', b'{"of":"today"}']
     slot.give(
         Work(
             queue="q",
             lease_id=1,
-            ids=list(range(1, 7)),
+            ids=list(range(1, 8)),
             payloads=[*payloads, *broken],
-            attempts=[0] * 6,
-            losses=[0] * 6,
-            lanes=[None] * 6,
-            traceparents=[None] * 6,
-            versions=[1, 2, 3, 4, 1, 5],
+            attempts=[0] * 7,
+            losses=[0] * 7,
+            lanes=[None] * 7,
+            traceparents=[None] * 7,
+            versions=[1, 2, 3, 4, 1, 5, 4],
             retries=5,
         )
     )
@@ -90,7 +90,12 @@ async def test_old_payloads_are_upgraded_and_newer_ones_handed_back(kind):
     settled = [message for message in said if isinstance(message, Settled)]
     words = {id_: word for one in settled for id_, word in zip(one.ids, one.words, strict=True)}
     delays = {id_: s for one in settled for id_, s in zip(one.ids, one.delays_s, strict=True)}
-    assert words == {1: "done", 2: "done", 3: "done", 4: "done", 5: "retry", 6: "snooze"}
+    assert words == {
+        **dict.fromkeys((1, 2, 3, 4), "done"),
+        5: "retry",
+        6: "snooze",
+        7: "fail",
+    }
     assert delays[6] == 15.0
     assert seen == [NOW] * 4
 

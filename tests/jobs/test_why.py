@@ -15,7 +15,7 @@ async def queue_id(jobs, registry):
     """The id of a queue `q` with a limiter."""
 
     @registry.task("q", limiter="lim")
-    async def handle(job: dict): ...
+    async def handle(job: dict | None): ...
 
     return (await jobs.declare_queues())["q"].id
 
@@ -47,14 +47,15 @@ async def test_from_no_code_to_its_turn(jobs, queue_id, postgres, sql):
     host_id = await store.hosts.add_host(postgres, "one", [queue_id], 30)
     why = await jobs.why(job_id)
     assert why.reason == "no_tag"
-    assert "'gpu'" in why.text
+    assert "no host has tag gpu" in why.text
     await sql(f"UPDATE penstock.host SET tags = '{{gpu}}' WHERE id = {other_id}")
     assert await reason(jobs, job_id) == "no_tag"
     await sql(f"UPDATE penstock.host SET tags = '{{gpu}}' WHERE id = {host_id}")
     # A host that reports no slots, such as one that runs handlers itself, is trusted to have some.
     assert await reason(jobs, job_id) == "waits_its_turn"
     await sql(f"UPDATE penstock.host SET expires_at = now() WHERE id = {host_id}")
-    assert await reason(jobs, job_id) == "no_code"
+    why = await jobs.why(job_id)
+    assert (why.reason, "--tag gpu" in why.text) == ("no_tag", True)
 
 
 async def test_slots(jobs, host_id, postgres, sql):
@@ -118,8 +119,39 @@ async def test_those_that_do_not_wait(jobs, host_id, queue_id, postgres, config)
     assert why.text == f"lease {claim.lease_id} on test has it"
     no = Outcome("fail", None, "no such peer")
     await settle(desk, claim, {done: Outcome("done"), failed: no})
-    assert await reason(jobs, done) == "gone"
+    why = await jobs.why(done)
+    assert (why.reason, "not committed" in why.text) == ("gone", True)
     assert ((await jobs.why(failed)).reason, (await jobs.why(failed)).text) == (
         "failed",
         "no such peer",
     )
+
+
+async def test_a_job_that_runs_again_tells_its_last_error(
+    jobs, host_id, queue_id, postgres, config
+):
+    desk = await living_desk(postgres, config, [queue_id])
+    await jobs.set_queue("q", retries=5)
+    plain, laned = await jobs.enqueue_many([NewJob(queue="q"), NewJob(queue="q", lane="a")])
+    later = Outcome("retry", 60, f"RuntimeError: no peer\n{'x' * 900}")
+    await settle(desk, await claim_one(desk, queue_id), {plain: later})
+    soon = Outcome("retry", 0, "RuntimeError: laned")
+    await settle(desk, await claim_lane_jobs(desk, queue_id), {laned: soon})
+    job = await jobs.job(plain)
+    assert (job.state, job.attempt) == ("scheduled", 1)
+    assert job.error.startswith("RuntimeError: no peer\nxxx")
+    assert len(job.error) == 500
+    why = await jobs.why(plain)
+    due = f"due again at {job.run_at:%Y-%m-%d %H:%M:%S} UTC"
+    assert why.text == f"failed 1 of 6 times: RuntimeError: no peer; {due}"
+    await jobs.sweep()
+    assert (await jobs.job(laned)).error == "RuntimeError: laned", "it moved into its lane"
+    assert (await jobs.why(laned)).text.startswith(
+        "failed 1 of 6 times: RuntimeError: laned; it is due"
+    )
+    page = await jobs.find(queue="q")
+    assert {found.id: (found.error or "")[:14] for found in page.jobs} == {
+        plain: "RuntimeError: ",
+        laned: "RuntimeError: ",
+    }
+    assert not (await jobs.find(queue="q", q="RuntimeError")).jobs, "of those that ended"

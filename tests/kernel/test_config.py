@@ -61,6 +61,13 @@ def test_every_fault_is_told_at_once_and_no_secret_is(tmp_path):
     assert len(told.value.problems) == 5
 
 
+@pytest.mark.parametrize("url", ["http://bob:secret@host/hook", "https://bob@host", "http://@host"])
+def test_a_url_whose_user_would_never_be_sent_is_refused(url):
+    with pytest.raises(ValueError, match="without user and password"):
+        config.parse_url("http", "https", takes_user=False)(url)
+    assert config.parse_url("http", takes_user=False)("http://host/a@b") == "http://host/a@b"
+
+
 def test_a_file_that_was_named_must_be_there(tmp_path):
     with pytest.raises(InvalidConfig, match="expected a TOML file"):
         load(file=tmp_path / "absent.toml")

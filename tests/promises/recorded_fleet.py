@@ -76,7 +76,7 @@ class RecordedFleet:
         for queue in QUEUES:
 
             @registry.task(queue)
-            async def never_called(job: dict): ...
+            async def never_called(job=None): ...
 
         return Jobs(postgres, JobsConfig(), registry)
 

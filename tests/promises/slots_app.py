@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import resource
 import signal
 import subprocess
 import threading
@@ -18,8 +20,13 @@ NOTES = Path(os.environ["NOTES"])
 
 def note(word: str, job_id: int) -> None:
     """One line; a line this short is written whole."""
+    note_of(word, job_id, os.getpid())
+
+
+def note_of(word: str, job_id: int, pid: int) -> None:
+    """The same of another process."""
     with (NOTES / "notes.txt").open("a") as file:
-        file.write(f"{word} {job_id} {os.getpid()}\n")
+        file.write(f"{word} {job_id} {pid}\n")
 
 
 def take(seconds: float) -> None:
@@ -102,6 +109,48 @@ def grows(batch: Batch[dict]) -> None:
     """Never gives its memory back."""
     kept.append(bytearray(batch[0].payload.get("bytes", 0)))
     note("effect", batch[0].id)
+
+
+@app.task("splits")
+def splits(job: JobInHand[dict]) -> int:
+    """Forks and returns in both processes."""
+    child = os.fork()
+    note("child" if child == 0 else "effect", job.id)
+    return child
+
+
+@app.task("splits_async", concurrency=5)
+async def splits_async(job: JobInHand[dict]) -> int:
+    """The same in the event loop; where the payload says so, the child awaits before it returns."""
+    child = os.fork()
+    note("child" if child == 0 else "effect", job.id)
+    if job.payload.get("awaits"):
+        await asyncio.sleep(0.01)
+        note("after", job.id)
+    return child
+
+
+@app.task("leaves", timeout="500ms", retries=0)
+def leaves(job: JobInHand[dict]) -> None:
+    """Leaves one child forked, one spawned and one in a session of its own, and may hang then."""
+    if os.fork() == 0:
+        note("child", job.id)
+        take(60)
+        os._exit(0)
+    for is_detached in (False, True):
+        spawned = subprocess.Popen(["sleep", "60"], start_new_session=is_detached)
+        note_of("detached" if is_detached else "child", job.id, spawned.pid)
+    note("started", job.id)
+    if job.payload.get("hangs"):
+        re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+@app.task("starves", retries=0)
+def starves(job: JobInHand[dict]) -> None:
+    """Lets its process open no file any more."""
+    note("started", job.id)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    note("never", job.id)
 
 
 kept: list[bytearray] = []

@@ -11,6 +11,7 @@ from penstock.jobs import Jobs, JobsConfig, NewJob, Registry
 from penstock.testing.processes import PenstockProcess, descendants, is_alive
 
 QUEUES = ("held", "poison", "side_by_side", "hangs", "blocks", "forks", "quick", "grows")
+QUEUES += ("splits", "splits_async", "leaves", "starves")
 LEFT = compile_query(
     "left",
     "-- Jobs of a queue that wait and that are handed out.\n"
@@ -48,7 +49,7 @@ class SlotsHost:
         for queue in QUEUES:
 
             @registry.task(queue)
-            async def never_called(job: dict): ...
+            async def never_called(job=None): ...
 
         self.jobs = Jobs(postgres, JobsConfig(), registry)
 

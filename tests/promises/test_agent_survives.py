@@ -66,6 +66,33 @@ async def test_an_agent_and_its_zygote_killed_leave_a_hung_slot_to_the_heir(host
     assert [event["pid"] for event in heir.events("former_slot_killed")] == [pid]
 
 
+@pytest.mark.parametrize("word", ["child", "detached"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_no_process_of_a_handler_outlives_its_agent(host, number, word):
+    ids = await host.enqueue("leaves", [{}] * 4)
+    agent = host.start()
+    await wait_true(lambda: len(host.noted("started")) == len(ids), deadline_s=30)
+    await wait_true(lambda: len(host.noted("child")) == 2 * len(ids), deadline_s=5)
+    left = [*agent.family(), *(pid for _, pid in host.noted(word))]
+    assert all(is_alive(pid) for pid in left)
+    agent.signal(number)
+    agent.wait_exit()
+    deadline_s = 0.5 if number == signal.SIGTERM else 4
+    wait_until(lambda: not any(map(is_alive, left)), what="all gone", deadline_s=deadline_s)
+
+
+async def test_slots_of_a_killed_zygote_take_their_handlers_processes_along(host):
+    await host.enqueue("leaves", [{}] * 4)
+    agent = host.start()
+    await wait_true(lambda: len(host.noted("child")) == 8, deadline_s=30)
+    children = [pid for _, pid in host.noted("child")]
+    slots = slot_pids(agent)
+    os.kill(zygote_pid(agent), signal.SIGKILL)
+    for pid in slots:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, children)), what="gone", deadline_s=10)
+
+
 async def test_a_second_agent_of_the_same_name_is_refused(host):
     agent = host.start()
     await wait_true(lambda: agent.events("host_registered"), deadline_s=30)

@@ -32,7 +32,7 @@ async def jobs(postgres):
     registry = Registry()
 
     @registry.task("reports")
-    async def reports(job: dict): ...
+    async def reports(job: dict | None): ...
 
     jobs = Jobs(postgres, JobsConfig(), registry)
     for name in NAMES:

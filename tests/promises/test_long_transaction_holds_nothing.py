@@ -7,9 +7,13 @@ pages, not in seconds.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import sys
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 from recorded_fleet import LEASE_S, ROLES
@@ -25,6 +29,14 @@ pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
 UNHURRIED = {"PENSTOCK_JOBS_LEASE": "60s", "PENSTOCK_JOBS_HEARTBEAT": "20s"}
 CHURNED, BATCH = 110_000, 100
+PROGRAM = Path(__file__).with_name("stuck_claimer.py")
+LARGE = "x" * 60_000
+UNREAD = compile_query(
+    "unread",
+    "-- Statements that wait for their client to read.\n"
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND wait_event = 'ClientWrite'",
+)
 BEGIN_REPORT = compile_query(
     "begin_report", "-- A snapshot with an id of its own.\nSELECT txid_current()"
 )
@@ -144,10 +156,41 @@ async def test_a_held_lane_holds_up_the_return_of_its_own_leases_alone(postgres)
     assert sum(returned) == 2
 
 
-def _service(postgres, queue):
+async def test_a_host_that_stands_still_before_it_reads_its_claim_holds_nothing(
+    postgres, database_url
+):
+    """An answer over a socket's buffer is sent before the commit: what it claimed is locked meanwhile."""
+    desk, [queue_id] = await _desk(postgres, "laned")
+    service = _service(postgres, "laned", lease_s=0.5)
+    await service.set_lane("laned", "a", starts_max=None, window_s=None, concurrency=99)
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, PROGRAM, database_url, str(desk.host_id), str(queue_id), **pipes
+    )
+    try:
+        assert await process.stdout.readline() == b"ready\n"
+        ids = await service.enqueue_many([NewJob(queue="laned", lane="a", payload=LARGE)] * 20)
+        process.stdin.write(b"go\n")
+        await wait_true(lambda: postgres.value(UNREAD), what="its claim waits for it")
+        other, _ = await _desk(postgres, "laned")
+        claim = partial(other.claim_lanes, queue_id, leases_max=1, batch=100)
+        assert (await claim()).leases == [], "its jobs are hidden"
+
+        async def swept_and_claimed():
+            await service.sweep()
+            return (await claim()).leases
+
+        [lease] = await wait_true(swept_and_claimed, deadline_s=10)
+        assert sorted(lease.ids) == ids
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def _service(postgres, queue, **settings):
     registry = Registry()
     registry.queue(queue, batch=BATCH)
-    return Jobs(postgres, JobsConfig(), registry)
+    return Jobs(postgres, JobsConfig(**settings), registry)
 
 
 async def _desk(postgres, *queues):

@@ -34,7 +34,7 @@ async def host_id(postgres):
     registry = Registry()
 
     @registry.task("mail")
-    async def mail(job: dict): ...
+    async def mail(job: dict | None): ...
 
     queues = await Jobs(postgres, JobsConfig(), registry).declare_queues()
     await postgres.run(

@@ -12,6 +12,7 @@ import pytest
 from slots_host import slot_pids, title_of
 
 from penstock.jobs import JobState
+from penstock.testing.processes import is_alive
 from penstock.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
@@ -75,6 +76,49 @@ async def test_children_that_a_handler_leaves_hold_up_nothing(host):
     assert heir.events("former_slots_not_gone") == []
 
 
+@pytest.mark.parametrize(
+    ("queue", "payload"), [("splits", {}), ("splits_async", {}), ("splits_async", {"awaits": True})]
+)
+async def test_a_child_that_returns_from_its_handler_ends_and_settles_nothing(
+    host, queue, payload
+):
+    ids = await host.enqueue(queue, [payload] * 20)
+    agent = host.start()
+    await wait_true(lambda: host.effects() == ids, deadline_s=30)
+    await wait_true(lambda: _is_idle(host, queue))
+    await wait_true(lambda: len(host.noted("child")) == 20, deadline_s=5)
+    children = {pid for _, pid in host.noted("child")}
+    await wait_true(lambda: not any(map(is_alive, children)), deadline_s=5)
+    assert not children & {pid for _, pid in host.noted("after")}
+    assert agent.events("slot_died") == []
+
+
+async def test_what_a_handler_left_running_ends_with_its_slot(host):
+    [job_id] = await host.enqueue("leaves", [{"hangs": True}])
+    agent = host.start()
+    await wait_true(lambda: len(host.noted("child")) == 2, deadline_s=30)
+    assert all(is_alive(pid) for _, pid in host.noted("child"))
+    await wait_true(lambda: _is_state(host, job_id, JobState.FAILED), deadline_s=30)
+    await wait_true(lambda: not any(is_alive(pid) for _, pid in host.noted("child")))
+    [died] = agent.events("slot_died")
+    assert "ran over its timeout" in died["why"]
+
+
+async def test_a_slot_without_file_descriptors_leaves_its_neighbours_to_another(host):
+    [job_id] = await host.enqueue("starves", [{}])
+    agent = host.start(JOBS_FLOATS="1")
+    await wait_true(lambda: _is_state(host, job_id, JobState.FAILED), deadline_s=30)
+    ids = await host.enqueue("quick", [{}] * 50)
+    await wait_true(lambda: host.effects() == ids, deadline_s=20)
+    assert not {pid for _, pid in host.noted("effect")} & {pid for _, pid in host.noted("started")}
+    [recycled] = agent.events("slot_recycled")
+    assert "Too many open files" in recycled["why"]
+    assert agent.events("slot_died") == []
+    assert agent.events("handler_raised") == [
+        event for event in agent.events("handler_raised") if event["queue"] == "starves"
+    ], "no neighbour failed"
+
+
 async def test_slots_say_in_the_process_list_what_they_work(host):
     await host.enqueue("held", [{}])
     agent = host.start()
@@ -82,6 +126,7 @@ async def test_slots_say_in_the_process_list_what_they_work(host):
     titles = [title_of(pid) for pid in slot_pids(agent)]
     assert any(title.endswith(": held") for title in titles), titles
     host.let_go()
+    await wait_true(lambda: {title_of(pid)[-6:] for pid in slot_pids(agent)} == {": idle"})
 
 
 async def test_a_slot_that_grew_is_replaced_between_its_jobs(host):

@@ -93,7 +93,7 @@ def client(postgres, tmp_path):
     registry = Registry()
 
     @registry.task("mail")
-    async def mail(job: dict): ...
+    async def mail(job: dict | None): ...
 
     client = Client(postgres, Jobs(postgres, JobsConfig(), registry), tmp_path)
     yield client

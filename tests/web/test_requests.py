@@ -49,6 +49,14 @@ async def test_an_idempotency_key_is_refused_and_not_ignored(api, token):
     assert (await api.get("/v1/things/7", headers=headers)).status_code == 200
 
 
+@pytest.mark.parametrize("name", ["Idempotency-Key", "Authorization", "Content-Type"])
+async def test_a_header_that_could_be_read_in_two_ways_is_refused(api, token, name):
+    doubled = [*token.items(), (name, "a"), (name.lower(), "b")]
+    answer = await api.post("/v1/things", headers=doubled, content=b"{}")
+    assert (answer.status_code, answer.json()["code"]) == (400, "web.bad_request")
+    assert f"expected one {name} header" in answer.json()["detail"]
+
+
 async def test_our_errors_keep_their_code_and_wait(api):
     answer = await api.get("/v1/limited")
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")

@@ -18,7 +18,7 @@ import click
 import penstock
 from penstock.cli.house import App
 from penstock.cli.terminal import CommandLine
-from penstock.kernel.errors import Forbidden, InvalidInput, PenstockError
+from penstock.kernel.errors import ExtraMissing, Forbidden, InvalidInput, PenstockError
 
 ROOMS: Final = {
     "penstock.cli.up": "uvloop",
@@ -30,6 +30,9 @@ ROOMS: Final = {
     "penstock.web.cli": "litestar",
 }
 """Modules with `COMMANDS`, and the library that tells whether the room's extra is installed."""
+
+NOUNS: Final = {"penstock.fetch.cli": "fetch", "penstock.web.cli": "tokens"}
+"""Of rooms whose command tells which extra is missing; the other modules' libraries are always there."""
 
 
 class OptionWithoutValue(InvalidInput):
@@ -126,7 +129,24 @@ def build_group() -> click.Group:
         if find_spec(library) is not None:
             for command in importlib.import_module(module).COMMANDS:
                 add_command(group, command)
+        elif module in NOUNS:
+            group.add_command(command_of_missing(NOUNS[module], module.split(".")[1]))
     return group
+
+
+def command_of_missing(noun: str, room: str) -> click.Command:
+    """A command that takes any words and says which extra it needs."""
+
+    def tell(**_: object) -> None:
+        raise ExtraMissing(room)
+
+    return click.Command(
+        noun,
+        callback=tell,
+        params=[click.Argument(["words"], nargs=-1)],
+        help=f"Not installed: pip install 'penstock[{room}]'.",
+        context_settings={"ignore_unknown_options": True},
+    )
 
 
 def add_command(group: click.Group, command: click.Command) -> None:

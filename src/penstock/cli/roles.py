@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Final
 
 import click
@@ -25,12 +26,16 @@ from penstock.cli.supervisor import announce_ready, watch_parent
 from penstock.cli.terminal import CommandLine
 from penstock.engines.migrate import check_schema
 from penstock.kernel import metrics
+from penstock.kernel.errors import ExtraMissing
+from penstock.kernel.ids import require_id
 from penstock.kernel.logs import configure_logs, logger
 
 Body = Callable[[App, asyncio.Event], Awaitable[None]]
 log = logger(__name__)
 AGENT_CONNECTIONS: Final = "4"
 """Unless the setting says otherwise; one more listens. Its slots need none for their jobs."""
+LIBRARIES: Final = {"web": ("litestar", "uvicorn", "httptools"), "media": ("httptools",)}
+"""What the roles of a room need of its extra."""
 APP_ARGUMENT: Final = click.argument("application", metavar="[MODULE:APP]", required=False)
 
 
@@ -100,11 +105,18 @@ async def declare(app: App) -> dict[str, int]:
     return {name: queue.id for name, queue in queues.items()}
 
 
+def require_libraries(room: str) -> None:
+    """Raises: ExtraMissing where libraries of `room` are not installed."""
+    if not all(find_spec(library) for library in LIBRARIES[room]):
+        raise ExtraMissing(room)
+
+
 @click.command("api", short_help="Serve the HTTP API.")
 @APP_ARGUMENT
 @click.pass_obj
 def api(line: CommandLine, application: str | None) -> None:
     """Serve the HTTP API of all rooms on `web.listen`, until SIGTERM or Ctrl-C."""
+    require_libraries("web")
     from penstock.web.server import run_api
 
     async def body(app: App, stop: asyncio.Event) -> None:
@@ -133,6 +145,8 @@ def agent(
     from penstock.cli.reloading import watch_code
     from penstock.jobs.agent.agent import Agent
 
+    if name is not None:
+        require_id("host", name)
     if reload:
         return watch_code()
 
@@ -268,6 +282,7 @@ def media() -> None:
 @click.pass_obj
 def serve_media(line: CommandLine, application: str | None) -> None:
     """Serve `GET /m/KEY` by range on `media.listen`; needs the object store alone."""
+    require_libraries("media")
     from penstock.media.worker import serve
 
     async def body(app: App, stop: asyncio.Event) -> None:

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from penstock.engines.embedded import EmbeddedEngines
@@ -237,7 +238,7 @@ class Supervisor:
             # with it, since a role that had to be killed has not ended its own children.
             hurried.cancel()
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                _kill_session(process.pid)
         await ended
 
     async def _read_ready(self, role: Role, pipe: BinaryIO) -> None:
@@ -281,6 +282,28 @@ class Supervisor:
                 continue
             self._report("engine_restarted", name, {})
             return deaths
+
+
+def _kill_session(leader: int) -> None:
+    """Kill a session's leader and every process in it, whatever group it is in."""
+    os.killpg(leader, signal.SIGKILL)
+    while members := [pid for pid in _running_pids() if _session_of(pid) == leader]:
+        for pid in members:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _running_pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _session_of(pid: int) -> int:
+    """The session of a process that runs; 0: it does not."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[3])
 
 
 def announce_ready(**facts: Any) -> None:

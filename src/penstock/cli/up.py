@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from penstock.cli.house import App
-from penstock.cli.roles import APP_ARGUMENT, penstock_command
+from penstock.cli.roles import APP_ARGUMENT, penstock_command, require_libraries
 from penstock.cli.supervisor import Event, Role, Supervisor
 from penstock.cli.terminal import CommandLine
 from penstock.engines.embedded import EmbeddedEngines
@@ -47,6 +47,8 @@ def up(line: CommandLine, application: str | None, *, engines_only: bool) -> Non
 
     MODULE:APP is your application, such as shop.site:app; without it the rooms run alone.
     """
+    for room in () if engines_only else ("web", "media"):
+        require_libraries(room)
     app = line.app(application)
     configure_logs("up", level=app.config.sections["data"].log_level)
     require_owner(app.data_folder)

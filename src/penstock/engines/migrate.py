@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-from penstock.engines.postgres import Postgres, Tx, translated_errors
+from penstock.engines.postgres import Postgres, SchemaBehind, Tx, translated_errors
 from penstock.engines.sql import load_queries
 from penstock.kernel.errors import Conflict, Corrupt
 
@@ -24,12 +24,6 @@ SQL: Final = load_queries("penstock.engines")
 MIGRATORS_WAIT_S: Final = 120.0
 _NAME: Final = re.compile(r"(\d{4})_(pre|post)_(\w+)\.sql")
 _OLDEST_CODE: Final = re.compile(r"^-- oldest-code: *(\d+\.\d+\.\d+) *$", re.MULTILINE)
-
-
-class SchemaBehind(Conflict):
-    """The database lacks migrations that this code needs."""
-
-    code = "engines.schema_behind"
 
 
 class SchemaAhead(Conflict):

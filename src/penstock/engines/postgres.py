@@ -44,6 +44,11 @@ _BUSY: Final = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
 )
+_MISSING: Final = (
+    asyncpg.UndefinedTableError,
+    asyncpg.UndefinedFunctionError,
+    asyncpg.InvalidSchemaNameError,
+)
 
 
 class PostgresDown(Unavailable):
@@ -69,6 +74,12 @@ class PostgresBusy(Unavailable):
     """A lock or a time limit stopped the statement; it had no effect."""
 
     code = "postgres.busy"
+
+
+class SchemaBehind(Conflict):
+    """The database lacks migrations that this code needs."""
+
+    code = "engines.schema_behind"
 
 
 class ConstraintViolated(Conflict):
@@ -385,6 +396,13 @@ def translated_errors(server: str = "") -> Iterator[None]:
         raise PostgresBusy(
             f"PostgreSQL gave up ({type(error).__name__}): nothing was done, try again",
             retry_after_s=1,
+        ) from error
+    except _MISSING as error:
+        if not any(ours in str(error) for ours in ("penstock.", '"penstock"')):
+            raise
+        raise SchemaBehind(
+            f"the database lacks what this version needs ({type(error).__name__}):"
+            " run `penstock migrate`"
         ) from error
     except _REFUSED as error:
         raise PostgresRefused(

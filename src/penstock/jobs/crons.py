@@ -8,6 +8,7 @@ one run at once, then the next moment that is still to come.
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -18,6 +19,10 @@ from cronsim import CronSim, CronSimError
 from penstock.jobs.errors import InvalidCron
 
 SPEC_CHARACTERS_MAX: Final = 128
+FIELD_VALUES: Final = (60, 24, 31, 12, 7)
+STEP: Final = re.compile(r"/([0-9]+)")
+NO_ZONES: Final = frozenset({"localtime", "posixrules", "Factory"})
+"""Files beside the zones that mean another zone on each machine, or none."""
 
 
 class NewCron(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +64,12 @@ def next_moment(spec: str, tz: str, after_at: datetime) -> datetime:
             f"cron {spec[:SPEC_CHARACTERS_MAX]!r}: expected five fields such as '0 4 * * *': minute,"
             " hour, day of month, month, day of week"
         )
+    for text, values in zip(spec.split(), FIELD_VALUES, strict=True):
+        for step in STEP.findall(text):
+            if int(step) > values:
+                raise InvalidCron(
+                    f"cron {spec!r}: /{step} steps over all {values} values of its field: give the values"
+                )
     try:
         moments = CronSim(spec, after_at.astimezone(zone))
     except CronSimError as error:
@@ -75,6 +86,8 @@ def next_moment(spec: str, tz: str, after_at: datetime) -> datetime:
 
 def _zone(tz: str) -> ZoneInfo:
     try:
+        if tz in NO_ZONES:
+            raise KeyError(tz)
         return ZoneInfo(tz)
     except (KeyError, ValueError, OSError) as error:
         raise InvalidCron(

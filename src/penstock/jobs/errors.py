@@ -20,7 +20,8 @@ class QueueUnknown(NotFound):
     def __init__(self, queue: str) -> None:
         super().__init__(
             f"queue {queue[:160]!r} is not known: declare it with @app.task({queue[:40]!r}) and"
-            " start that app once, or see `penstock queues ls` for the names there are"
+            " start that app once, make one without code with `penstock queues set NAME --create`"
+            " (PUT /v1/queues/NAME?create=true), or see `penstock queues ls` for the names there are"
         )
 
 
@@ -52,8 +53,8 @@ class LimiterUnknown(NotFound):
 
     def __init__(self, limiter: str) -> None:
         super().__init__(
-            f"limiter {limiter[:160]!r} does not exist: set it with `penstock lanes limiter`, or see"
-            " `penstock lanes limiters` for those there are"
+            f"limiter {limiter[:160]!r} does not exist: set it with `penstock lanes limiter`, or its lane"
+            " with --create (?create=true); `penstock lanes limiters` names those there are"
         )
 
 

@@ -7,7 +7,6 @@ handler gives: an outcome that means nothing is a failed attempt, never a job th
 
 from __future__ import annotations
 
-import math
 import traceback
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -73,13 +72,11 @@ def outcome_of(error: BaseException) -> Outcome:
         case Cancel():
             return Outcome("cancel", None, text)
         case LaneExhausted():
-            return Outcome("snooze", checked_delay_s(error.retry_after_s) or 0.0, text)
+            after_s = _readable_delay_s(error.retry_after_s)
+            return Outcome("snooze", 0.0 if after_s is None else after_s, text)
         case Retry() | Snooze():
             # A subclass may have left `after_s` out or put anything there.
-            try:
-                after_s = checked_delay_s(getattr(error, "after_s", None))
-            except TypeError:
-                after_s = None
+            after_s = _readable_delay_s(getattr(error, "after_s", None))
             is_snooze = isinstance(error, Snooze) and after_s is not None
             return Outcome("snooze" if is_snooze else "retry", after_s, text)
         case _:
@@ -117,12 +114,25 @@ def checked_delay_s(after_s: Any) -> float | None:
 
 
 def delay_of(after_s: Any) -> float:
-    """`after_s` within what a date holds, else its ack would fail. Raises: TypeError for no number."""
+    """`after_s` as seconds. Raises: TypeError for no number, ValueError for one not from 0 to a year.
+
+    Nothing is bent into range: NaN or a negative number as 0 s would let the job spin.
+    """
     try:
         delay_s = float(after_s)
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"after_s: expected seconds, got a {type(after_s).__name__}") from error
-    return 0.0 if math.isnan(delay_s) else min(max(delay_s, 0.0), AT_AWAY_S_MAX)
+    if not 0 <= delay_s <= AT_AWAY_S_MAX:
+        raise ValueError(f"after_s: expected seconds from 0 to {AT_AWAY_S_MAX:.0f}, got {delay_s:g}")
+    return delay_s
+
+
+def _readable_delay_s(after_s: Any) -> float | None:
+    """The same, None also where it means nothing."""
+    try:
+        return checked_delay_s(after_s)
+    except (TypeError, ValueError):
+        return None
 
 
 def settled_outcome(said: object, *, attempt: int, retries: int, backoff: Backoff) -> Outcome:
@@ -137,7 +147,7 @@ def settled_outcome(said: object, *, attempt: int, retries: int, backoff: Backof
         outcome = said
     try:
         after_s = checked_delay_s(outcome.after_s)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         outcome, after_s = Outcome("retry", None, told_text(error)), None
     if outcome.word != "retry":
         return outcome

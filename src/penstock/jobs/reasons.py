@@ -6,24 +6,38 @@ tag, pause and limits of its lane, slots, and at last its turn.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from penstock.jobs.model import Job, JobState, Why
 
+ERROR_CHARACTERS_TOLD: Final = 200
+GONE_TEXT: Final = "it ended and was not kept, or its transaction is not committed"
 
-def why_waits(job: Job, facts: Any, *, ahead_max: int) -> Why:
+
+def why_waits(job: Job, facts: Any, *, ahead_max: int, retries: int = 0) -> Why:
     """What keeps the job where it is; `facts` as `store.lookup.why_waiting` gives them of a due job."""
+    why = _why_held(job, facts, ahead_max)
+    if job.error is None or job.ended_at is not None:
+        return why
+    error = job.error.partition("\n")[0][:ERROR_CHARACTERS_TOLD]
+    told = f"failed {job.attempt} of {retries + 1} times: {error}; {why.text}"
+    return msgspec.structs.replace(why, text=told)
+
+
+def _why_held(job: Job, facts: Any, ahead_max: int) -> Why:
     match job.state:
         case JobState.READY:
             return _why_ready(job, facts, ahead_max)
         case JobState.SCHEDULED:
-            return _why(
-                job, "not_due", f"it is due at {job.run_at:%Y-%m-%d %H:%M:%S} UTC", job.run_at
-            )
+            due = "it is due" if job.error is None else "due again"
+            text = f"{due} at {job.run_at:%Y-%m-%d %H:%M:%S} UTC"
+            return _why(job, "not_due", text, job.run_at)
         case JobState.LEASED:
             return _why(job, "running", f"lease {job.lease_id} on {job.host} has it")
         case JobState.GONE:
-            return _why(job, "gone", "it ended and was not kept")
+            return _why(job, "gone", GONE_TEXT)
         case _:
             return _why(job, job.state.value, job.error or f"it is {job.state.value}")
 
@@ -43,17 +57,16 @@ def _why_ready(job: Job, facts: Any, ahead_max: int) -> Why:
 
 
 def _why_no_code(job: Job, facts: Any) -> Why | None:
+    if not facts["tagged_hosts"] and facts["tag"] is not None:
+        tag = facts["tag"]
+        text = f"no host has tag {tag} and knows queue {job.queue!r}: start `penstock agent ... --tag {tag}`"
+        return _why(job, "no_tag", text)
     if not facts["hosts"]:
         text = (
             f"no running code knows queue {job.queue!r}: start an agent whose app has it, or take its"
             f" jobs with `penstock jobs take {job.queue}`"
         )
         return _why(job, "no_code", text)
-    if not facts["tagged_hosts"]:
-        text = (
-            f"it waits for tag {facts['tag']!r}, which no living host has: start an agent with it"
-        )
-        return _why(job, "no_tag", text)
     return None
 
 

@@ -83,12 +83,15 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def parse_url(*schemes: str) -> Callable[[str], str]:
-    """A parser of URLs with one of `schemes`."""
+def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
+    """A parser of URLs with one of `schemes`; without `takes_user` none with a user or password before the host."""
 
     def parse(text: str) -> str:
-        if urlsplit(text.strip()).scheme not in schemes:
+        parts = urlsplit(text.strip())
+        if parts.scheme not in schemes:
             raise ValueError("a URL starting with " + " or ".join(f"{s}://" for s in schemes))
+        if not takes_user and "@" in parts.netloc:
+            raise ValueError("a URL without user and password before its host: they are never sent")
         return text.strip()
 
     return parse

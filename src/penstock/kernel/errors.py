@@ -115,6 +115,17 @@ class Corrupt(PenstockError):
     code, status, exit_code = "corrupt", 500, 8
 
 
+class ExtraMissing(InvalidInput):
+    """A room is used whose libraries are not installed."""
+
+    code = "extra_missing"
+
+    def __init__(self, room: str) -> None:
+        super().__init__(
+            f"room {room} needs libraries that are not installed: pip install 'penstock[{room}]'"
+        )
+
+
 KINDS: Final = (
     Malformed,
     Unauthenticated,

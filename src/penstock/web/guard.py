@@ -3,6 +3,8 @@
 It names the request, carries the trace (W3C), asks whether the Host is ours (a browser page can make its
 own name point at a loopback address; only the Host header tells) and whether a change comes from a page
 of another origin, adds the security headers, and counts. Successful requests are counted, not logged.
+
+A name in a path may hold `/`, written `%2F`: it travels through the routing as a character that no path can hold.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import ipaddress
 import time
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -33,6 +36,9 @@ from penstock.web.problems import MEDIA_TYPE, as_ours, headers_of, problem_of
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS: Final = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 UNMATCHED: Final = "unmatched"
+ONCE: Final = frozenset({b"authorization", b"content-type", b"idempotency-key"})
+"""Headers of which two could be read in two ways."""
+SLASH_IN_NAME: Final = "\udc2f"
 SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -71,6 +77,8 @@ class Guard:
         started_s = time.perf_counter()
         # HEAD is GET without the body, which uvicorn leaves out by the scope that it keeps.
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        if b"%2f" in scope["raw_path"].lower():
+            inner = {**inner, "path": _path_with_names_whole(scope["raw_path"])}
         answer = _Answer(send, str(new_uuid7()))
         headers = scope["headers"]
         current_request_id.set(answer.request_id)
@@ -106,6 +114,10 @@ class Guard:
                 f"host {name[:80]!r} is not served here: use one that is, or add it to"
                 " web.allowed_hosts (PENSTOCK_WEB_ALLOWED_HOSTS)"
             )
+        once = [name for name, _ in headers if name in ONCE]
+        if len(once) != len(set(once)):
+            doubled = max(once, key=once.count).decode()
+            raise BadRequest(f"expected one {doubled.title()} header, got several: send it once")
         if method in SAFE_METHODS:
             return
         origin = _last(headers, b"origin")
@@ -171,6 +183,23 @@ class _Answer:
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": error.status, "headers": pairs})
         await self.send({"type": "http.response.body", "body": body})
+
+
+def give_slashes_back(connection: Any, _: Any) -> None:
+    """Let handlers see the names in the path as they were meant; a guard of Litestar, run before they are read."""
+    scope = connection.scope
+    if SLASH_IN_NAME in scope["path"]:
+        scope["path"] = scope["path"].replace(SLASH_IN_NAME, "/")
+        # Litestar keeps the one in the scope for the next request of this path.
+        scope["path_params"] = {
+            name: value.replace(SLASH_IN_NAME, "/") if isinstance(value, str) else value
+            for name, value in scope["path_params"].items()
+        }
+
+
+def _path_with_names_whole(raw_path: bytes) -> str:
+    parts = raw_path.decode("latin-1").split("/")
+    return "/".join(unquote(part).replace("/", SLASH_IN_NAME) for part in parts)
 
 
 def host_name(host: str) -> str:

@@ -23,7 +23,7 @@ from penstock.web import http
 from penstock.web.auth import Callers, ScopeGuard
 from penstock.web.bodies import JsonBody, require_json
 from penstock.web.connection import Connection
-from penstock.web.guard import Guard
+from penstock.web.guard import Guard, give_slashes_back
 from penstock.web.idempotency import Keys, Replay, render_replay, require_keys_kept
 from penstock.web.model import AddressInUse, AddressRefused, House, WebConfig
 from penstock.web.openapi import (
@@ -83,7 +83,7 @@ def _assemble(house: House, openapi: OpenAPIConfig | None) -> Litestar:
                 lambda: derive_key(house.secret, cursors.USE), sync_to_thread=False
             ),
         },
-        guards=[ScopeGuard(callers), require_keys_kept, require_json],
+        guards=[give_slashes_back, ScopeGuard(callers), require_keys_kept, require_json],
         dto=JsonBody,
         return_dto=None,
         exception_handlers={Exception: render_error, Replay: render_replay},

@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from penstock.engines.migrate import SchemaBehind
-from penstock.engines.postgres import ConstraintViolated, PostgresBusy, PostgresDown
+from penstock.engines.postgres import (
+    ConstraintViolated,
+    PostgresBusy,
+    PostgresDown,
+    SchemaBehind,
+)
 from penstock.kernel.errors import Conflict, Forbidden, InvalidInput, PenstockError
 
 _BUSY: Final = frozenset({"40001", "40P01", "55P03", "57014"})

@@ -16,12 +16,14 @@ from penstock.jobs.agent.board import Board
 from penstock.jobs.agent.core import HostLoop
 from penstock.jobs.agent.crew import ForkedCrew
 from penstock.jobs.agent.keeper import ZygoteKeeper
+from penstock.jobs.agent.remains import end_children
 from penstock.jobs.agent.succession import Succession
 from penstock.jobs.service import Jobs
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 
 _log: Final = logger(__name__)
+CHILDREN_END_S: Final = 2.0
 Command = Callable[[Sequence[str]], Sequence[str]]
 """The command line of a zygote with these options."""
 
@@ -80,6 +82,10 @@ class Agent:
                 keeping.cancel()
         except* PenstockError as group_of:
             raise group_of.exceptions[0] from None
+        finally:
+            # What handlers detached from their slots: this process inherited it.
+            if left := end_children(CHILDREN_END_S):
+                _log.error("children_not_gone", pids=left)
         succession.release()
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from penstock.jobs.fleet.facts import LOAD_PER_CORE_MAX
+
 SLOT_BYTES_MIN: Final = 16 * 2**20
-LOAD_PER_CORE_MAX: Final = 4.0
-"""Over it no slot is added for the plan: load is too slow and too shared a figure to take any away by."""
 _UNLIMITED_BYTES: Final = 2**60
 
 

@@ -249,7 +249,12 @@ class ForkedCrew:
         if isinstance(message, Left):
             slot.has_left = True
         elif isinstance(message, Recycle) and not slot.is_leaving:
-            _log.info("slot_recycled", slot=slot.number, private_bytes=message.private_bytes)
+            _log.info(
+                "slot_recycled",
+                slot=slot.number,
+                private_bytes=message.private_bytes,
+                why=message.why,
+            )
             self._retire(slot)
 
     # How they end

@@ -6,8 +6,7 @@ next, and what they settled rides on it.
 
 Batches of a quick task are claimed in advance, for STOCK_S or one a slot that works it, and wait here rather than in a
 slot: they go to whichever slot is free first, and back to the queue if none is within STOCK_KEPT_S. Jobs of lanes are
-claimed in advance only where calls are quicker than that, for a grant is good for its slack only: 5 batches of 100 a
-claim instead of one made 3,900 jobs/s 30,000.
+claimed in advance only where calls are quicker than that, for a grant is good for its slack only.
 
 A hint is cleared BEFORE the claim that it causes: one that comes while an empty claim is under way must survive it.
 """

@@ -11,6 +11,7 @@ from typing import Final
 
 from penstock.jobs.agent.board import Doing
 from penstock.jobs.agent.links import SlotLink
+from penstock.jobs.agent.remains import end_group
 from penstock.jobs.agent.seats import Seat
 
 OVERTIME_GRACE_S: Final = 2.0
@@ -57,6 +58,9 @@ class ForkedSlot:
     def reap(self) -> int | None:
         """Its exit status where it is our own child, orphaned by a dead zygote; None: not ours or not ended."""
         try:
+            if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            end_group(self.pid)
             ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
             return None

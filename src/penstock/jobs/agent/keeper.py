@@ -8,7 +8,6 @@ children (PR_SET_CHILD_SUBREAPER), which then reaps them.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import socket
 import subprocess
@@ -18,11 +17,11 @@ from typing import Final
 
 from penstock.jobs.agent import control
 from penstock.jobs.agent.board import Board
+from penstock.jobs.agent.remains import adopt_orphans
 from penstock.jobs.errors import ApplicationBroken
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.logs import logger
 
-PR_SET_CHILD_SUBREAPER: Final = 36
 RESTARTS: Final = Backoff(0.05, 10.0)
 HEALTHY_S: Final = 60.0
 ENDS_S: Final = 3.0
@@ -55,7 +54,7 @@ class ZygoteKeeper:
 
     async def run(self) -> None:
         """Keep a zygote until cancelled. Raises: ApplicationBroken, where the first one cannot import."""
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()
         deaths = 0
         try:
             while True:

@@ -23,6 +23,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.jobs.agent.remains import end_group
 from penstock.jobs.errors import AgentRuns
 from penstock.kernel.logs import logger
 
@@ -140,6 +141,7 @@ def _kill(slots: Iterable[tuple[int, int]]) -> None:
             _log.warning("former_slot_killed", pid=pid)
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+            end_group(pid)
 
 
 def _replaced(path: Path, descriptor: int) -> int:

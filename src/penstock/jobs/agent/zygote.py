@@ -31,6 +31,7 @@ from setproctitle import setproctitle
 from penstock.jobs.agent import control
 from penstock.jobs.agent.board import Board
 from penstock.jobs.agent.lines import TaskFacts
+from penstock.jobs.agent.remains import adopt_orphans, end_children, end_group, lead_group
 from penstock.jobs.slots.process import DECLARING, Application, run_slot
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.metrics import forget_growth
@@ -65,6 +66,8 @@ def serve(inherited: Inherited, name: str, load: Callable[[], Application]) -> i
         signal.signal(number, signal.SIG_IGN)
     for descriptor in (inherited.control, inherited.board, inherited.lock):
         os.set_inheritable(descriptor, False)
+    # So that it outlives a kill of the agent's whole group, and ends the slots, which have their own.
+    lead_group()
     link = socket.socket(fileno=inherited.control)
     setproctitle(f"penstock zygote: {name}")
     _detach_input()
@@ -136,6 +139,7 @@ class _Zygote:
             pid = os.fork()
             if pid == 0:
                 self._become_slot(slot, link)
+            lead_group(pid)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = _Child(slot, pid)
         self._poll.register(pidfd, select.POLLIN)
@@ -145,11 +149,13 @@ class _Zygote:
         """Run the slot and end; never returns."""
         code = EXIT_BROKEN
         try:
+            lead_group()
             self._link.close()
             for pidfd in self._children:
                 os.close(pidfd)
             cell = None if slot == DECLARING else self._board.cell(slot)
-            code = run_slot(self._application, slot, link, cell=cell, lock=self._lock)
+            inherited = (self._lock, self._board.descriptor)
+            code = run_slot(self._application, slot, link, cell=cell, inherited=inherited)
         except BaseException:  # noqa: BLE001 - the last thing that this process says
             traceback.print_exc()
         finally:
@@ -163,6 +169,7 @@ class _Zygote:
         child = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
+        end_group(child.pid)
         _, status = os.waitpid(child.pid, 0)
         self._tell(control.Exited(child.slot, child.pid, os.waitstatus_to_exitcode(status)))
 
@@ -175,6 +182,7 @@ class _Zygote:
         """The agent is gone: ask all slots to stop, kill what does not, leave nothing behind."""
         self._poll.unregister(self._link)
         self._link.close()
+        adopt_orphans()
         for number, patience_s in ((signal.SIGTERM, END_S), (signal.SIGKILL, 10 * END_S)):
             for pidfd in self._children:
                 with suppress(ProcessLookupError):
@@ -182,6 +190,7 @@ class _Zygote:
             ends_s = time.monotonic() + patience_s
             while self._children and (left_s := ends_s - time.monotonic()) > 0:
                 self._step(left_s)
+        end_children(END_S)
 
 
 def _broken(error: BaseException) -> control.Broken:

@@ -13,7 +13,6 @@ from penstock.jobs.errors import InvalidFilter, InvalidJob
 from penstock.jobs.model import BulkDone, JobFilter, NewJob
 from penstock.jobs.service import Jobs
 from penstock.jobs.service.steering import LISTED, STEERED
-from penstock.kernel.config import parse_duration_s
 from penstock.kernel.terminal import Terminal
 
 MOMENT: Final = "%Y-%m-%dT%H:%M:%S%z"
@@ -44,12 +43,12 @@ def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None
     after, spread = options.pop("after"), options.pop("spread")
     try:
         decoded = msgspec.json.decode(payload)
-        after_s = None if after is None else parse_duration_s(after)
-        spread_s = None if spread is None else parse_duration_s(spread)
     except ValueError as error:
         raise InvalidJob(
-            f"PAYLOAD is JSON, --after and --spread are durations such as 30s: {error}"
+            f"PAYLOAD: expected JSON with its quotes, got {payload[:80]!r}: {error}"
         ) from error
+    after_s = None if after is None else duration_s("--after", after)
+    spread_s = None if spread is None else duration_s("--spread", spread)
     job = NewJob(queue=queue, payload=decoded, after_s=after_s, spread_s=spread_s, **options)
     job_id = terminal.run(Jobs, lambda jobs: jobs.enqueue(job))
     terminal.show({"id": job_id}, f"job {job_id}")

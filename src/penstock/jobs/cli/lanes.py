@@ -51,6 +51,7 @@ def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.option("--concurrency", default=None, type=int, help="Jobs at once.")
 @click.option("--weight", default=1, show_default=True, type=int, help="Share against other lanes.")
 @click.option("--paused", is_flag=True, help="Hand out none; its limits are those given beside it.")
+@click.option("--create", is_flag=True, help="Also of a limiter that nothing knows yet.")
 @click.pass_obj
 def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> None:
     """Set all of LANE of LIMITER anew: what is left out is without limit, of weight 1 and not paused.

@@ -22,6 +22,8 @@ ACTIVE_GROWTH: Final = 1.5
 LEASED_GROWTH: Final = 2.0
 LEASED_MIN: Final = 200
 ENDED_MIN: Final = 20
+SHORT_OLDEST_S: Final = 30.0
+"""A fleet with too little room is no trouble while what is due waits no longer."""
 MINUTES_SEEN: Final = 10
 """Minutes over which the share of failures is taken."""
 
@@ -58,6 +60,8 @@ class QueueSight(msgspec.Struct, frozen=True, kw_only=True):
     """It needs more slots than its maximum."""
     is_short: bool = False
     """The fleet has too little room for it."""
+    is_loaded: bool = False
+    """Hosts that could work it add no slots now, since their machines are loaded."""
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +127,12 @@ def _is_at_max(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
 
 
 def _is_short(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
-    return "the fleet has too little room for what it needs: add hosts" if now.is_short else None
+    if not now.is_short or now.oldest_age_s <= SHORT_OLDEST_S:
+        return None
+    waits = f"its oldest due job waits for {now.oldest_age_s:.0f} s"
+    if now.is_loaded:
+        return f"{waits}, and loaded hosts add no slots: see what else runs there, or add hosts"
+    return f"{waits}, and the fleet has too little room for what it needs: add hosts"
 
 
 QUEUE_RULES: Final[Mapping[str, Rule]] = {

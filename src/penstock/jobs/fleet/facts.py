@@ -18,6 +18,8 @@ from penstock.jobs.fleet.plan import HostRoom, QueueNeed
 from penstock.jobs.fleet.rates import HANDLER_S_DEFAULT, Rate, Reading
 
 DECISIONS_SHOWN: Final = 50
+LOAD_PER_CORE_MAX: Final = 4.0
+"""Over it a host adds no slot for the plan: load is too slow and too shared a figure to take any away by."""
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +177,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     hosts: Sequence[HostSeen]
     current: Mapping[str, Mapping[str, int]]
     """The map, by host and queue."""
+
+    @property
+    def loaded_queue_ids(self) -> frozenset[int]:
+        """Queues that some living host knows whose load keeps it from adding slots."""
+        loaded = (h for h in self.hosts_alive if h.shown.load_per_core > LOAD_PER_CORE_MAX)
+        return frozenset(queue_id for host in loaded for queue_id in host.queue_ids)
 
     @property
     def hosts_alive(self) -> list[HostSeen]:

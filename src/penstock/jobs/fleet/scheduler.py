@@ -33,14 +33,15 @@ from penstock.jobs.fleet.alerts import (
 from penstock.jobs.fleet.facts import Facts, Question, question, readings
 from penstock.jobs.fleet.plan import Move, Plan, plan
 from penstock.jobs.fleet.rates import Rates, Reading
-from penstock.jobs.fleet.webhook import USE, WebhookFailed, send_alert
+from penstock.jobs.fleet.telling import Teller
+from penstock.jobs.fleet.webhook import USE
 from penstock.jobs.leases import RECONNECT, require_not_cancelled
 from penstock.jobs.service import Jobs
 from penstock.jobs.worker import Sweeper
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 from penstock.kernel.metrics import bound, counter, gauge
-from penstock.kernel.secrets import Key, derive_key
+from penstock.kernel.secrets import derive_key
 
 LEAD_PERIODS: Final = 1.5
 STANDBY_LOOKS: Final = 4
@@ -48,8 +49,6 @@ STANDBY_LOOKS: Final = 4
 DECLARE_EVERY_S: Final = 300.0
 UPKEEP_EVERY_S: Final = 60.0
 TELL_EVERY_S: Final = 2.0
-TOLD_AGE_S: Final = 3600.0
-TOLD_PER_STEP: Final = 20
 ROWS_PER_STEP: Final = 10_000
 is_leading = gauge("jobs_scheduler_leads", "1 where this process leads the fleet.")
 plans_written = counter("jobs_plans_total", "Plans that this process wrote.")
@@ -70,9 +69,9 @@ class Scheduler:
         self._postgres = postgres
         self._jobs = jobs
         self._config = jobs.config
-        self._key = derive_key(secret, USE) if secret else None
+        url = self._config.alerts_webhook_url
+        self._teller = Teller(postgres, url, derive_key(secret, USE)) if url and secret else None
         self._declared_s: float | None = None
-        self._tell_failures = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Do all of it until `stop`; then let another lead at once."""
@@ -117,26 +116,10 @@ class Scheduler:
         return 1.0 if ROWS_PER_STEP in forgotten else UPKEEP_EVERY_S
 
     async def tell_alerts(self) -> float:
-        """Send the webhook what it has not taken yet; seconds until the next time, longer after failures."""
-        url = self._config.alerts_webhook_url
-        if url is None or self._key is None or not self.planner.leads:
-            return TELL_EVERY_S
-        try:
-            await self._tell(url, self._key)
-            self._tell_failures = 0
-        except WebhookFailed as error:
-            self._tell_failures += 1
-            _log.warning("alert_not_told", error=error.text, failures=self._tell_failures)
-            return TELL_EVERY_S + RECONNECT.delay_s(self._tell_failures)
+        """Send the webhook what it has not taken yet; seconds until the next time."""
+        if self._teller is not None and self.planner.leads:
+            await self._teller.tell_due()
         return TELL_EVERY_S
-
-    async def _tell(self, url: str, key: Key) -> None:
-        untold = await store.alerts.untold_alerts(
-            self._postgres, age_s=TOLD_AGE_S, alerts_max=TOLD_PER_STEP
-        )
-        for alert, is_raise in untold:
-            await send_alert(url, key, alert, is_raise=is_raise)
-            await store.alerts.note_told(self._postgres, alert.id, is_raise=is_raise)
 
 
 class Planner:
@@ -276,6 +259,7 @@ def sight(facts: Facts, planned: Plan | None, outcomes: Mapping[int, tuple[int, 
     Queues that no code works or ever worked are left out: people take their time.
     """
     shares = {} if planned is None else planned.queues
+    loaded = facts.loaded_queue_ids
     with_code = {queue_id for host in facts.hosts for queue_id in host.queue_ids}
     queues = {}
     for queue in facts.queues:
@@ -291,6 +275,7 @@ def sight(facts: Facts, planned: Plan | None, outcomes: Mapping[int, tuple[int, 
             failed=failed,
             is_at_max=share is not None and share.is_at_max,
             is_short=share is not None and share.is_short,
+            is_loaded=queue.id in loaded,
         )
     hosts = {
         host.shown.name: host.shown.is_silent

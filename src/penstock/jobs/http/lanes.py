@@ -126,9 +126,11 @@ async def put_lane(
     limiter: FromPath[str],
     lane: FromPath[str],
     data: JSONBody[LaneLimits],
+    *,
+    create: FromQuery[bool] = False,
 ) -> Lane:
-    """Set all limits of a lane, live; what is left out is without limit."""
-    await jobs.lanes.set(limiter, lane, **msgspec.structs.asdict(data))
+    """Set all limits of a lane, live; what is left out is without limit. `create`: of a limiter nobody knows yet."""
+    await jobs.lanes.set(limiter, lane, create=create, **msgspec.structs.asdict(data))
     return await jobs.lanes.get(limiter, lane)
 
 

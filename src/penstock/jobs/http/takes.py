@@ -10,8 +10,9 @@ from litestar import post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from penstock.jobs.errors import InvalidTake
+from penstock.jobs.errors import InvalidTake, LeaseLost
 from penstock.jobs.http.scopes import WRITE, parse_lease_id
+from penstock.jobs.intake import is_row_id
 from penstock.jobs.model import Taken, TakenOutcome
 from penstock.jobs.service import Jobs
 from penstock.kernel.config import parse_duration_s
@@ -62,11 +63,14 @@ async def ack_lease(
     jobs: NamedDependency[Jobs], lease_id: FromPath[str], data: JSONBody[Acked]
 ) -> None:
     """Say what became of jobs of a lease; sending the same again changes nothing while others are left."""
+    number = parse_lease_id(lease_id)
+    if not is_row_id(number):
+        raise LeaseLost(lease_id)
     if not data.outcomes and data.rest is None:
         raise InvalidTake(
             'nothing is said: send `outcomes` by id, or `rest` such as {"outcome": "done"}'
         )
-    await jobs.takes.ack(parse_lease_id(lease_id), data.outcomes, rest=data.rest)
+    await jobs.takes.ack(number, data.outcomes, rest=data.rest)
 
 
 @post(

@@ -16,8 +16,8 @@ from penstock.engines.borrowed import Transaction, borrow
 from penstock.engines.postgres import Postgres
 from penstock.jobs import store
 from penstock.jobs.crons import Cron, NewCron, next_moment
-from penstock.jobs.errors import CronExists, CronFixed, CronUnknown, QueueUnknown
-from penstock.jobs.intake import is_storable, prepare_jobs
+from penstock.jobs.errors import CronExists, CronFixed, CronUnknown, InvalidCron, QueueUnknown
+from penstock.jobs.intake import is_storable, prepare_jobs, require_fit
 from penstock.jobs.model import NewJob
 from penstock.kernel.crash import crash_point
 from penstock.kernel.errors import PenstockError
@@ -175,9 +175,11 @@ class Crons:
     async def _require_valid(self, cron: NewCron) -> datetime:
         """Check a cron as its job will be checked; its next moment."""
         require_id("cron", cron.name)
+        if not cron.name.strip("."):
+            raise InvalidCron(f"cron {cron.name!r}: a path would lose it: use a name not of dots alone")
         if not is_storable(cron.queue):
             raise QueueUnknown(cron.queue)
-        prepare_jobs([_job(cron)])
+        require_fit(prepare_jobs([_job(cron)]), self._jobs.registry)
         is_known = bool(await store.queues.find_queues(self._postgres, [cron.queue]))
         # Perhaps a queue of this very code, which nobody declared yet.
         if not is_known and cron.queue not in await self._jobs.declare_queues():

@@ -19,6 +19,7 @@ from penstock.jobs import store
 from penstock.jobs.errors import (
     BatchTooLarge,
     GroupClosed,
+    InvalidJob,
     LeaseLost,
 )
 from penstock.jobs.fleet.facts import QueueMinute
@@ -27,6 +28,7 @@ from penstock.jobs.intake import (
     Rows,
     prepare_groups,
     prepare_jobs,
+    require_fit,
 )
 from penstock.jobs.model import (
     JOBS_PER_CALL_MAX,
@@ -94,11 +96,16 @@ class Jobs:
         Raises: InvalidJob, PayloadTooLarge, BatchTooLarge, QueueUnknown, GroupClosed.
         """
         rows = prepare_jobs(jobs)
+        require_fit(rows, self.registry)
         lent = _borrowed(tx)
         if not rows.queues:
             return []
         if group is None:
             return await self._insert(rows, tx=lent)
+        if not isinstance(group, Group):
+            raise InvalidJob(
+                f"group: expected what `async with jobs.group(...)` gives, got a {type(group).__name__}"
+            )
         group.require_open()
         return await self._insert(rows, tx=lent, group_ids=[group.id] * len(rows), is_counted=True)
 
@@ -115,6 +122,8 @@ class Jobs:
                 f"{len(groups)} groups in one call: send at most {JOBS_PER_CALL_MAX} at a time"
             )
         callbacks, members = prepare_groups(groups)
+        require_fit(callbacks, self.registry, has_group=True)
+        require_fit(members, self.registry)
         lent = _borrowed(tx)
         callback_queues = await self._queues.ids(callbacks.queues)
         await self._queues.ids(members.queues)
@@ -151,6 +160,7 @@ class Jobs:
         Raises: InvalidJob, PayloadTooLarge, QueueUnknown.
         """
         callback, _ = prepare_groups([NewGroup(members=[], on_done=on_done)])
+        require_fit(callback, self.registry, has_group=True)
         queue_ids = await self._queues.ids(callback.queues)
         runner = _borrowed(tx) or self._postgres
         traceparent = next_hop(current_traceparent.get())

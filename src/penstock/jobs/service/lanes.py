@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from penstock.engines.borrowed import Transaction, borrow
@@ -18,6 +18,7 @@ SLACK_S: Final = 0.25
 SLACK_S_MAX: Final = 60.0
 LANES_PER_STEP: Final = 500
 SPEND_WAIT_S_MAX: Final = 3_600.0
+SPEND_STARTS_MAX: Final = 1_000_000
 
 
 class Lanes:
@@ -36,12 +37,14 @@ class Lanes:
         concurrency: int | None,
         paused: bool = False,
         weight: int = 1,
+        create: bool = True,
         tx: Transaction | None = None,
     ) -> None:
         """Set a lane's own limits, live: at most `starts_max` starts in any `window_s`, `concurrency` at once.
 
         None means no limit, whatever its limiter says. With `tx` the lane stands still until that ends:
-        commit soon. Raises: InvalidJob.
+        commit soon. Without `create` its limiter has to be known: set, declared or named by a queue.
+        Raises: InvalidJob, LimiterUnknown.
         """
         require_lane(
             limiter,
@@ -51,6 +54,9 @@ class Lanes:
             concurrency=concurrency,
             weight=weight,
         )
+        if not create:
+            with suppress(LaneUnknown):
+                await self._require(limiter, lane)
         await store.lanes.set_lane(
             self._postgres if tx is None else borrow(tx),
             limiter,
@@ -78,13 +84,19 @@ class Lanes:
         )
 
     async def pause(self, limiter: str, lane: str) -> None:
-        """Hand out no more jobs of a lane, whose limits and weight stay; those in hand go on. Raises: LaneUnknown."""
-        await self.get(limiter, lane)
+        """Hand out no more jobs of a lane, whose limits and weight stay; those in hand go on.
+
+        Raises: LimiterUnknown, LaneUnknown.
+        """
+        await self._require(limiter, lane)
         await store.lanes.pause_lane(self._postgres, limiter, lane, is_paused=True)
 
     async def resume(self, limiter: str, lane: str) -> None:
-        """Hand out the lane's jobs again, within the limits that it has. Raises: LaneUnknown."""
-        await self.get(limiter, lane)
+        """Hand out the lane's jobs again, within the limits that it has.
+
+        Raises: LimiterUnknown, LaneUnknown.
+        """
+        await self._require(limiter, lane)
         await store.lanes.pause_lane(self._postgres, limiter, lane, is_paused=False)
 
     async def get(self, limiter: str, lane: str) -> Lane:
@@ -119,8 +131,8 @@ class Lanes:
         """
         require_lane(limiter, lane, starts_max=None, window_s=None, concurrency=None, weight=1)
         problems = []
-        if type(starts) is not int or not 1 <= starts <= 1_000_000:
-            problems.append(FieldProblem("/starts", "invalid", "expected 1 or more"))
+        if type(starts) is not int or not 1 <= starts <= SPEND_STARTS_MAX:
+            problems.append(FieldProblem("/starts", "invalid", f"expected 1 to {SPEND_STARTS_MAX}"))
         if not _is_within(wait_max_s, 0, SPEND_WAIT_S_MAX):
             text = f"expected seconds from 0 to {SPEND_WAIT_S_MAX:.0f}"
             problems.append(FieldProblem("/wait_max_s", "invalid", text))
@@ -191,6 +203,14 @@ class Lanes:
                 self._postgres, limiter, after=after, lanes_max=LANES_PER_STEP
             )
 
+    async def _require(self, limiter: str, lane: str) -> None:
+        """Raises: LaneUnknown, or LimiterUnknown where nothing knows that either."""
+        try:
+            await self.get(limiter, lane)
+        except LaneUnknown:
+            await self.get_limiter(limiter)
+            raise
+
     async def _write_limiter(
         self,
         limiter: str,
@@ -225,7 +245,7 @@ class Lanes:
 
 def _is_within(value: float, least: float, most: float) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and least <= value <= most
+    return is_number and least <= value <= most
 
 
 def _refuse(subject: str, problems: Sequence[FieldProblem]) -> None:

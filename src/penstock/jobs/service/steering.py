@@ -81,12 +81,14 @@ class Steering:
     async def why(self, job_id: int) -> Why:
         """Why the job is where it is. Raises: JobUnknown."""
         job = await self.job(job_id)
-        facts = None
+        facts, retries = None, 0
         if job.state is JobState.READY:
             facts = await store.lookup.why_waiting(self._postgres, job_id, count_max=AHEAD_MAX)
             if facts is None:
                 job = await self.job(job_id)
-        return why_waits(job, facts, ahead_max=AHEAD_MAX)
+        if job.error is not None and job.queue is not None and job.ended_at is None:
+            retries = await store.lookup.retries_of(self._postgres, job.queue)
+        return why_waits(job, facts, ahead_max=AHEAD_MAX, retries=retries)
 
     async def find(self, wanted: JobFilter, *, before: int | None, jobs_max: int) -> JobPage:
         """A page of jobs that fit. Raises: InvalidFilter, QueueUnknown."""

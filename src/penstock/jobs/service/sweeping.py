@@ -36,6 +36,9 @@ class Sweeping:
 
     async def run_once(self) -> Sweep:
         """One step; each lease is its own short transaction."""
+        stuck = await store.leases.end_stuck_claims(self._postgres, lease_s=self._config.lease_s)
+        if stuck:
+            _log.warning("stuck_claims_ended", claims=stuck)
         returned = await self._return_leases()
         moved = await store.backlog.move_due(self._postgres, jobs_max=JOBS_PER_SWEEP)
         dropped = await store.lookup.drop_failed(

@@ -8,7 +8,6 @@ limits, counted at the take.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -20,11 +19,10 @@ from penstock.engines.postgres import Postgres, Tx
 from penstock.jobs import store
 from penstock.jobs.errors import InvalidTake, LeaseLost, QueueUnknown
 from penstock.jobs.handling import Outcome, settled_outcome
-from penstock.jobs.intake import is_storable
+from penstock.jobs.intake import is_row_id, is_storable
 from penstock.jobs.leases import Scan
 from penstock.jobs.model import (
     AT_AWAY_S_MAX,
-    JOB_ID_LAST,
     JobsConfig,
     Taken,
     TakenJob,
@@ -116,7 +114,7 @@ class Takes:
 
         Raises: LeaseLost, where the lease is over or settled whole; InvalidTake, with every fault.
         """
-        if not 0 < lease_id <= JOB_ID_LAST:
+        if not is_row_id(lease_id):
             raise LeaseLost(lease_id)
         async with self._postgres.transaction() as tx:
             taken = await store.leases.taken_jobs(tx, lease_id)
@@ -138,7 +136,7 @@ class Takes:
         """
         _refuse(f"lease {lease_id}", _lease_faults(lease_s))
         expires_at = None
-        if 0 < lease_id <= JOB_ID_LAST:
+        if is_row_id(lease_id):
             expires_at = await store.hosts.extend_take(self._postgres, lease_id, lease_s)
         if expires_at is None:
             raise LeaseLost(lease_id)
@@ -231,7 +229,7 @@ def _outcome_faults(given: TakenOutcome) -> list[str]:
     after_s = given.after_s
     if given.outcome == "snooze" and after_s is None:
         faults.append("snooze needs after_s, in seconds")
-    if after_s is not None and not (math.isfinite(after_s) and 0 <= after_s <= AT_AWAY_S_MAX):
+    if after_s is not None and not 0 <= after_s <= AT_AWAY_S_MAX:
         faults.append(f"after_s: expected seconds from 0 to {AT_AWAY_S_MAX:.0f}")
     if (given.outcome == "send_to") != bool(given.queue):
         faults.append("queue: expected with send_to, and only there")

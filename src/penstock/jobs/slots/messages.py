@@ -95,9 +95,10 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
 
 
 class Recycle(msgspec.Struct, frozen=True, array_like=True, tag="recycle"):
-    """The slot's private memory is over its limit: it asks to be replaced after the work in hand."""
+    """The slot asks to be replaced after the work in hand: its private memory is over its limit, or `why`."""
 
     private_bytes: int
+    why: str = ""
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):

@@ -11,8 +11,9 @@ import asyncio
 import os
 import signal
 import socket
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -23,11 +24,13 @@ from setproctitle import setproctitle
 
 from penstock.jobs.model import JobsConfig
 from penstock.jobs.slots.cell import Cell
+from penstock.jobs.slots.children import hide_from_children
 from penstock.jobs.slots.messages import (
     FromSlot,
     Left,
     Measured,
     Recycle,
+    Settled,
     SpendAnswer,
     Stop,
     ToSlot,
@@ -46,6 +49,7 @@ ORPHANED_GRACE_S: Final = 0.5
 TERMINATED_GRACE_S: Final = 1.0
 CLOSE_S: Final = 2.0
 MEASURE_EVERY_S: Final = 5.0
+IDLE_AFTER_S: Final = 1.0
 _log: Final = logger(__name__)
 
 
@@ -90,18 +94,14 @@ def run_slot(
     link: socket.socket,
     *,
     cell: Cell | None,
-    lock: int,
+    inherited: Sequence[int],
 ) -> int:
-    """Live as slot `number` until told to leave; returns the exit code. Call in a fresh fork."""
+    """Live as slot `number` until told to leave; returns the exit code. Call in a fresh fork.
+
+    `inherited` are the descriptors that its handlers' own processes must not hold.
+    """
     setproctitle(f"penstock slot {number}: starting" if cell else "penstock slot: declaring queues")
-
-    def close_in_child() -> None:
-        # A handler's own fork must not keep the agent from seeing this process's end.
-        for descriptor in (link.fileno(), lock):
-            with suppress(OSError):
-                os.close(descriptor)
-
-    os.register_at_fork(after_in_child=close_in_child)
+    hide_from_children(link, inherited)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if cell is None:
             return runner.run(_declare(application, link))
@@ -155,6 +155,11 @@ class _Slot:
         self._application = application
         self._number = number
         self._queue = ""
+        self._worked_s = 0.0
+        self._is_idle_planned = False
+        self._is_orphan = False
+        self._zygote_pid = os.getppid()
+        self._is_unfit = False
         self._has_left = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
         self._private_bytes_max = application.jobs_config.slot_private_max_bytes
@@ -162,7 +167,7 @@ class _Slot:
         self._runner = SlotRunner(
             application.registry, say=self._say, config=application.jobs_config, board=cell
         )
-        self._link = _Link(self._heard, lambda: self._stop(ORPHANED_GRACE_S))
+        self._link = _Link(self._heard, self._orphaned)
 
     async def run(self, link: socket.socket) -> None:
         """Until it has left."""
@@ -170,12 +175,19 @@ class _Slot:
         loop.add_signal_handler(signal.SIGTERM, lambda: self._stop(TERMINATED_GRACE_S))
         await loop.create_unix_connection(lambda: self._link, sock=link)
         await self._runner.start()
-        self._title("waiting")
+        self._title("idle")
         await self._has_left.wait()
         await self._link.flush()
         with suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
                 await self._application.close()
+        if self._is_orphan and os.getppid() != self._zygote_pid:
+            # With agent and zygote gone, nobody else ends what handlers left.
+            os.killpg(0, signal.SIGKILL)
+
+    def _orphaned(self) -> None:
+        self._is_orphan = not self._has_left.is_set()
+        self._stop(ORPHANED_GRACE_S)
 
     def _heard(self, message: ToSlot) -> None:
         match message:
@@ -183,6 +195,7 @@ class _Slot:
                 if message.queue != self._queue:
                     self._queue = message.queue
                     self._title(message.queue)
+                self._worked_s = time.monotonic()
                 self._runner.give(message)
             case SpendAnswer():
                 self._runner.answer(message)
@@ -197,6 +210,10 @@ class _Slot:
             self._is_measure_planned = True
             asyncio.get_running_loop().call_later(MEASURE_EVERY_S, self._measure)
         self._link.say(message)
+        if isinstance(message, Settled):
+            if any(message.tracebacks):
+                self._require_descriptors()
+            self._plan_idle()
 
     def _stop(self, grace_s: float) -> None:
         if self._stopping is None:
@@ -206,9 +223,46 @@ class _Slot:
         """Tell what was counted, and ask to be replaced where this process alone holds too much memory."""
         self._is_measure_planned = False
         self._link.say(Measured(take_growth()))
-        private = private_bytes()
+        try:
+            private = private_bytes()
+        except OSError as error:
+            self._give_up(error)
+            return
         if private > self._private_bytes_max:
             self._link.say(Recycle(private))
+
+    def _require_descriptors(self) -> None:
+        """After a fault: where no file can be opened any more, every further job would fail as well."""
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Start nothing more, let the calls in hand end, and be replaced."""
+        if self._is_unfit:
+            return
+        self._is_unfit = True
+        _log.error("slot_unfit", slot=self._number, error=str(error))
+        self._link.say(Recycle(0, str(error)))
+        tasks = self._application.registry
+        self._stop(max((task.timeout_s for task in tasks), default=TERMINATED_GRACE_S))
+
+    def _plan_idle(self) -> None:
+        if not self._is_idle_planned:
+            self._is_idle_planned = True
+            asyncio.get_running_loop().call_later(IDLE_AFTER_S, self._note_idle)
+
+    def _note_idle(self) -> None:
+        """Say in the process list that nothing runs; looked at about once a second at most."""
+        self._is_idle_planned = False
+        if self._runner.jobs_open > 0:
+            return
+        if time.monotonic() - self._worked_s < IDLE_AFTER_S:
+            self._plan_idle()
+        elif self._queue:
+            self._queue = ""
+            self._title("idle")
 
     def _title(self, what: str) -> None:
         setproctitle(f"penstock slot {self._number}: {what}")

@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from penstock.jobs.errors import LaneExhausted, PayloadNewer
 from penstock.jobs.handling import (
     DONE,
@@ -343,7 +345,11 @@ class SlotRunner:
             except Exception as error:  # noqa: BLE001 - a payload's type may run code of its own
                 told = told_text(error)
                 text = f"the payload does not fit the task: {told}"
-                lease.note(pick, Outcome("retry", None, text))
+                # Of this very version it will never fit; an upgrade, or a type's own code, may have a better day.
+                is_final = work.versions[pick] == task.version and isinstance(
+                    error, msgspec.DecodeError
+                )
+                lease.note(pick, Outcome("fail" if is_final else "retry", None, text))
                 _log.warning(
                     "payload_not_understood", queue=work.queue, job_id=work.ids[pick], error=told
                 )

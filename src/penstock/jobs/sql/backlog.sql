@@ -22,9 +22,9 @@ WITH due AS (
 ), moved AS (
     INSERT INTO penstock.lane_job
         (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload,
-         version)
+         version, last_error)
     SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload,
-           version
+           version, last_error
     FROM due RETURNING queue, lane
 ), told AS (
     INSERT INTO penstock.lane_event (limiter, lane, queue, k)

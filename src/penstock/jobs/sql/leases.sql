@@ -30,6 +30,13 @@ SELECT l.id FROM penstock.job_lease l WHERE NOT EXISTS (
     SELECT FROM penstock.host h WHERE h.id = l.host AND h.expires_at > now())
 ORDER BY l.id LIMIT :leases_max FOR UPDATE SKIP LOCKED;
 
+-- name: end_stuck_claims
+-- End claims whose answer nobody has read for :lease_s: who asked stands still, and they lock what they found.
+SELECT count(pg_terminate_backend(a.pid)) FROM pg_stat_activity a
+WHERE a.datname = current_database() AND a.usename = current_user AND a.wait_event = 'ClientWrite'
+AND position('penstock.claim_' IN a.query) > 0
+AND a.query_start < now() - :lease_s::double precision * interval '1 s';
+
 -- name: return_lease
 -- Return one lease of a host that is no more; how many jobs went back.
 SELECT penstock.return_lease_v2(:lease, :losses_max);

@@ -10,11 +10,11 @@ DELETE FROM penstock.job_failed WHERE id IN (
 SELECT r.id, CASE WHEN r.run_at > now() THEN 'scheduled' ELSE 'ready' END AS state,
        q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key, r.group_id,
        NULL::text AS host, NULL::bigint AS lease_id, NULL::timestamptz AS ended_at,
-       NULL::text AS error, NULL::text AS traceback, r.payload
+       r.last_error AS error, NULL::text AS traceback, r.payload
 FROM penstock.job_ready r JOIN penstock.queue q ON q.id = r.queue WHERE r.id = :job
 UNION ALL
 SELECT r.id, 'ready', q.name, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
-       r.group_id, NULL, NULL, NULL, NULL, NULL, r.payload
+       r.group_id, NULL, NULL, NULL, r.last_error, NULL, r.payload
 FROM penstock.lane_job r JOIN penstock.queue q ON q.id = r.queue WHERE r.id = :job
 UNION ALL
 SELECT r.id, r.state, q.name, r.priority, r.run_at, r.attempt, r.losses, r.lane, r.unique_key,
@@ -41,6 +41,11 @@ SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM penstock.job_id;
 -- name: why_waiting
 -- What keeps a due job where it is: pauses, limits, hosts, slots, and how many go before it, up to :count_max.
 SELECT * FROM penstock.why_waiting_v1(:job, :count_max);
+
+-- name: retries_of
+-- How often a failed job of a queue runs again.
+SELECT coalesce(o.retries, q.retries) FROM penstock.queue q
+LEFT JOIN penstock.queue_override o ON o.queue = q.id WHERE q.name = :queue;
 
 -- name: list_jobs
 -- Jobs that fit, at most :jobs_max of each place; rows without a state say how far a search that was cut off came.

@@ -230,6 +230,15 @@ async def expired_leases(runner: Runner, *, leases_max: int) -> list[int]:
     return [row["id"] for row in await runner.all(SQL.expired_leases, leases_max=leases_max)]
 
 
+async def end_stuck_claims(runner: Runner, *, lease_s: float) -> int:
+    """End claims that nobody has read for `lease_s`; how many. Their jobs wait again at once.
+
+    An answer over a socket's buffer (200 KiB) is sent before its transaction commits, and no time limit of the
+    server's ends a statement that waits for its client.
+    """
+    return int(await runner.value(SQL.end_stuck_claims, lease_s=lease_s))
+
+
 async def return_lease(runner: Runner, lease_id: int, losses_max: int) -> int:
     """Return a dead host's lease; how many jobs went back (or into quarantine)."""
     return int(await runner.value(SQL.return_lease, lease=lease_id, losses_max=losses_max))

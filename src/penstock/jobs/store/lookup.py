@@ -29,6 +29,11 @@ async def why_waiting(runner: Runner, job_id: int, *, count_max: int) -> Row | N
     return await runner.one(SQL.why_waiting, job=job_id, count_max=count_max)
 
 
+async def retries_of(runner: Runner, queue: str) -> int:
+    """How often a failed job of a stored queue runs again."""
+    return int(await runner.value(SQL.retries_of, queue=queue))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sought:
     """Which jobs are looked for. None: whatever it is."""

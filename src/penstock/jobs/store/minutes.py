@@ -1,4 +1,8 @@
-"""Minute statistics of queues in PostgreSQL."""
+"""Minute statistics of queues in PostgreSQL.
+
+Agents add to them with their reports, every 2 s: what a killed one had not yet reported is missing, up to 2 s of its
+counts. The jobs themselves are exact: these numbers are for people and plans, never for what must add up.
+"""
 
 from __future__ import annotations
 

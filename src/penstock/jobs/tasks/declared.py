@@ -20,6 +20,8 @@ CONCURRENCY_MAX: Final = 10_000
 SLOTS_MAX: Final = 100_000
 KEEP_S_MAX: Final = 366 * 86_400.0
 SLACK_S_MAX: Final = 60.0
+OWN_OPTIONS: Final = ("unique", "tx")
+"""What `enqueue` takes besides `JobOptions` and `group`, and so no field of a handler."""
 SLACK: Final = "250ms"
 RESULT_KEPT: Final = "1h"
 """How long results are kept where the task does not say."""
@@ -48,6 +50,18 @@ class QueueOptions(TypedDict, total=False):
     """Keep what handlers return: as long as `keep_done`, else an hour; or so long."""
     aliases: Sequence[str]
     """Former names, by which older code goes on to reach it."""
+
+
+class JobOptions(TypedDict, total=False):
+    """What may be said alike of all jobs of a call."""
+
+    at: datetime | None
+    """When they are due."""
+    after_s: float | None
+    priority: int
+    lane: str | None
+    spread: str | None
+    """Each at a random moment of so long after it would be due."""
 
 
 class TaskOptions(QueueOptions, total=False):

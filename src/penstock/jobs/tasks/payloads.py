@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import msgspec
 
 from penstock.jobs.errors import InvalidTask
 from penstock.jobs.inhand import Batch, JobInHand
+from penstock.jobs.tasks.declared import OWN_OPTIONS, JobOptions
 
 
 class Payloads:
@@ -53,23 +55,20 @@ class Payloads:
         self, owner: str, handler: Callable[..., Any], given: Any, *, is_batch: bool
     ) -> Any:
         """The type to decode payloads against; also decides whether fields become arguments."""
-        parameters = [
-            parameter
-            for parameter in inspect.signature(handler).parameters.values()
-            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        ]
+        parameters = _named_parameters(owner, handler)
         if given is not None and (is_batch or len(parameters) == 1):
             return given
         hints = _hints(owner, handler)
         first = hints.get(parameters[0].name, Any) if parameters else Any
         if is_batch:
-            return typing.get_args(first)[0] if typing.get_origin(first) is Batch else Any
+            return _type_in_batch(owner, first)
         if len(parameters) == 1 and typing.get_origin(first) is JobInHand:
             self.takes_job = True
             return typing.get_args(first)[0]
         if len(parameters) == 1 and _is_whole_payload(first):
             return first
         self.takes_fields = True
+        _require_free_names(owner, parameters)
         fields = [
             (p.name, hints.get(p.name, Any))
             if p.default is p.empty
@@ -82,6 +81,42 @@ class Payloads:
 def fields_of(arguments: Any) -> dict[str, Any]:
     """The fields of a decoded payload as keyword arguments."""
     return {name: getattr(arguments, name) for name in arguments.__struct_fields__}
+
+
+def _named_parameters(owner: str, handler: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that a payload can be read into. Raises: InvalidTask."""
+    given = inspect.signature(handler).parameters.values()
+    named = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if given and not named:
+        raise InvalidTask(
+            f"task {owner!r}: its handler takes only {', '.join(map(str, given))}, which says nothing of"
+            " the payload: name its parameters, and wrap it with functools.wraps where a decorator hides them"
+        )
+    return named
+
+
+def _type_in_batch(owner: str, hint: Any) -> Any:
+    """The payloads' type of a batch handler's first parameter. Raises: InvalidTask."""
+    if typing.get_origin(hint) is Batch:
+        return typing.get_args(hint)[0]
+    if hint is Any or hint is Batch:
+        return Any
+    told = getattr(hint, "__name__", hint)
+    raise InvalidTask(
+        f"task {owner!r}: with batch= its handler takes a Batch[...], not {told}: write"
+        " `jobs: Batch[...]` with the payload's type, or leave batch out"
+    )
+
+
+def _require_free_names(owner: str, parameters: Sequence[inspect.Parameter]) -> None:
+    """Refuse fields that `enqueue` would take for its own options. Raises: InvalidTask."""
+    taken = {*JobOptions.__annotations__, *OWN_OPTIONS}
+    found = [p.name for p in parameters if p.name in taken]
+    if found:
+        raise InvalidTask(
+            f"task {owner!r}: its handler takes {', '.join(found)}, which `enqueue` takes for its own"
+            f" options: give the field another name, or take the payload whole (a Struct, dataclass or dict)"
+        )
 
 
 def _hints(owner: str, handler: Callable[..., Any]) -> dict[str, Any]:
@@ -97,6 +132,9 @@ def _hints(owner: str, handler: Callable[..., Any]) -> dict[str, Any]:
 
 def _is_whole_payload(hint: Any) -> bool:
     kind = typing.get_origin(hint) or hint
+    if kind in (typing.Union, types.UnionType):
+        # `Photo | None` is a payload that may be left out; `str | None` is a field.
+        return any(map(_is_whole_payload, typing.get_args(hint)))
     if not isinstance(kind, type):
         return hint is not Any
     is_record = issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)

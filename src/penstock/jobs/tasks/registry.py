@@ -58,7 +58,11 @@ class Registry:
     def task(
         self, queue: str, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[..., Any]], Task]:
-        """Decorate a handler, sync or async, as the code of `queue`."""
+        """Decorate a handler, sync or async, as the code of `queue`. Raises: InvalidTask."""
+        if not isinstance(queue, str):
+            raise InvalidTask(
+                f'a task needs the name of its queue: write @app.task("name"), got {queue!r}'
+            )
 
         def declare(handler: Callable[..., Any]) -> Task:
             task = Task(queue=queue, handler=handler, **options)
@@ -88,7 +92,14 @@ class Registry:
     def cron(
         self, spec: str, *, tz: str = "UTC", name: str | None = None, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[..., Any]], Task]:
-        """Decorate a handler without arguments that runs at every moment of `spec`, as a job of its own queue."""
+        """Decorate a handler without arguments that runs at every moment of `spec`, as a job of its own queue.
+
+        Raises: InvalidTask.
+        """
+        if not isinstance(spec, str):
+            raise InvalidTask(
+                f'a cron needs its moments: write @app.cron("0 4 * * *"), got {spec!r}'
+            )
 
         def declare(handler: Callable[..., Any]) -> Task:
             cron = declared_cron(name or str(getattr(handler, "__name__", "")), spec, tz)

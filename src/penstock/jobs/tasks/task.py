@@ -16,6 +16,7 @@ from penstock.jobs.model import VERSION_LAST, NewJob
 from penstock.jobs.refs import JobRef, Origin
 from penstock.jobs.tasks.declared import (
     CONCURRENCY_MAX,
+    JobOptions,
     QueueDeclared,
     QueueOptions,
     TaskOptions,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.jobs.service.groups import Group
 
 _MISSING: Final = object()
+_CELERY: Final = ("delay", "apply_async")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class Queue:
         self,
         payload: Any = _MISSING,
         /,
-        *,
+        *others: Any,
         at: datetime | None = None,
         after_s: float | None = None,
         priority: int = 5,
@@ -87,6 +89,8 @@ class Queue:
 
         As a group's `on_done` it may leave out the field `group`, which is added then.
         """
+        if others:
+            raise InvalidTask(self._told_by_name((payload, *others)))
         if payload is _MISSING:
             payload = fields
         elif fields:
@@ -110,7 +114,7 @@ class Queue:
         self,
         payload: Any = _MISSING,
         /,
-        *,
+        *others: Any,
         tx: Transaction | None = None,
         group: Group | None = None,
         **options: Any,
@@ -120,6 +124,8 @@ class Queue:
         Options: `at`, `after_s`, `spread`, `priority`, `unique`, `lane`; other names are fields of the
         payload. The answer is the job's id, and what can be asked of the job.
         """
+        if others:
+            raise InvalidTask(self._told_by_name((payload, *others)))
         job = self.job(**options) if payload is _MISSING else self.job(payload, **options)
         self._require_whole(job.payload)
         jobs = self.service()
@@ -132,11 +138,14 @@ class Queue:
         *,
         tx: Transaction | None = None,
         group: Group | None = None,
+        **options: Unpack[JobOptions],
     ) -> list[JobRef]:
-        """Enqueue a job for each payload in one round trip."""
-        new = [
-            payload if isinstance(payload, NewJob) else self.job(payload) for payload in payloads
-        ]
+        """Enqueue a job for each payload in one round trip, all with `options`.
+
+        A payload may be a job, `task.job(...)`, which has its own options. Raises: InvalidTask.
+        """
+        self._require_common(options)
+        new = [self._job_of(payload, options) for payload in payloads]
         for job in new:
             self._require_whole(job.payload)
         jobs = self.service()
@@ -151,6 +160,41 @@ class Queue:
                 f"task {self.queue!r} belongs to no app yet: declare it with @app.task"
             )
         return self.jobs()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Tell those who come from Celery how it is said here. Raises: AttributeError."""
+            if name in _CELERY:
+                raise AttributeError(
+                    f"task {self.queue!r} has no {name}: write `await task.enqueue(field=value)`, in sync code"
+                    " `task.sync.enqueue(field=value)`; see docs/from-celery.md"
+                )
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def _job_of(self, payload: Any, options: JobOptions) -> NewJob:
+        if not isinstance(payload, NewJob):
+            return self.job(payload, **options)
+        if options:
+            raise InvalidTask(
+                f"task {self.queue!r}: a job has its own options: say {sorted(options)} in its task.job(...)"
+            )
+        return payload
+
+    def _require_common(self, options: JobOptions) -> None:
+        other = sorted(options.keys() - JobOptions.__annotations__.keys())
+        if other:
+            raise InvalidTask(
+                f"task {self.queue!r}: enqueue_many takes {sorted(JobOptions.__annotations__)} for all its"
+                f" jobs, not {other}: give it jobs, such as task.job(payload, unique=...) for each"
+            )
+
+    def _told_by_name(self, given: Sequence[Any]) -> str:
+        """How to say `given` by name."""
+        return (
+            f"task {self.queue!r}: {len(given)} payloads where one is taken: for many jobs use"
+            " enqueue_many([...])"
+        )
 
     def _origin(self, jobs: Jobs) -> Origin:
         return Origin(jobs, self.declared.keep_result, self.bridge)
@@ -228,7 +272,17 @@ class Task(Queue):
         """Call the handler itself, as if it were not a task."""
         return self.handler(*arguments, **named)
 
+    def _told_by_name(self, given: Sequence[Any]) -> str:
+        if not self.takes_fields:
+            return super()._told_by_name(given)
+        names = inspect.signature(self.handler).parameters
+        told = ", ".join(f"{name}={value!r:.40}" for name, value in zip(names, given, strict=False))
+        name = getattr(self.handler, "__name__", "task")
+        return f"task {self.queue!r}: pass the fields by name: {name}.enqueue({told})"
+
     def _require_fit(self, payload: Any) -> None:
+        if self.takes_fields and isinstance(payload, str | bytes | int | float | list | tuple):
+            raise InvalidTask(self._told_by_name((payload,)))
         if self.takes_fields and isinstance(payload, dict):
             added = {} if self._group_field is None else {self._group_field: None}
             self._bind(added | payload)

@@ -78,7 +78,11 @@ BEGIN
         WHERE m.group_id IS NOT NULL GROUP BY m.group_id
     ) c WHERE g.id = c.group_id;
     FOR v IN
-        DELETE FROM penstock.job_group WHERE id = ANY(p_groups) AND pending <= 0 RETURNING *
+        WITH ended AS (
+            DELETE FROM penstock.job_group WHERE id = ANY(p_groups) AND pending <= 0 RETURNING *
+        )
+        -- Keys of callbacks in one order, for two who take the same ones at once.
+        SELECT * FROM ended e ORDER BY e.queue, e.unique_key
     LOOP
         PERFORM penstock.enqueue_v2(
             ARRAY[v.queue], ARRAY[v.priority], ARRAY[v.run_at], ARRAY[v.delay_s], ARRAY[v.lane],
@@ -178,9 +182,9 @@ BEGIN
     ), shifted AS (
         INSERT INTO penstock.lane_job
             (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-             payload, version)
+             payload, version, last_error)
         SELECT g.id, g.queue, g.run_at, g.group_id, g.priority, g.attempt, g.losses, g.lane,
-               g.unique_key, g.traceparent, g.payload, g.version
+               g.unique_key, g.traceparent, g.payload, g.version, g.last_error
         FROM gone g WHERE g.lane IS NOT NULL RETURNING lane_job.queue, lane_job.lane
     ), told AS (
         INSERT INTO penstock.lane_event (limiter, lane, queue, k)

@@ -132,6 +132,7 @@ BEGIN
                CASE s.word WHEN 'moved' THEN 0
                     WHEN 'lost' THEN least(r.losses + 1, 32767) ELSE r.losses END::smallint AS losses,
                r.lane, s.unique_key, r.traceparent, r.payload, coalesce(r.version, 1) AS version,
+               CASE WHEN s.word = 'retry' THEN nullif(left(s.error, 500), '') END AS last_error,
                s.word = 'moved' AND r.lane IS NOT NULL AS is_moved,
                r.lane IS NOT NULL AND (s.word = 'moved' OR l.limiter IS NOT NULL
                    AND s.word NOT IN ('retry', 'snooze')) AS is_for_lane
@@ -146,9 +147,9 @@ BEGIN
     ), laned AS (
         INSERT INTO penstock.lane_job
             (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-             payload, version)
+             payload, version, last_error)
         SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-               payload, version FROM back WHERE is_for_lane
+               payload, version, last_error FROM back WHERE is_for_lane
     ), told AS (
         INSERT INTO penstock.lane_event (limiter, lane, queue, k)
         SELECT q.limiter, b.lane, b.queue, count(*)
@@ -156,9 +157,9 @@ BEGIN
     )
     INSERT INTO penstock.job_ready
         (id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent, payload,
-         version)
+         version, last_error)
     SELECT id, queue, run_at, group_id, priority, attempt, losses, lane, unique_key, traceparent,
-           payload, version FROM back WHERE NOT is_for_lane;
+           payload, version, last_error FROM back WHERE NOT is_for_lane;
     PERFORM pg_notify('penstock_jobs', q::text) FROM (
         SELECT DISTINCT coalesce(s.target, s.queue) FROM unnest(p_jobs) s
         WHERE s.word IN ('returned', 'lost', 'moved')) AS told(q);

@@ -32,14 +32,15 @@ DECLARE
         ELSE '(r.queue, r.id) < ($1, $7) AND (r.queue, r.id) > ($1, 0) ORDER BY r.queue DESC, r.id DESC'
         END;
     v_fits text := '($1 IS NULL OR s.queue = $1) AND s.state = ANY($2) AND ($3 IS NULL OR s.lane = $3)'
-        ' AND ($4 IS NULL OR position(lower($4) IN lower(s.error)) > 0)'
+        ' AND ($4 IS NULL OR s.ended_at IS NOT NULL AND position(lower($4) IN lower(s.error)) > 0)'
         ' AND ($5 IS NULL OR coalesce(s.ended_at, s.run_at) < now() - $5 * interval ''1 s'')';
 BEGIN
     FOR v_place IN
         SELECT * FROM (VALUES
             ('job_ready', true, ARRAY['scheduled', 'ready'],
-             'CASE WHEN r.run_at > now() THEN ''scheduled'' ELSE ''ready'' END', 'NULL::timestamptz', 'NULL'),
-            ('lane_job', false, ARRAY['ready'], '''ready''', 'NULL::timestamptz', 'NULL'),
+             'CASE WHEN r.run_at > now() THEN ''scheduled'' ELSE ''ready'' END', 'NULL::timestamptz',
+             'r.last_error'),
+            ('lane_job', false, ARRAY['ready'], '''ready''', 'NULL::timestamptz', 'r.last_error'),
             ('job_failed', true, ARRAY['failed', 'cancelled', 'quarantined'], 'r.state', 'r.ended_at',
              'r.error'),
             ('job_done', false, ARRAY['done'], '''done''', 'r.ended_at', 'NULL')
@@ -75,7 +76,7 @@ BEGIN
     IF 'ready' = ANY(p_states) AND p_lane IS NOT NULL AND p_ids IS NULL AND p_error IS NULL THEN
         RETURN QUERY
         SELECT j.id, 'ready', j.queue, j.priority, j.run_at, j.attempt, j.losses, j.lane, j.unique_key,
-               j.group_id, NULL::bigint, NULL::timestamptz, NULL::text
+               j.group_id, NULL::bigint, NULL::timestamptz, j.last_error
         FROM penstock.queue q CROSS JOIN generate_series(0, 9) AS p(priority) CROSS JOIN LATERAL (
             SELECT * FROM penstock.lane_job k
             WHERE k.queue = q.id AND k.lane = p_lane AND k.priority = p.priority AND k.id < p_before
@@ -100,11 +101,15 @@ BEGIN
 END $$;
 
 -- Take waiting jobs out, to be kept as cancelled or not at all; the ids of those that waited. Keys are released,
--- groups count them as cancelled. Rows are locked in order of id, then keys, then groups.
+-- groups count them as cancelled. Rows are locked in order of id, then keys, then groups, each once: two that came
+-- back to groups after a second look at the rows waited for each other.
 CREATE FUNCTION penstock.end_waiting_v1(p_ids bigint[], p_is_kept boolean)
 RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_ids bigint[] := '{}';
+    v_queues integer[] := '{}';
+    v_keys text[] := '{}';
+    v_groups bigint[] := '{}';
     v record;
 BEGIN
     -- Twice, since a job may move from job_ready to its lane between the two looks.
@@ -137,16 +142,19 @@ BEGIN
                array_agg(g.group_id) FILTER (WHERE g.group_id IS NOT NULL) AS groups
         INTO v FROM gone g;
         v_ids := v_ids || v.ids;
-        IF v.keys IS NOT NULL THEN
-            DELETE FROM penstock.job_unique u USING unnest(v.queues, v.keys) AS k(queue, key)
-            WHERE u.queue = k.queue AND u.key = k.key AND u.job_id = ANY(v.ids);
-        END IF;
-        IF v.groups IS NOT NULL THEN
-            PERFORM penstock.finish_members_v2(
-                v.groups, array_fill('cancelled'::text, ARRAY[cardinality(v.groups)]));
-        END IF;
+        v_queues := v_queues || v.queues;
+        v_keys := v_keys || v.keys;
+        v_groups := v_groups || v.groups;
         EXIT WHEN cardinality(v_ids) >= cardinality(p_ids);
     END LOOP;
+    IF v_keys <> '{}' THEN
+        DELETE FROM penstock.job_unique u USING unnest(v_queues, v_keys) AS k(queue, key)
+        WHERE u.queue = k.queue AND u.key = k.key AND u.job_id = ANY(v_ids);
+    END IF;
+    IF v_groups <> '{}' THEN
+        PERFORM penstock.finish_members_v2(
+            v_groups, array_fill('cancelled'::text, ARRAY[cardinality(v_groups)]));
+    END IF;
     RETURN v_ids;
 END $$;
 
