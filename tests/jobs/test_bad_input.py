@@ -9,6 +9,7 @@ import json
 import re
 from datetime import UTC, datetime, timedelta, timezone
 
+import msgspec
 import pytest
 from bad_calls import CALLS, COMMANDS, REQUESTS
 from surfaces import SURFACES, PythonSurface, Refused, surface_on
@@ -45,6 +46,8 @@ JOBS = {
     "unique_newline": (InvalidJob, {"unique": "a\n"}),
     "payload_object": (InvalidJob, {"payload": object()}),
     "payload_surrogate": (InvalidJob, {"payload": "\ud800"}),
+    "payload_nan": (InvalidJob, {"payload": {"a": float("nan")}}),
+    "payload_of_another_type": (InvalidJob, {"payload": "text"}),
     "payload_huge": (PayloadTooLarge, {"payload": "x" * 65_536}),
 }
 
@@ -114,6 +117,72 @@ async def test_what_json_can_hold_comes_back(jobs, registry):
     job = await jobs.job(job_id)
     assert job.payload == payload
     assert json.dumps(job.payload) == json.dumps(payload)
+
+
+class Photo(msgspec.Struct):
+    """A payload with a shape."""
+
+    n: int
+    size: float | None = None
+
+
+@pytest.mark.parametrize(
+    ("payload", "place"),
+    [
+        ({"n": 1, "size": float("inf")}, "/size"),
+        ({"n": None, "all": [1.5, {"a/b~": float("nan")}]}, "/all/1/a~1b~0"),
+        (Photo(1, -float("inf")), "/size"),
+        (float("nan"), ""),
+    ],
+)
+async def test_numbers_that_json_has_not_are_refused_where_they_are(jobs, registry, payload, place):
+    registry.queue("people")
+    with pytest.raises(InvalidJob, match="neither NaN nor Infinity") as raised:
+        await jobs.enqueue_many([NewJob(queue="people"), NewJob(queue="people", payload=payload)])
+    assert raised.value.problems[0].pointer == f"/1/payload{place}"
+    fine = {"a": "null", "b": None, "c": [1.5], "raw": msgspec.Raw(b"null")}
+    job_id = await jobs.enqueue(NewJob(queue="people", payload=fine))
+    assert (await jobs.job(job_id)).payload == fine | {"raw": None}
+
+
+async def test_a_payload_of_the_wrong_shape_is_refused_at_the_door(postgres, jobs, registry, sql):
+    @registry.task("photos", version=2, upgrade={1: lambda old: old})
+    async def handle(photo: Photo): ...
+
+    @registry.task("mail")
+    async def mail(to: str): ...
+
+    bad = [{"n": 1}, {"n": "x"}, None]
+    for call in (
+        lambda: jobs.enqueue_many([NewJob(queue="photos", payload=p, version=2) for p in bad]),
+        lambda: handle.enqueue_many(bad),
+    ):
+        with pytest.raises(InvalidJob, match=r"/1/payload: Expected `int`, got `str`") as raised:
+            await call()
+        assert [p.pointer for p in raised.value.problems] == ["/1/payload", "/2/payload"]
+    with pytest.raises(InvalidJob, match="unknown field `whom`"):
+        await jobs.enqueue(NewJob(queue="mail", payload={"to": "ann", "whom": 1}))
+    async with surface_on("http", postgres, jobs) as surface:
+        with pytest.raises(Refused, match=r"422 jobs.invalid_job"):
+            await surface.do("enqueue", {"queue": "mail", "payload": {"to": 5}})
+    assert await sql("SELECT id FROM penstock.job_ready") == []
+    # Other versions are for other code, or for an upgrade, to judge.
+    for version in (1, 3):
+        await jobs.enqueue(NewJob(queue="photos", payload={"n": "x"}, version=version))
+
+
+async def test_a_type_with_code_of_its_own_is_judged_at_the_run(jobs, registry):
+    @registry.task("odd")
+    async def handle(payload: OnlyInSlots): ...
+
+    assert await jobs.enqueue(NewJob(queue="odd", payload={}))
+
+
+class OnlyInSlots(msgspec.Struct):
+    """A payload that only a slot can read."""
+
+    def __post_init__(self):
+        raise RuntimeError("no connection here")
 
 
 @pytest.mark.parametrize("job_id", [0, -1, 2**62, 2**63, -(2**70), "x", 1.5, None, True])

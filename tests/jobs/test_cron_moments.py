@@ -97,8 +97,11 @@ def test_what_is_no_cron(spec):
 
 
 @pytest.mark.parametrize(
-    "tz", ["", "Mars/Olympus", "America", "/etc/passwd", "../x", "U\0", "x" * 400]
-    + ["localtime", "posixrules", "Factory"],
+    "tz",
+    [
+        *("", "Mars/Olympus", "America", "/etc/passwd", "../x", "U\0", "x" * 400),
+        *("localtime", "posixrules", "Factory"),
+    ],
 )
 def test_what_is_no_time_zone(tz):
     with pytest.raises(InvalidCron):

@@ -10,11 +10,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from click.testing import CliRunner
 from surfaces import SURFACES, Refused, surface_on
 
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, Registry, store
+from penstock.jobs import Jobs, QueueUnknown, Registry, cli, store
 from penstock.jobs.fleet.facts import QueueCounts
 
 STEPS = tomllib.loads(Path(__file__).with_name("scenario.toml").read_text())["step"]
@@ -173,6 +174,25 @@ async def test_a_lane_whose_name_holds_slashes_is_reached(postgres, jobs, lane):
         with pytest.raises(Refused, match=r"web\.not_found"):
             await surface.ask("GET", "/v1%2Flimiters")
     assert (await jobs.get_lane(**place)).follows_limiter
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("{to:x}",), "PAYLOAD: expected JSON with its quotes, got '{to:x}': JSON is malformed"),
+        (("{}", "--after", "2y"), "--after: expected a duration such as 30s, 10m or 2h, got '2y'"),
+        (("{}", "--spread", "x"), "--spread: expected a duration such as 30s, 10m or 2h, got 'x'"),
+    ],
+)
+def test_each_wrong_word_of_add_is_told_by_its_name(words, told):
+    add = next(command for command in cli.COMMANDS if command.name == "jobs")
+    ran = CliRunner().invoke(add, ["add", "mail", *words])
+    assert ran.exception.text.startswith(told)
+
+
+async def test_setting_a_queue_that_is_not_there_tells_how_to_make_it(jobs):
+    with pytest.raises(QueueUnknown, match=r"queues set NAME --create.*\?create=true"):
+        await jobs.set_queue("nope", retries=1)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,9 @@ def test_a_delay_that_means_nothing_is_the_handlers_error(given_s):
             say(given_s)
     assert job.outcome is None
     assert outcome_of(Bare(given_s)).word == "retry"
-    assert outcome_of(LaneExhausted("a", 1, given_s)).word == "snooze"
+    exhausted = LaneExhausted("a", 1, 7.0)
+    exhausted.retry_after_s = given_s
+    assert outcome_of(exhausted).word == "retry"
     said = settled_outcome(
         Outcome("snooze", given_s), attempt=1, retries=5, backoff=Backoff(3.0, 3.0)
     )

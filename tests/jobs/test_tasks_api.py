@@ -65,7 +65,11 @@ def test_a_decorator_without_its_name_is_refused(registry):
         (lambda unique, lane: None, {}, "takes unique, lane, which"),
         (lambda tx: None, {}, "takes tx, which"),
         (lambda *args: None, {}, r"takes only \*args"),
-        (lambda *args, **kwargs: None, {"batch": 5}, r"only \*args, \*\*kwargs, .* functools.wraps"),
+        (
+            lambda *args, **kwargs: None,
+            {"batch": 5},
+            r"only \*args, \*\*kwargs, .* functools.wraps",
+        ),
         (lambda **fields: None, {}, r"takes only \*\*fields"),
     ],
 )

@@ -79,9 +79,7 @@ async def test_children_that_a_handler_leaves_hold_up_nothing(host):
 @pytest.mark.parametrize(
     ("queue", "payload"), [("splits", {}), ("splits_async", {}), ("splits_async", {"awaits": True})]
 )
-async def test_a_child_that_returns_from_its_handler_ends_and_settles_nothing(
-    host, queue, payload
-):
+async def test_a_child_that_returns_from_its_handler_ends_and_settles_nothing(host, queue, payload):
     ids = await host.enqueue(queue, [payload] * 20)
     agent = host.start()
     await wait_true(lambda: host.effects() == ids, deadline_s=30)

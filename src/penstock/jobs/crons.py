@@ -86,9 +86,7 @@ def next_moment(spec: str, tz: str, after_at: datetime) -> datetime:
 
 def _zone(tz: str) -> ZoneInfo:
     try:
-        if tz in NO_ZONES:
-            raise KeyError(tz)
-        return ZoneInfo(tz)
+        return ZoneInfo("" if tz in NO_ZONES else tz)
     except (KeyError, ValueError, OSError) as error:
         raise InvalidCron(
             f"time zone {tz[:80]!r} is not known: use a name such as UTC or Europe/Berlin"

@@ -73,7 +73,7 @@ def outcome_of(error: BaseException) -> Outcome:
             return Outcome("cancel", None, text)
         case LaneExhausted():
             after_s = _readable_delay_s(error.retry_after_s)
-            return Outcome("snooze", 0.0 if after_s is None else after_s, text)
+            return Outcome("retry" if after_s is None else "snooze", after_s, text)
         case Retry() | Snooze():
             # A subclass may have left `after_s` out or put anything there.
             after_s = _readable_delay_s(getattr(error, "after_s", None))
@@ -123,7 +123,9 @@ def delay_of(after_s: Any) -> float:
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"after_s: expected seconds, got a {type(after_s).__name__}") from error
     if not 0 <= delay_s <= AT_AWAY_S_MAX:
-        raise ValueError(f"after_s: expected seconds from 0 to {AT_AWAY_S_MAX:.0f}, got {delay_s:g}")
+        raise ValueError(
+            f"after_s: expected seconds from 0 to {AT_AWAY_S_MAX:.0f}, got {delay_s:g}"
+        )
     return delay_s
 
 

@@ -25,6 +25,7 @@ from penstock.jobs.agent.forked import ForkedSlot
 from penstock.jobs.agent.keeper import ZygoteKeeper
 from penstock.jobs.agent.lines import TaskFacts
 from penstock.jobs.agent.links import SlotLink
+from penstock.jobs.agent.remains import end_group
 from penstock.jobs.agent.seats import Seat
 from penstock.jobs.agent.succession import Succession
 from penstock.jobs.fleet.facts import Planned
@@ -76,6 +77,8 @@ class ForkedCrew:
         self._host_id = 0
         self._capacity = 1
         self._pss: dict[int, int] = {}
+        self._unreaped: set[int] = set()
+        """Dead slots whose zygote died too before it reaped them."""
         keeper.on_forked = self._on_forked
         keeper.on_exited = self._on_exited
 
@@ -308,6 +311,8 @@ class ForkedCrew:
         del self._slots[slot.number]
         self._pss.pop(slot.number, None)
         slot.link.close()
+        if slot.status is None:
+            self._unreaped.add(slot.pid)
         if slot.pidfd >= 0:
             os.close(slot.pidfd)
         is_orderly = slot.has_left or slot.is_blameless
@@ -348,6 +353,9 @@ class ForkedCrew:
                 return
             if found is None or found.si_pid in ours:
                 return
+            if found.si_pid in self._unreaped:
+                self._unreaped.discard(found.si_pid)
+                end_group(found.si_pid)
             os.waitpid(found.si_pid, 0)
 
     # What is watched

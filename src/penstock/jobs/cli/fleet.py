@@ -76,7 +76,16 @@ def minutes(
 ) -> None:
     """Show what QUEUE did in each minute: of the last hour, or of a span of up to two days."""
     found = terminal.run(Jobs, lambda jobs: jobs.minutes(queue, from_at=from_at, to_at=to_at))
-    head = ("minute", "done", "failed", "retried", "lost", "handler s", "mean wait s", "longest wait s")
+    head = (
+        "minute",
+        "done",
+        "failed",
+        "retried",
+        "lost",
+        "handler s",
+        "mean wait s",
+        "longest wait s",
+    )
     terminal.show(found, table(head, map(_minute_row, found)))
 
 

@@ -176,7 +176,9 @@ class Crons:
         """Check a cron as its job will be checked; its next moment."""
         require_id("cron", cron.name)
         if not cron.name.strip("."):
-            raise InvalidCron(f"cron {cron.name!r}: a path would lose it: use a name not of dots alone")
+            raise InvalidCron(
+                f"cron {cron.name!r}: a path would lose it: use a name not of dots alone"
+            )
         if not is_storable(cron.queue):
             raise QueueUnknown(cron.queue)
         require_fit(prepare_jobs([_job(cron)]), self._jobs.registry)

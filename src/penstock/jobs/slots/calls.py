@@ -9,7 +9,6 @@ window strict whatever stopped this process since the claim was sent.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from penstock.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome, Snooze, o
 from penstock.jobs.inhand import JobInHand
 from penstock.jobs.model import jobs_run_seconds
 from penstock.jobs.slots.cell import Cell
-from penstock.jobs.slots.children import ending_children
+from penstock.jobs.slots.children import ending_children, forks_behind
 from penstock.jobs.slots.threads import Threads
 from penstock.jobs.tasks import Call, Registry, Task
 from penstock.kernel.logs import logger
@@ -89,7 +88,7 @@ class Calls:
         self._registry = registry
         self._board = board
         self._jobs_running = 0
-        self._home_pid = os.getpid()
+        self._home = forks_behind()
 
     async def call(self, call: HandlerCall) -> CallEnd:
         """Call the handler, whatever comes of it."""
@@ -127,7 +126,7 @@ class Calls:
         rest, is_fault, value = DONE, False, None
         try:
             async with limit:
-                value = await ending_children(self._home_pid, self._inside(call))
+                value = await ending_children(self._home, self._inside(call))
         except asyncio.CancelledError:
             rest, is_fault = (RETURNED, False) if self.is_cutting else (CANCELLED_ITSELF, True)
         # Also SystemExit, which would end the event loop if it left this task.

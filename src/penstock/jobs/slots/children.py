@@ -18,6 +18,24 @@ from typing import Any, TypeVar
 Value = TypeVar("Value")
 
 
+class _Forks:
+    """How many forks lie behind this process: counted, since asking for the pid is a system call."""
+
+    count = 0
+
+    @classmethod
+    def note(cls) -> None:
+        cls.count += 1
+
+
+os.register_at_fork(after_in_child=_Forks.note)
+
+
+def forks_behind() -> int:
+    """Tells a process from its children: what `leave_if_forked` compares with."""
+    return _Forks.count
+
+
 def hide_from_children(link: socket.socket, descriptors: Sequence[int]) -> None:
     """Let no forked child hold the slot's socket or `descriptors`, or answer signals in the slot's place."""
 
@@ -33,14 +51,14 @@ def hide_from_children(link: socket.socket, descriptors: Sequence[int]) -> None:
     os.register_at_fork(after_in_child=let_go)
 
 
-def leave_if_forked(home_pid: int, code: int = 0) -> None:
-    """End this process, where it is not `home_pid` but a child of it."""
-    if os.getpid() != home_pid:
+def leave_if_forked(home: int, code: int = 0) -> None:
+    """End this process, where it was forked since `forks_behind` was `home`."""
+    if _Forks.count != home:
         os._exit(code)
 
 
 @coroutine
-def ending_children(home_pid: int, code: Coroutine[Any, Any, Value]) -> Generator[Any, Any, Value]:
+def ending_children(home: int, code: Coroutine[Any, Any, Value]) -> Generator[Any, Any, Value]:
     """Await `code`; a child that it forks ends where it returns, raises or would wait."""
     resume: Any = code.send
     value: Any = None
@@ -48,14 +66,14 @@ def ending_children(home_pid: int, code: Coroutine[Any, Any, Value]) -> Generato
         try:
             awaited = resume(value)
         except StopIteration as end:
-            leave_if_forked(home_pid)
+            leave_if_forked(home)
             return end.value  # type: ignore[no-any-return]
         except BaseException:
-            leave_if_forked(home_pid, 1)
+            leave_if_forked(home, 1)
             # Else the error would hold this frame, and the frame the error.
             value = None
             raise
-        leave_if_forked(home_pid)
+        leave_if_forked(home)
         try:
             value = yield awaited
             resume = code.send

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
 import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from penstock.jobs.slots.children import leave_if_forked
+from penstock.jobs.slots.children import forks_behind, leave_if_forked
 
 Work = Callable[[], None] | None
 THREAD_NAME: Final = "penstock-handler"
@@ -26,7 +25,7 @@ class Threads:
 
     def __init__(self) -> None:
         self._idle: list[queue.SimpleQueue[Work]] = []
-        self._home_pid = os.getpid()
+        self._home = forks_behind()
 
     async def run(self, code: Callable[[], Any]) -> Any:
         """Run `code` in a thread, in this context; a thread whose caller was cancelled is left behind."""
@@ -46,7 +45,7 @@ class Threads:
                 result = context.run(code)
             except BaseException as raised:  # noqa: BLE001 - carried to the awaiting side
                 error = raised
-            leave_if_forked(self._home_pid, 1 if error is not None else 0)
+            leave_if_forked(self._home, 1 if error is not None else 0)
             # A loop that was closed meanwhile waits for no answer.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(tell, result, error)

@@ -35,6 +35,7 @@ AND NOT EXISTS (SELECT FROM penstock.job_lease l WHERE l.host = h.id);
 UPDATE penstock.host SET expires_at = least(expires_at, now()) WHERE id = :host;
 
 -- name: drop_hosts
--- Remove expired hosts that hold no lease any more.
-DELETE FROM penstock.host h WHERE h.expires_at <= now()
-AND NOT EXISTS (SELECT FROM penstock.job_lease l WHERE l.host = h.id);
+-- Remove expired hosts that hold no lease any more; not those that somebody's transaction holds.
+DELETE FROM penstock.host WHERE id = ANY(ARRAY(
+    SELECT h.id FROM penstock.host h WHERE h.expires_at <= now()
+    AND NOT EXISTS (SELECT FROM penstock.job_lease l WHERE l.host = h.id) FOR UPDATE SKIP LOCKED));
