@@ -99,7 +99,7 @@ async def test_one_that_became_invalid_rests_and_says_why(jobs, report, make_due
 
 async def test_change_and_remove(jobs, report):
     changed = await jobs.crons.change("report", spec="0 4 * * *", priority=1, payload={"n": 1})
-    assert (changed.spec, changed.priority, changed.payload) == ("0 4 * * *", 1, [1])
+    assert (changed.spec, changed.priority, changed.payload) == ("0 4 * * *", 1, {"n": 1})
     assert (changed.next_at.hour, changed.next_at.minute) == (4, 0)
     assert (await jobs.crons.change("report", paused=True)).paused
     assert (await jobs.crons.change("report", spec="0 5 * * *")).paused

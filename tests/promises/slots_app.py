@@ -125,7 +125,7 @@ async def splits_async(job: JobInHand[dict]) -> int:
     child = os.fork()
     note("child" if child == 0 else "effect", job.id)
     if job.payload.get("awaits"):
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(os.getpid)
         note("after", job.id)
     return child
 

@@ -49,7 +49,7 @@ class SlotsHost:
         for queue in QUEUES:
 
             @registry.task(queue)
-            async def never_called(job=None): ...
+            async def never_called(job: dict): ...
 
         self.jobs = Jobs(postgres, JobsConfig(), registry)
 

@@ -14,7 +14,7 @@ state, a lease row a batch, a scan watermark, lanes with a journal) was measured
 with one consumer, 97,000/s beside a 24 s transaction (PostgreSQL 18, 2 cores shared with the clients).
 
 **Limits**: `model.py`. **Files**: hearts `tasks/` (what code declares), `inhand.py` and `handling.py` (what a handler
-holds and says), `slots/` (running handlers), `intake.py` (the checks at the door), `leases.py` (a host's desk) with
+holds and says), `slots/` (running handlers), `intake.py` (the checks at the door), `fitting.py` (payloads against known tasks), `leases.py` (a host's desk) with
 `scans.py` (how far its claims came) and `settling.py` (what is not yet recorded), `agent/` (processes and who works what), `fleet/` (the plan), `hints.py`
 (coalesced NOTIFY), `refs.py` and `bridge.py` (what enqueue returns; sync code), `reasons.py` (why a job waits);
 then `model`, `errors`, `worker` and the folders `store` + `sql`, `service`, `http`, `cli`.

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -38,15 +38,9 @@ from penstock.jobs.model import (
 from penstock.kernel.errors import FieldProblem
 from penstock.kernel.limits import PAGE_ROWS_MAX, PAYLOAD_BYTES_MAX
 
-if TYPE_CHECKING:
-    from penstock.jobs.tasks import Registry, Task
-
 PROBLEMS_MAX: Final = 100
 LIMIT_MAX: Final = 10**9
 """Of what a lane may start or hold."""
-COUNTS: Final = b'"group":{"id":1,"done":0,"failed":0,"cancelled":0,"quarantined":0}}'
-"""What the payload of a group's callback ends with when it is enqueued."""
-UNKNOWN_GROUP: Final = "Object contains unknown field `group`"
 
 
 def _plain(value: Any) -> Any:
@@ -113,46 +107,8 @@ def prepare_groups(groups: Sequence[NewGroup]) -> tuple[Rows, Rows]:
     return callbacks, _append_all([member for group in groups for member in group.members])
 
 
-def require_fit(rows: Rows, registry: Registry, *, has_group: bool = False) -> None:
-    """Refuse payloads that the tasks of `registry` could not decode; with `has_group` as a group's callback.
-
-    A queue without a task here, or another version, is for other code to judge. One call of the decoder a
-    job: 0.4 ms for 1,000 jobs of three fields, whose encoding takes 0.8 ms (a machine of 2 cores).
-    Raises: InvalidJob.
-    """
-    problems: list[FieldProblem] = []
-    tasks = {queue: registry.get(queue) for queue in set(rows.queues)}
-    for index, payload in enumerate(rows.payloads):
-        task = tasks[rows.queues[index]]
-        if task is None or rows.versions[index] != task.version:
-            continue
-        misfit = _misfit(task, _with_counts(payload) if has_group else payload)
-        if misfit is not None:
-            if has_group and misfit == UNKNOWN_GROUP:
-                misfit = "the callback gets the field `group`: add the parameter to its handler"
-            problems.append(FieldProblem(f"/{index}/payload", "invalid", misfit))
-            if len(problems) == PROBLEMS_MAX:
-                break
-    _refuse(problems, "on_done: " if has_group else "")
-
-
-def _misfit(task: Task, payload: bytes) -> str | None:
-    """Why the task could not decode `payload`."""
-    try:
-        task.payloads.decode(payload)
-    except msgspec.ValidationError as error:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a type's own code, which may only work where handlers run
-        return None
-    return None
-
-
-def _with_counts(payload: bytes) -> bytes:
-    return payload[:-1] + (b"," if len(payload) > len(b"{}") else b"") + COUNTS
-
-
-def _refuse(problems: Sequence[FieldProblem], what: str = "") -> None:
-    """Raises: InvalidJob, where there are any."""
+def refuse(problems: Sequence[FieldProblem], what: str = "") -> None:
+    """Refuse a call over `problems`, if there are any. Raises: InvalidJob."""
     if problems:
         lines = "; ".join(f"{p.pointer}: {what}{p.text}" for p in problems[:3])
         raise InvalidJob(f"nothing was enqueued: {lines}", problems=tuple(problems[:PROBLEMS_MAX]))
@@ -165,7 +121,7 @@ def _append_all(jobs: Sequence[NewJob]) -> Rows:
         found = _faults(job, latest)
         if found and len(problems) < PROBLEMS_MAX:
             problems += [FieldProblem(f"/{index}/{name}", "invalid", text) for name, text in found]
-    _refuse(problems)
+    refuse(problems)
     rows = Rows(
         queues=[job.queue for job in jobs],
         priorities=[job.priority for job in jobs],
@@ -217,7 +173,7 @@ def _require_finite(index: int, payload: Any) -> None:
     place = _place_of_infinite(msgspec.to_builtins(payload, enc_hook=_plain_or_raw))
     if place is not None:
         text = "expected a finite number: JSON has neither NaN nor Infinity"
-        _refuse([FieldProblem(f"/{index}/payload{place}", "invalid", text)])
+        refuse([FieldProblem(f"/{index}/payload{place}", "invalid", text)])
 
 
 def _plain_or_raw(value: Any) -> Any:

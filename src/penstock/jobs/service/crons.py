@@ -17,7 +17,8 @@ from penstock.engines.postgres import Postgres
 from penstock.jobs import store
 from penstock.jobs.crons import Cron, NewCron, next_moment
 from penstock.jobs.errors import CronExists, CronFixed, CronUnknown, InvalidCron, QueueUnknown
-from penstock.jobs.intake import is_storable, prepare_jobs, require_fit
+from penstock.jobs.fitting import require_fit
+from penstock.jobs.intake import is_storable, prepare_jobs
 from penstock.jobs.model import NewJob
 from penstock.kernel.crash import crash_point
 from penstock.kernel.errors import PenstockError

@@ -22,13 +22,13 @@ from penstock.jobs.errors import (
     InvalidJob,
     LeaseLost,
 )
+from penstock.jobs.fitting import require_fit
 from penstock.jobs.fleet.facts import QueueMinute
 from penstock.jobs.hints import Hints
 from penstock.jobs.intake import (
     Rows,
     prepare_groups,
     prepare_jobs,
-    require_fit,
 )
 from penstock.jobs.model import (
     JOBS_PER_CALL_MAX,
