@@ -52,7 +52,7 @@ def mail(app):
     """A task of the app."""
 
     @app.task("mail")
-    async def mail(to: str):
+    async def mail(to: str, group: dict | None = None):
         """Never run here."""
 
     return mail

@@ -79,7 +79,7 @@ def mail(registry, bridge):
     """A task."""
 
     @registry.task("mail")
-    async def mail(to: str, text: str = ""):
+    async def mail(to: str, text: str = "", group: dict | None = None):
         """Never run here."""
 
     return mail
@@ -147,7 +147,8 @@ async def test_ten_thousand_jobs_with_every_option(caller, jobs, mail, sql):
 
 async def test_groups_and_lanes_are_the_callers_too(caller, jobs, mail, sql):
     group = NewGroup(
-        members=[NewJob(queue="mail", payload={"to": "ann"})] * 3, on_done=NewJob(queue="mail")
+        members=[NewJob(queue="mail", payload={"to": "ann"})] * 3,
+        on_done=NewJob(queue="mail", payload={"to": "all"}),
     )
     await caller.run(SAVE)
     await jobs.enqueue_groups([group], tx=caller.tx)
@@ -230,7 +231,7 @@ async def test_sync_code_enqueues_thousands_and_groups(open_blocking, mail, brid
         NewJob(queue="mail", payload={"to": "a\0"}, lane="l" if n % 2 else None)
         for n in range(10_000)
     ]
-    group = NewGroup(members=new[:6_000], on_done=NewJob(queue="mail"))
+    group = NewGroup(members=new[:6_000], on_done=NewJob(queue="mail", payload={"to": "all"}))
 
     def work():
         with open_blocking() as caller:

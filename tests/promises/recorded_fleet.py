@@ -74,10 +74,7 @@ class RecordedFleet:
         """A service of a process that only enqueues and looks."""
         registry = Registry()
         for queue in QUEUES:
-
-            @registry.task(queue)
-            async def never_called(job=None): ...
-
+            registry.queue(queue)
         return Jobs(postgres, JobsConfig(), registry)
 
     def start(
