@@ -47,7 +47,7 @@ def jobs(postgres):
     for queue in ("one", "two"):
 
         @registry.task(queue, retries=0)
-        async def never_called(job=None): ...
+        async def never_called(job: dict | None): ...
 
     return Jobs(postgres, JobsConfig(), registry)
 
@@ -124,13 +124,13 @@ async def test_a_draining_host_gives_its_slots_up(start, postgres):
 
 @pytest.mark.slow
 async def test_several_agents_on_one_machine_are_several_hosts(start, jobs, postgres):
-    agents = [start("--name", "h1"), start("--name", "h2/with a slash", "--tag", "gpu")]
-    for agent, name in zip(agents, ("h1", "h2/with a slash"), strict=True):
+    agents = [start("--name", "h1"), start("--name", "h2:with-a-colon", "--tag", "gpu")]
+    for agent, name in zip(agents, ("h1", "h2:with-a-colon"), strict=True):
         await wait_true(lambda name=name: find_host(postgres, name), deadline_s=30)
         assert agent.events("host_registered")[0]["name"] == name
     queues = [agent.events("host_registered")[0]["queues"] for agent in agents]
     assert ["tagged" in known for known in queues] == [False, True]
-    assert (await find_host(postgres, "h2/with a slash"))["tags"] == ["gpu"]
+    assert (await find_host(postgres, "h2:with-a-colon"))["tags"] == ["gpu"]
     for agent in agents:
         agent.signal(signal.SIGTERM)
         assert agent.wait_exit() == 0

@@ -10,7 +10,7 @@ import pytest
 from desk_hands import claim_lane_jobs, living_desk, settle
 from lane_invariants import most_in_a_window
 
-from penstock.jobs import Batch, Jobs, JobState, NewJob, Registry
+from penstock.jobs import Batch, JobInHand, Jobs, JobState, NewJob, Registry
 from penstock.jobs.errors import InvalidJob, LaneUnknown, LimiterFixed
 from penstock.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
 from penstock.testing.waiting import wait_true
@@ -53,8 +53,8 @@ async def test_windows_hold_at_handler_start(registry, jobs, working, config, br
             starts.setdefault(job.lane, []).append(time.monotonic())
 
     @registry.task("single", concurrency=4, limiter="fetch")
-    async def single(lane: str):
-        starts.setdefault(lane, []).append(time.monotonic())
+    async def single(job: JobInHand[dict]):
+        starts.setdefault(job.payload["lane"], []).append(time.monotonic())
 
     for lane in "wxyz":
         await jobs.set_lane("fetch", lane, starts_max=5, window_s=1.0, concurrency=None)

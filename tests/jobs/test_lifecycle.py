@@ -10,7 +10,18 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from penstock.jobs import Batch, Cancel, Fail, JobInHand, JobState, NewJob, Retry, Snooze
+from penstock.jobs import (
+    Batch,
+    Cancel,
+    Fail,
+    JobInHand,
+    Jobs,
+    JobState,
+    NewJob,
+    Registry,
+    Retry,
+    Snooze,
+)
 from penstock.jobs.errors import JobNotEnded, JobNotWaiting, JobUnknown, KeyTaken
 from penstock.jobs.hints import Hints
 from penstock.kernel.trace import current_traceparent, new_traceparent
@@ -270,8 +281,8 @@ async def test_a_paused_queue_hands_out_nothing(jobs, registry, working):
         await wait_true(lambda: seen)
 
 
-async def test_a_payload_that_does_not_fit_goes_to_retry_without_its_neighbours(
-    jobs, registry, working
+async def test_a_payload_of_another_app_that_does_not_fit_fails_without_its_neighbours(
+    jobs, registry, working, postgres
 ):
     seen = []
 
@@ -279,7 +290,9 @@ async def test_a_payload_that_does_not_fit_goes_to_retry_without_its_neighbours(
     async def handle(batch: Batch[Photo]):
         seen.extend(job.payload.number for job in batch)
 
-    bad, good = await jobs.enqueue_many(
+    await jobs.declare_queues()
+    elsewhere = Jobs(postgres, jobs.config, Registry())
+    bad, good = await elsewhere.enqueue_many(
         [NewJob(queue="typed", payload=p) for p in ({"number": "x"}, {"number": 7})]
     )
     async with working():
