@@ -207,7 +207,7 @@ def _faults(job: NewJob, latest: datetime) -> list[tuple[str, str]]:
         found.append(("at", fault))
     if job.spread_s is not None:
         found += _spread_faults(job, job.spread_s, latest)
-    if job.after_s is not None and not _is_number(job.after_s, 0, AT_AWAY_S_MAX):
+    if job.after_s is not None and not is_number(job.after_s, 0, AT_AWAY_S_MAX):
         found.append(("after_s", f"expected seconds from 0 to {AT_AWAY_S_MAX:.0f}"))
     for name, value in (("unique", job.unique), ("lane", job.lane)):
         if value is not None and not is_name(value):
@@ -226,12 +226,12 @@ def _fault_of_moment(job: NewJob, latest: datetime) -> str:
 
 def _spread_faults(job: NewJob, spread_s: float, latest: datetime) -> list[tuple[str, str]]:
     """The last moment of the spread must be within a year as well."""
-    if not _is_number(spread_s, 0, AT_AWAY_S_MAX):
+    if not is_number(spread_s, 0, AT_AWAY_S_MAX):
         return [("spread_s", f"expected seconds from 0 to {AT_AWAY_S_MAX:.0f}")]
     first = datetime.now(UTC)
     if isinstance(job.at, datetime) and _has_utc(job.at) and job.at <= latest:
         first = max(first, job.at)
-    elif _is_number(job.after_s, 0, AT_AWAY_S_MAX):
+    elif is_number(job.after_s, 0, AT_AWAY_S_MAX):
         first += timedelta(seconds=job.after_s or 0.0)
     if first + timedelta(seconds=spread_s) > latest + timedelta(seconds=1):
         return [("spread_s", "expected to end within a year")]
@@ -294,13 +294,13 @@ def require_lane(
         found.append(("lane", f"expected names of 1 to {NAME_CHARACTERS_MAX} printable characters"))
     if (starts_max is None) != (window_s is None):
         found.append(("starts_max", "expected together with window_s, or both left out"))
-    if starts_max is not None and not _is_number(starts_max, 1, LIMIT_MAX):
+    if starts_max is not None and not is_number(starts_max, 1, LIMIT_MAX):
         found.append(("starts_max", f"expected 1 to {LIMIT_MAX}"))
-    if window_s is not None and not _is_number(window_s, 0.001, WINDOW_S_MAX):
+    if window_s is not None and not is_number(window_s, 0.001, WINDOW_S_MAX):
         found.append(("window_s", f"expected seconds over 0, up to {WINDOW_S_MAX:.0f}"))
-    if concurrency is not None and not _is_number(concurrency, 1, LIMIT_MAX):
+    if concurrency is not None and not is_number(concurrency, 1, LIMIT_MAX):
         found.append(("concurrency", f"expected 1 to {LIMIT_MAX}; to stop a lane set paused"))
-    if not _is_number(weight, 1, WEIGHT_MAX):
+    if not is_number(weight, 1, WEIGHT_MAX):
         found.append(("weight", f"expected 1 to {WEIGHT_MAX}"))
     if found:
         problems = tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in found)
@@ -308,7 +308,8 @@ def require_lane(
         raise InvalidJob(f"lane {str(lane)[:160]!r}: {lines}", problems=problems)
 
 
-def _is_number(value: Any, least: float, most: float) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+def is_number(value: Any, least: float, most: float) -> bool:
+    """Whether `value` is a number from `least` to `most`; NaN is none."""
+    is_any = isinstance(value, int | float) and not isinstance(value, bool)
     # No `isfinite`: it fails for whole numbers beyond what a float holds, and comparisons refuse the rest.
-    return is_number and least <= value <= most
+    return is_any and least <= value <= most

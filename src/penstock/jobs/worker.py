@@ -3,10 +3,6 @@
 The same host row and dispatcher as the agent's; its slots are seats of one runner in this event loop, one a task, so that
 every queue is worked concurrently. Nothing here survives a handler that kills its process: that is what
 `penstock agent` is for.
-
-The sweeper is the scheduler role's loop. It looks every 3 s: with the 30 s after which a silent host expires,
-a dead worker's jobs are ready again in at most 35 s. Any number may run; each lease is returned by whoever
-locks it first.
 """
 
 from __future__ import annotations
@@ -21,12 +17,10 @@ from penstock.jobs.agent.core import HostLoop
 from penstock.jobs.agent.dispatcher import Dispatcher
 from penstock.jobs.agent.lines import TaskFacts
 from penstock.jobs.agent.seats import Seat
-from penstock.jobs.leases import RECONNECT, require_not_cancelled
 from penstock.jobs.model import JobsConfig
 from penstock.jobs.service import Jobs
 from penstock.jobs.slots.messages import FromSlot, Left, Ready, Settled, Spend, SpendAnswer, Work
 from penstock.jobs.slots.runner import SlotRunner
-from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 
 END_S: Final = 3.0
@@ -161,43 +155,3 @@ class LocalPlace:
 
     def stop(self, grace_s: float) -> None:
         """The crew stops the runner itself, for all its seats."""
-
-
-class Sweeper:
-    """Calls `Jobs.sweep` for ever."""
-
-    def __init__(self, jobs: Jobs) -> None:
-        self._jobs = jobs
-        self._jobs_returned = 0
-
-    def statistics(self) -> dict[str, int]:
-        """What this sweeper did."""
-        return {"jobs_returned": self._jobs_returned}
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Sweep until `stop`; a database that is away is waited for."""
-        failures = 0
-        while not stop.is_set():
-            require_not_cancelled()
-            try:
-                wait_s = await self._run_once()
-                failures = 0
-            except PenstockError as error:
-                if not error.retryable:
-                    raise
-                failures += 1
-                wait_s = RECONNECT.delay_s(failures)
-                _log.warning("sweep_failed", error=error.text)
-            try:
-                async with asyncio.timeout(wait_s):
-                    await stop.wait()
-            except TimeoutError:
-                continue
-
-    async def _run_once(self) -> float:
-        """One bounded step; seconds to wait before the next."""
-        swept = await self._jobs.sweep()
-        self._jobs_returned += swept.jobs_returned
-        if swept.jobs_returned:
-            _log.warning("leases_returned", leases=swept.leases_returned, jobs=swept.jobs_returned)
-        return 0.0 if swept.more else self._jobs.config.sweep_every_s

@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.jobs import Jobs, QueueUnknown, store
 from penstock.jobs.leases import Desk, Scan
-from penstock.jobs.slots.messages import FromSlot, Progress, Settled, Spend, SpendAnswer, Work
+from penstock.jobs.slots.messages import FromSlot, Progress, Settled, Spend, SpendAnswer
 from penstock.jobs.slots.runner import SlotRunner
 from penstock.jobs.store.leases import Claims
 from penstock.jobs.tasks import Task
@@ -102,21 +102,7 @@ class _Slot:
             self._open.update(claim.ids)
             self._jobs_left -= len(claim.ids)
             self._is_said.clear()
-            self.runner.give(
-                Work(
-                    queue=task.queue,
-                    lease_id=claim.lease_id,
-                    ids=claim.ids,
-                    payloads=claim.payloads,
-                    attempts=claim.attempts,
-                    losses=claim.losses,
-                    lanes=claim.lanes,
-                    traceparents=claim.traceparents,
-                    versions=claim.versions,
-                    retries=claims.retries,
-                    start_before_s=start_before_s,
-                )
-            )
+            self.runner.give(claim.as_work(task.queue, claims.retries, start_before_s))
             await self._is_said.wait()
             await self._desk.flush()
 

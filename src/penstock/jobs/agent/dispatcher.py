@@ -35,7 +35,7 @@ from penstock.jobs.slots.messages import (
     SpendAnswer,
     Work,
 )
-from penstock.jobs.store.leases import Claim, Claims
+from penstock.jobs.store.leases import Claims
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 
@@ -372,7 +372,8 @@ class Dispatcher:
             line.lanes_due_s = min(line.lanes_due_s, due_s)
         for claim in claims.leases:
             line.counts.note_claim(claim.run_ats, claims.claimed_at)
-            self._place(line, _work(line, claim, claims.retries, start_before_s), seats, now_s)
+            work = claim.as_work(line.facts.queue, claims.retries, start_before_s)
+            self._place(line, work, seats, now_s)
         if not line.holds_slots(now_s):
             for seat in seats:
                 if not seat.hands and seat.bound is None:
@@ -472,22 +473,6 @@ class Dispatcher:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s - LOOK_GAP_S):
                         await self._is_look_due.wait()
-
-
-def _work(line: Line, claim: Claim, retries: int, start_before_s: float | None) -> Work:
-    return Work(
-        queue=line.facts.queue,
-        lease_id=claim.lease_id,
-        ids=claim.ids,
-        payloads=claim.payloads,
-        attempts=claim.attempts,
-        losses=claim.losses,
-        lanes=claim.lanes,
-        traceparents=claim.traceparents,
-        versions=claim.versions,
-        retries=retries,
-        start_before_s=start_before_s,
-    )
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

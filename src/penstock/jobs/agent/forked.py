@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.jobs.agent.board import Doing
@@ -27,7 +26,6 @@ class ForkedSlot:
     seat: Seat
     pid: int = 0
     pidfd: int = -1
-    forked_s: float = field(default_factory=time.monotonic)
     is_ready: bool = False
     is_leaving: bool = False
     """It was asked to stop, or will be once its hands are empty."""

@@ -35,7 +35,6 @@ class Hand:
     ids: Sequence[int]
     attempts: Sequence[int]
     retries: int
-    is_lane: bool
     open_count: int
     settled: set[int] | None = None
     """Ids settled so far, where not all are at once."""
@@ -49,7 +48,6 @@ class Hand:
             ids=work.ids,
             attempts=work.attempts,
             retries=work.retries,
-            is_lane=work.start_before_s is not None,
             open_count=len(work.ids),
         )
 

@@ -10,7 +10,7 @@ from penstock.engines.borrowed import Transaction, borrow
 from penstock.engines.postgres import Postgres
 from penstock.jobs import store
 from penstock.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
-from penstock.jobs.intake import is_storable, require_lane, require_page
+from penstock.jobs.intake import is_number, is_storable, require_lane, require_page
 from penstock.jobs.model import Lane, Limiter
 from penstock.kernel.errors import FieldProblem
 
@@ -133,7 +133,7 @@ class Lanes:
         problems = []
         if type(starts) is not int or not 1 <= starts <= SPEND_STARTS_MAX:
             problems.append(FieldProblem("/starts", "invalid", f"expected 1 to {SPEND_STARTS_MAX}"))
-        if not _is_within(wait_max_s, 0, SPEND_WAIT_S_MAX):
+        if not is_number(wait_max_s, 0, SPEND_WAIT_S_MAX):
             text = f"expected seconds from 0 to {SPEND_WAIT_S_MAX:.0f}"
             problems.append(FieldProblem("/wait_max_s", "invalid", text))
         _refuse(f"lane {lane!r}", problems)
@@ -227,7 +227,7 @@ class Lanes:
             concurrency=concurrency,
             weight=1,
         )
-        if not _is_within(slack_s, 0.001, SLACK_S_MAX):
+        if not is_number(slack_s, 0.001, SLACK_S_MAX):
             text = f"expected seconds over 0, up to {SLACK_S_MAX:.0f}"
             _refuse(f"limiter {limiter!r}", [FieldProblem("/slack_s", "invalid", text)])
         is_to_spread = await store.lanes.set_limiter(
@@ -241,11 +241,6 @@ class Lanes:
         )
         if is_to_spread:
             await self.spread(limiter)
-
-
-def _is_within(value: float, least: float, most: float) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and least <= value <= most
 
 
 def _refuse(subject: str, problems: Sequence[FieldProblem]) -> None:

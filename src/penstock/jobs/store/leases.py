@@ -15,6 +15,7 @@ from penstock.jobs.model import (
     TRACEBACK_CHARACTERS_MAX,
     JobsConfig,
 )
+from penstock.jobs.slots.messages import Work
 from penstock.jobs.store.sql import SQL
 
 PRIORITIES: Final = tuple(range(PRIORITY_LAST + 1))
@@ -36,6 +37,22 @@ class Claim:
     traceparents: Sequence[str | None]
     versions: Sequence[int]
     payloads: Sequence[bytes]
+
+    def as_work(self, queue: str, retries: int, start_before_s: float | None) -> Work:
+        """What a slot is given of it."""
+        return Work(
+            queue=queue,
+            lease_id=self.lease_id,
+            ids=self.ids,
+            payloads=self.payloads,
+            attempts=self.attempts,
+            losses=self.losses,
+            lanes=self.lanes,
+            traceparents=self.traceparents,
+            versions=self.versions,
+            retries=retries,
+            start_before_s=start_before_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
