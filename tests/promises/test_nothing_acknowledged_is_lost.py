@@ -98,13 +98,13 @@ def test_jobs_and_photos_survive_kill_9_of_all(site, origin):
     wait_until(lambda: not any(is_alive(pid) for pid in family), what="no process stays behind")
 
 
-def test_a_worker_killed_between_bytes_and_row_leaves_no_photo_undecided(site, origin):
+def test_a_slot_killed_between_bytes_and_row_leaves_no_photo_undecided(site, origin):
     base, _ = origin
     process = site.up(PENSTOCK_CRASH_AT="fetch.stored_before_row")
     site.run("fetch", "customer", "set", "shop", "--rate", "6000/m")
     (site.folder / "shop.csv").write_text(catalogue(base, range(4)))
     run = site.run("fetch", "catalogue", "run", "shop.csv", "--customer", "shop", "--no-wait")
-    wait_until(lambda: process.events("role_died"), what="the worker died at its crash point")
+    wait_until(lambda: process.events("slot_died"), what="a slot died at its crash point")
     process.kill_all()
 
     site.up()
