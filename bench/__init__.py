@@ -17,4 +17,6 @@ systems.py    ours and the peers, with the settings they run in; by which role o
 ours.py, peers/   one module a system, driven alike; apps/ is what our workers run
 jobs.py       which modules make the room's figures; jobs_*.py are one question each
 day/, jobs_day.py   the simulated day, run by itself
+fetch.py, fetch_*.py   the same for fetch; origins/ is the hosts that it asks
+views.py, views_*.py   the same for views; load.py sends requests in a closed or an open loop
 """

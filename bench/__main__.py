@@ -9,12 +9,12 @@ import signal
 import statistics
 import sys
 import time
+import traceback
 from typing import Any
 
 import uvloop
 
-from bench import jobs
-from bench.children import BenchFault
+from bench import fetch, jobs, views
 from bench.figures import figure
 from bench.harness import Run, bench_run
 from bench.machine import (
@@ -28,16 +28,25 @@ from bench.report import broken, not_measured, table, write_results
 from bench.systems import OURS, PEERS, peer_python
 
 SYNCS_DIFFER = 4
-ROOMS = {"jobs": jobs.QUESTIONS}
-PEER_PACKAGES = [
-    "awa-pg",
-    "pgqueuer",
-    "procrastinate",
-    "taskiq",
-    "taskiq-redis",
-    "dramatiq",
-    "redis",
-]
+ROOMS = {"jobs": jobs.QUESTIONS, "fetch": fetch.QUESTIONS, "views": views.QUESTIONS}
+PEER_PACKAGES = {
+    "jobs": [
+        "awa-pg",
+        "pgqueuer",
+        "procrastinate",
+        "taskiq",
+        "taskiq-redis",
+        "dramatiq",
+        "redis",
+    ],
+    "fetch": fetch.PACKAGES,
+    "views": views.PACKAGES,
+}
+SETTINGS = {
+    "jobs": {system.name: system.settings for system in (OURS, *PEERS)},
+    "fetch": fetch.SETTINGS,
+    "views": views.SETTINGS,
+}
 
 
 def main() -> None:
@@ -56,17 +65,22 @@ async def _measure(room: str, arguments: argparse.Namespace) -> bool:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     began_s = time.monotonic()
-    head = _head() | {"notes": [arguments.note] if arguments.note else []}
+    head = _head(room) | {"notes": [arguments.note] if arguments.note else []}
     wanted = ROOMS[room] if not arguments.only else {n: ROOMS[room][n] for n in arguments.only}
     async with bench_run(quick=arguments.quick, churn_s=arguments.churn_s) as run:
         head["versions"] |= await run.engines.versions()
         for name, measure in wanted.items():
             print(f"== {name}", flush=True)
             try:
-                run.add(*await measure(run))
-            except BenchFault as fault:
+                found = await measure(run)
+            except Exception as error:  # noqa: BLE001 - the other questions' figures cost half an hour
+                traceback.print_exception(error)
+                fault = str(error) or repr(error)
                 run.faults.append(f"{name}: {fault}")
-                run.add(figure(name, "", "", ours=None, not_measured=[str(fault)]))
+                found = [figure(name, "", "", ours=None, not_measured=[fault])]
+            for row in found:
+                row.question, row.commit, row.date = name, head["commit"], now_text()
+            run.add(*found)
     head["machine"]["sync_us"] = {
         "median": round(statistics.median(run.syncs_us)),
         "least": round(min(run.syncs_us)),
@@ -75,10 +89,10 @@ async def _measure(room: str, arguments: argparse.Namespace) -> bool:
     head["faults"] = run.faults
     head["machine"]["load_after"] = round(os.getloadavg()[0], 2)
     head["machine"]["seconds"] = round(time.monotonic() - began_s)
-    return _tell(room, head, run, is_whole=not arguments.only)
+    return _tell(room, head, run)
 
 
-def _tell(room: str, head: dict[str, Any], run: Run, *, is_whole: bool) -> bool:
+def _tell(room: str, head: dict[str, Any], run: Run) -> bool:
     print(table(run.figures))
     syncs = head["machine"]["sync_us"]
     if syncs["most"] > SYNCS_DIFFER * syncs["least"]:
@@ -90,32 +104,33 @@ def _tell(room: str, head: dict[str, Any], run: Run, *, is_whole: bool) -> bool:
         print(f"note: {text}")
     for line in [*not_measured(run.figures), *(f"fault: {fault}" for fault in run.faults)]:
         print(f"not measured: {line}")
-    if is_whole:
-        print(f"written: {write_results(room, head, run.figures)}")
+    print(f"written: {write_results(room, head, run.figures, list(ROOMS[room]))}")
     missed = broken(run.figures)
     for row in missed:
         print(f"DOES NOT HOLD: {row.name}, {row.size}: {row.ours} {row.unit}, goal {row.goal}")
     return bool(missed or run.faults)
 
 
-def _head() -> dict[str, Any]:
+def _head(room: str) -> dict[str, Any]:
     python = peer_python()
-    versions = own_versions() | (versions_of(python, PEER_PACKAGES) if python else {})
+    versions = own_versions() | (versions_of(python, PEER_PACKAGES[room]) if python else {})
     return {
         "machine": read_machine_facts(),
         "commit": read_commit(),
         "date": now_text(),
         "versions": versions,
-        "settings": {system.name: system.settings for system in (OURS, *PEERS)},
+        "settings": SETTINGS[room],
     }
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("room", nargs="?", choices=ROOMS)
+    parser.add_argument("room", nargs="?", choices=ROOMS, help="without it: all rooms")
     parser.add_argument("--quick", action="store_true", help="small sizes, one pair: two minutes")
     parser.add_argument("--churn-s", type=float, help="seconds of each churn, 600 for a soak")
-    parser.add_argument("--only", action="append", help="one question, by name; nothing is written")
+    parser.add_argument(
+        "--only", action="append", help="one question, by name; the others' figures stay"
+    )
     parser.add_argument("--note", help="what to know of this run, written with it")
     return parser.parse_args()
 

@@ -43,6 +43,13 @@ class BenchEngines:
         parts = urlsplit(self.endpoints.postgres_url)
         return urlunsplit(parts._replace(path=f"/{name}"))
 
+    @property
+    def valkey_pid(self) -> int:
+        """Valkey's process."""
+        pid = self._embedded.valkey_pid
+        assert pid is not None, "Valkey does not run"
+        return pid
+
     def cpu_s(self) -> float:
         """CPU seconds of both servers so far."""
         pids = (self._embedded.postgres_pid, self._embedded.valkey_pid)

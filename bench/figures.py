@@ -54,7 +54,10 @@ class Goal:
 
 @dataclass
 class Figure:
-    """One row of the table and one entry of the result file. `ratio`: ours to the best peer's."""
+    """One row of the table and one entry of the result file. `ratio`: ours to the best peer's.
+
+    `question`, `commit` and `date` say which run it is of: questions may be measured one at a time.
+    """
 
     name: str
     unit: str
@@ -68,6 +71,9 @@ class Figure:
     runs: int = 0
     spread: dict[str, list[float]] = field(default_factory=dict)
     not_measured: list[str] = field(default_factory=list)
+    question: str = ""
+    commit: str = ""
+    date: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The entry as it is written."""

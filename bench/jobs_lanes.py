@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from bench.apps.lanes import LIMITER, QUEUES, RATE_VARIABLE
+from bench.apps.lanes import LIMITER, QUEUES, RATE_VARIABLE, Visit
 from bench.children import BenchFault, Child, wait_for
 from bench.figures import Figure, Goal, figure
 from bench.harness import READY_S, Run
@@ -130,7 +130,7 @@ async def _fill(cell: Cell, shape: Shape, each: int) -> None:
         for queue in QUEUES:
             for _ in range(each):
                 jobs = [
-                    NewJob(queue=queue, payload={"lane": n}, lane=f"customer:{n}")
+                    NewJob(queue=queue, payload=Visit(n), lane=f"customer:{n}")
                     for n in range(shape.lanes)
                 ]
                 await app.jobs.enqueue_many(jobs)
@@ -212,5 +212,5 @@ def judge(starts: Iterable[tuple[int, int]], shape: Shape, ended_s: float) -> Ju
     )
 
 
-async def _nothing(lane: int) -> None:
+async def _nothing(payload: Visit) -> None:
     """Never run here."""

@@ -15,14 +15,31 @@ BAR_HEIGHT = 16
 LABEL_WIDTH = 150
 
 
-def write_results(room: str, head: dict[str, Any], figures: list[Figure]) -> Path:
-    """Write `<room>.json` and `<room>.svg`; returns the JSON's path."""
+def write_results(
+    room: str, head: dict[str, Any], figures: list[Figure], questions: list[str]
+) -> Path:
+    """Write `<room>.json` and `<room>.svg`; returns the JSON's path.
+
+    Of questions that were not measured now the entries of the file stay, in the order of `questions`.
+    """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{room}.json"
+    measured = {figure.question for figure in figures}
+    kept = [Figure(**entry) for entry in _entries(path) if entry["question"] not in measured]
+    figures = sorted(
+        (f for f in [*kept, *figures] if f.question in questions),
+        key=lambda figure: questions.index(figure.question),
+    )
     document = {"room": room, **head, "figures": [figure.as_json() for figure in figures]}
     path.write_text(json.dumps(document, indent=1) + "\n")
     (RESULTS / f"{room}.svg").write_text(bars(room, head, figures))
     return path
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [entry for entry in json.loads(path.read_text())["figures"] if "question" in entry]
 
 
 def table(figures: list[Figure]) -> str:

@@ -84,14 +84,17 @@ class Starts:
         self._pid = 0
         self._file = -1
 
-    def add(self, *keys: int) -> None:
-        """Record the start of `keys` now."""
-        now_ns = time.monotonic_ns()
+    def add(self, at_ns: int, *keys: int) -> None:
+        """Record the start of `keys` at `at_ns`, read as the handler's first step.
+
+        Read here, after the payloads, a process that was stopped in between told its starts late: 165 windows
+        that were none (2 batches, 2 cores, 2026-11-21).
+        """
         if self._pid != os.getpid():
             self._pid = os.getpid()
             path = _folder() / f"starts-{self._pid}"
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.write(self._file, b"".join(_START.pack(key, now_ns) for key in keys))
+        os.write(self._file, b"".join(_START.pack(key, at_ns) for key in keys))
 
 
 def read_starts(folder: Path) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ lane.
 from __future__ import annotations
 
 import os
+import time
 
 import msgspec
 
@@ -29,7 +30,8 @@ class Visit(msgspec.Struct):
 
 async def visit(jobs: Batch[Visit]) -> None:
     """Record the starts."""
-    _starts.add(*(job.payload.lane for job in jobs))
+    at_ns = time.monotonic_ns()
+    _starts.add(at_ns, *(job.payload.lane for job in jobs))
 
 
 app.limiter(LIMITER, rate=os.environ.get(RATE_VARIABLE, "10/m"))

@@ -29,8 +29,10 @@ STYLE = (
 class Panel:
     """One chart of the page: series over the minutes of the day."""
 
-    def __init__(self, title: str, place: int, hours: float, most: float) -> None:
-        self.title, self.hours, self.most = title, hours, most
+    def __init__(
+        self, title: str, place: int, hours: float, most: float, *, unit: str = "h"
+    ) -> None:
+        self.title, self.hours, self.most, self.unit = title, hours, most, unit
         self.top = TOP + place * (PANEL_HEIGHT + GAP)
         self.parts: list[str] = []
 
@@ -69,7 +71,7 @@ class Panel:
             hour = self.hours * eighth / 8
             head.append(
                 f'<text x="{self.x(hour)}" y="{self.top + PANEL_HEIGHT + 14}"'
-                f' text-anchor="middle">{hour:g} h</text>'
+                f' text-anchor="middle">{hour:.4g} {self.unit}</text>'
             )
         return "".join([*head, *self.parts])
 

@@ -3,7 +3,7 @@
     python -m examples.bazaar.demo [--seconds 20] [--folder demo-data]
 
 Starts the sellers' hosts and `penstock up` with the site's code, lets sellers hand in catalogues
-and visitors look at photos, prints a line a room every second, and checks all the while that what
+and visitors look at photos and adverts, prints a line a room every second, and checks all the while that what
 happens is right. Runs until Ctrl-C, or for `--seconds` once everything is up; ends with a
 summary, exit code 0, or 1 with what did not work. Leaves its data folder behind and no process.
 """
@@ -26,6 +26,7 @@ from examples.bazaar.adverts import Adverts
 from examples.bazaar.client import ServerFailedError
 from examples.bazaar.figures import Figures
 from examples.bazaar.lock import DemoError, folder_of_one
+from examples.bazaar.readers import Readers
 from examples.bazaar.sellers import Desk
 from examples.bazaar.shops import SHOPS_COUNT, shops
 from examples.bazaar.stage import LOOPBACK, Stage
@@ -56,6 +57,7 @@ class Demo:
         began = time.monotonic()
         async with self._stage.running(self._stop) as up:
             desk, crowd = Desk(self._stage), Crowd(self._stage.media_url)
+            readers = Readers(self._stage.api_url, self._stage.token())
             story = Story(self._stage, desk, self._adverts)
             window = Window(self._adverts, self._stage.media_url)
             port = self._stage.ports.window
@@ -68,18 +70,26 @@ class Demo:
                     adverts=self._adverts,
                     told=story.told,
                     seen=crowd.seen,
+                    viewed=readers.viewed,
                 )
-                await self._play(up, story=story, crowd=crowd, figures=figures)
+                await self._play(up, story=story, crowd=crowd, readers=readers, figures=figures)
             desk.close()
-            return self._finish(story, crowd, figures)
+            return self._finish(story, crowd, readers, figures=figures)
 
     async def _play(
-        self, up: asyncio.subprocess.Process, *, story: Story, crowd: Crowd, figures: Figures
+        self,
+        up: asyncio.subprocess.Process,
+        *,
+        story: Story,
+        crowd: Crowd,
+        readers: Readers,
+        figures: Figures,
     ) -> None:
         tasks = {
             asyncio.create_task(story.run()): "the sellers",
             asyncio.create_task(crowd.run()): "the visitors",
-            asyncio.create_task(self._show_lines(figures, crowd)): "the figures",
+            asyncio.create_task(readers.run()): "the readers",
+            asyncio.create_task(self._show_lines(figures, crowd, readers)): "the figures",
             asyncio.create_task(self._watch(up)): "penstock up",
         }
         for task in tasks:
@@ -99,11 +109,13 @@ class Demo:
         code = await up.wait()
         raise DemoError(f"it ended with {code}, see {self._stage.penstock_log}")
 
-    async def _show_lines(self, figures: Figures, crowd: Crowd) -> None:
+    async def _show_lines(self, figures: Figures, crowd: Crowd, readers: Readers) -> None:
         is_live, is_rewriting = sys.stdout.isatty(), False
         while True:
             await figures.gather()
-            crowd.show(self._adverts.shown())
+            shown = self._adverts.shown()
+            crowd.show(shown)
+            readers.show(shown)
             lines = figures.lines()
             if is_live:
                 width = shutil.get_terminal_size().columns
@@ -127,13 +139,14 @@ class Demo:
             flush=True,
         )
 
-    def _finish(self, story: Story, crowd: Crowd, figures: Figures) -> int:
+    def _finish(self, story: Story, crowd: Crowd, readers: Readers, *, figures: Figures) -> int:
         print("\nSummary")
         for line in figures.summary():
             print(f"  {line}")
-        faults = self._broken + story.told.faults + crowd.seen.faults
+        faults = self._broken + story.told.faults + crowd.seen.faults + readers.viewed.faults
         if self._seconds is not None:
             faults += missing(story, crowd, figures, seconds=self._seconds)
+            faults += [] if readers.viewed.views else ["views: none was counted"]
         for fault in faults:
             print(f"  did not work: {fault}")
         print(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from examples.bazaar.adverts import Adverts
+from examples.bazaar.readers import Viewed
 from examples.bazaar.sellers import Desk
 from examples.bazaar.stage import Stage
 from examples.bazaar.story import Told
@@ -26,28 +27,37 @@ class Sample:
     photos: int
     requests: int
     body_bytes: int
+    views: int
 
 
 class Figures:
     """Gathers figures once a second; `lines` says how things are, `summary` how they went."""
 
     def __init__(
-        self, *, stage: Stage, desk: Desk, adverts: Adverts, told: Told, seen: Seen
+        self,
+        *,
+        stage: Stage,
+        desk: Desk,
+        adverts: Adverts,
+        told: Told,
+        seen: Seen,
+        viewed: Viewed,
     ) -> None:
         self._stage, self._desk, self._adverts = stage, desk, adverts
-        self._told, self._seen = told, seen
+        self._told, self._seen, self._viewed = told, seen, viewed
         self._began_s = time.monotonic()
         self._samples: deque[Sample] = deque()
         self._queues: list[dict[str, Any]] = []
         self._done_lines: Counter[str] = Counter()
         self._photos: Counter[str] = Counter()
-        self._stored_bytes = self._files = self._shown = 0
+        self._stored_bytes = self._files = self._shown = self._pending = 0
 
     async def gather(self) -> None:
         """Ask the API and the site's table. Raises: ServerFailedError."""
         await self._desk.look()
         self._queues = await self._desk.queues()
         done = await self._desk.jobs_done()
+        self._pending = await self._desk.views_pending()
         self._photos = Counter()
         for run in self._desk.runs.values():
             self._photos.update(run.photos_by_outcome)
@@ -59,6 +69,7 @@ class Figures:
             Sample(
                 at_s=time.monotonic(), jobs_done=done, photos=sum(self._photos.values()),
                 requests=sum(self._seen.statuses.values()), body_bytes=self._seen.body_bytes,
+                views=self._viewed.views,
             )
         )  # fmt: skip
         while self._samples[-1].at_s - self._samples[0].at_s > _AVERAGED_S:
@@ -72,12 +83,13 @@ class Figures:
     def lines(self) -> list[str]:
         """One line a room."""
         age_s = time.monotonic() - self._began_s
-        done, photos, requests, body_bytes = self._rates()
+        done, photos, requests, body_bytes, views = self._rates()
         mb = body_bytes / _MB
         return [
             f"{age_s:5.0f} s  jobs   {done:.0f} done/s, {self._backlog()}",
             f"         fetch  {self._items()} · {photos:.0f} photos/s: {self._outcomes()}",
             f"         media  {requests:.0f} requests/s, {mb:.1f} MB/s · {self._answers()}",
+            f"         views  {views:.0f} views/s, {self._views()} · {self._pending} not yet in series",
         ]
 
     def summary(self) -> list[str]:
@@ -100,21 +112,30 @@ class Figures:
                 f"       {seen.photos_whole} photos put together from ranges, SHA-256 right,"
                 f" {len(seen.keys)} different ones"
             ),
+            (
+                f"views  {self._views()}; {self._viewed.lists} lists read,"
+                f" {self._viewed.unchanged} answered again without a body"
+            ),
         ]
 
-    def _rates(self) -> tuple[float, float, float, float]:
+    def _rates(self) -> tuple[float, ...]:
         if len(self._samples) < 2:
-            return 0.0, 0.0, 0.0, 0.0
+            return (0.0,) * 5
         first, last = self._samples[0], self._samples[-1]
         took_s = last.at_s - first.at_s
         pairs = (
             (first.jobs_done, last.jobs_done), (first.photos, last.photos),
             (first.requests, last.requests), (first.body_bytes, last.body_bytes),
+            (first.views, last.views),
         )  # fmt: skip
-        done, photos, requests, body = (
-            max(0.0, after - before) / took_s for before, after in pairs
+        return tuple(max(0.0, after - before) / took_s for before, after in pairs)
+
+    def _views(self) -> str:
+        viewed = self._viewed
+        return (
+            f"{viewed.views} views of {len(viewed.totals)} adverts, each total one more than the last"
+            f" · wrong: {viewed.faults_count}"
         )
-        return done, photos, requests, body
 
     def _backlog(self) -> str:
         names = ("ready", "leased", "scheduled", "failed")

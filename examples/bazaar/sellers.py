@@ -80,6 +80,11 @@ class Desk:
         found: list[dict[str, Any]] = await self._watching.get_json("/v1/queues")
         return found
 
+    async def views_pending(self) -> int:
+        """Calls with views that are counted and not yet in PostgreSQL."""
+        shards = await self._watching.get_json("/v1/views/lag")
+        return sum(int(shard["pending"]) for shard in shards)
+
     async def jobs_done(self) -> int:
         """Jobs done since `penstock up` started; the roles report every two seconds."""
         reply = await self._watching.request("GET", "/metrics")

@@ -42,10 +42,11 @@ if TYPE_CHECKING:
     from penstock.jobs.service.groups import Group
     from penstock.jobs.tasks import LimiterDeclared, LimiterOptions, QueueOptions, TaskOptions
     from penstock.media import Media
+    from penstock.views import Views
     from penstock.web.tokens import Tokens
 
 CONFIG_FILE: Final = "penstock.toml"
-PACKAGES: Final = ("penstock.jobs", "penstock.fetch", "penstock.web")
+PACKAGES: Final = ("penstock.jobs", "penstock.fetch", "penstock.views", "penstock.web")
 """Whoever keeps tables, in the order their migrations are applied."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
 Hook = TypeVar("Hook", bound=Callable[[], Any])
@@ -65,6 +66,7 @@ class DataConfig:
 def sections() -> dict[str, type[Any]]:
     """Every section of the configuration, of the rooms whose extras are installed."""
     from penstock.jobs import JobsConfig
+    from penstock.views import ViewsConfig
 
     found: dict[str, type[Any]] = {
         "data": DataConfig,
@@ -72,6 +74,7 @@ def sections() -> dict[str, type[Any]]:
         "valkey": ValkeyConfig,
         "blobs": BlobsConfig,
         "jobs": JobsConfig,
+        "views": ViewsConfig,
     }
     if find_spec("pycurl"):
         from penstock.fetch import FetchConfig
@@ -216,6 +219,15 @@ class Penstock:
         return fetch
 
     @cached_property
+    def views(self) -> Views:
+        """Views of entities: `await app.views.hit("ad:1")`."""
+        from penstock.views import Views, ViewsConfig
+
+        views = Views(self.engines, self.jobs, self.config.section(ViewsConfig))
+        views.register(self.registry)
+        return views
+
+    @cached_property
     def media(self) -> Media:
         """Objects served by range. Raises: ExtraMissing."""
         _require_extra("httptools", "media")
@@ -277,12 +289,13 @@ class Penstock:
 
     def load_rooms(self) -> None:
         """Assemble every room that is installed, so that all tasks are known (for workers)."""
+        _ = self.views
         if find_spec("pycurl"):
             _ = self.fetch
 
     def services(self) -> dict[str, Any]:
         """The rooms by name, of those that are installed; what HTTP handlers and commands are given."""
-        found: dict[str, Any] = {"jobs": self.jobs}
+        found: dict[str, Any] = {"jobs": self.jobs, "views": self.views}
         if find_spec("pycurl"):
             found["fetch"] = self.fetch
         if find_spec("httptools"):
@@ -294,8 +307,9 @@ class Penstock:
     def routes(self) -> list[Any]:
         """The HTTP handlers of the rooms that are installed."""
         from penstock.jobs import http as jobs_http
+        from penstock.views import http as views_http
 
-        found = [*jobs_http.ROUTES]
+        found = [*jobs_http.ROUTES, *views_http.ROUTES]
         if find_spec("pycurl"):
             from penstock.fetch import http as fetch_http
 
@@ -324,6 +338,7 @@ class Penstock:
             await self.jobs.close()
         if "engines" in self.__dict__:
             await self.engines.postgres.close()
+            await self.engines.multiplexer.close()
 
     async def __aenter__(self) -> Self:
         return self

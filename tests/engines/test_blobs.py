@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.engines.blobs import BlobMissing, Blobs, BlobsDown, InvalidBlobKey, put_file
+from penstock.engines.blobs import BlobMissing, Blobs, BlobsConfig, BlobsDown, InvalidBlobKey
+from penstock.engines.folder import put_file
 from penstock.testing.processes import wait_until
 
 
@@ -143,10 +146,37 @@ async def test_a_store_whose_folder_is_gone_is_down_and_misses_nothing(tmp_path)
     await store.close()
 
 
+async def test_puts_at_once_share_their_syncs_and_fail_alone(tmp_path):
+    store = Blobs((tmp_path / "store").as_uri(), BlobsConfig(put_threads=1))
+    (tmp_path / "store" / "f").write_text("a file where a folder is needed")
+    keys = [f"{'f' if n % 10 == 3 else 'd'}/{n % 4}/{n}.bin" for n in range(100)]
+    ended = await asyncio.gather(
+        *[store.put(key, f"{key}".encode() * 1000) for key in keys], return_exceptions=True
+    )
+    for key, end in zip(keys, ended, strict=True):
+        if key.startswith("f"):
+            assert isinstance(end, BlobsDown)
+        else:
+            assert await store.get(key) == f"{key}".encode() * 1000
+    assert list((tmp_path / "store").rglob(".*")) == [], "no drafts are left"
+    shutil.rmtree(tmp_path / "store" / "d")
+    await store.put("d/1/again.bin", b"x")
+    assert await store.get("d/1/again.bin") == b"x"
+    await store.close()
+
+
+async def test_a_store_serves_one_loop_after_another(tmp_path):
+    store = Blobs((tmp_path / "store").as_uri())
+    for number in range(2):
+        await asyncio.to_thread(asyncio.run, store.put(f"{number}.bin", b"x"))
+    assert await store.get("1.bin") == b"x"
+    await store.close()
+
+
 def test_a_put_killed_at_any_moment_leaves_the_old_or_the_new_object(tmp_path):
     put_file(tmp_path, "k/object.bin", b"old" * 100_000)
     code = (
-        "import sys; from pathlib import Path; from penstock.engines.blobs import put_file\n"
+        "import sys; from pathlib import Path; from penstock.engines.folder import put_file\n"
         "print('go', flush=True)\n"
         "while True: put_file(Path(sys.argv[1]), 'k/object.bin', b'new' * 100_000)\n"
     )

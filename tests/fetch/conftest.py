@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Self
 
+import httpx
 import pytest
+from click.testing import CliRunner
 from origin import Origin
 
-from penstock.fetch import Fetch, FetchConfig, Item, Run
+from penstock.fetch import Fetch, FetchConfig, Item, Run, http
+from penstock.fetch.cli import fetch as fetch_command
 from penstock.fetch.model import FINAL_STATES
 from penstock.jobs import Jobs, JobsConfig, Registry
 from penstock.jobs.worker import Worker
+from penstock.kernel.config import load_config
 from penstock.testing.waiting import wait_true
+from penstock.web.model import WebConfig
+from penstock.web.server import create_api
+from penstock.web.tokens import Tokens
 
 JOBS = JobsConfig(poll_s=0.05, retry_first_s=0.1)
 
@@ -109,7 +117,7 @@ async def origin():
 @pytest.fixture
 def config(origin):
     """Settings that allow loopback, which only tests do."""
-    return FetchConfig(allow_networks=("127.0.0.0/8",), allow_ports=(origin.port,), timeout_s=3.0)
+    return FetchConfig(allow_networks=("127.0.0.0/8",), allow_ports=(origin.port,), classes=(3.0,))
 
 
 @pytest.fixture
@@ -139,3 +147,55 @@ async def worker(shop, postgres):
     yield running
     stop.set()
     await asyncio.wait_for(running, 20)
+
+
+@pytest.fixture
+async def client(shop, postgres):
+    """The room's routes behind the real web floor."""
+    house = SimpleNamespace(
+        config=load_config({"web": WebConfig}, env={}),
+        engines=SimpleNamespace(postgres=postgres),
+        metrics_folder=None,
+        version="0",
+        services=lambda: {"fetch": shop.fetch},
+        routes=lambda: http.ROUTES,
+    )
+    token = await Tokens(postgres).create("test", ("fetch:read", "fetch:write"))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_api(house)),
+        base_url="http://127.0.0.1",
+        headers={"Authorization": f"Bearer {token.text}"},
+    ) as client:
+        yield client
+
+
+class RecordingTerminal:
+    """The terminal of a command: runs verbs on the test's loop, keeps what is shown."""
+
+    is_json = False
+
+    def __init__(self, service, loop) -> None:
+        self.service, self.loop, self.shown = service, loop, []
+
+    def run(self, kind, verb):
+        assert isinstance(self.service, kind)
+        return asyncio.run_coroutine_threadsafe(verb(self.service), self.loop).result(30)
+
+    def show(self, value, text) -> None:
+        self.shown.append((value, text))
+
+    def progress(self, text) -> None:
+        assert text
+
+
+@pytest.fixture
+async def command(shop):
+    """Run `penstock fetch WORDS`: (exit code or our error, the text shown)."""
+
+    async def run(*words: str):
+        terminal = RecordingTerminal(shop.fetch, asyncio.get_running_loop())
+        ended = await asyncio.to_thread(CliRunner().invoke, fetch_command, words, obj=terminal)
+        text = terminal.shown[-1][1] if terminal.shown else ended.output
+        return getattr(ended.exception, "code", ended.exit_code), text
+
+    return run

@@ -26,13 +26,19 @@ def photo(name: str, *, kind: str = "JPEG", size: tuple[int, int] = (64, 48)) ->
 
 @dataclass
 class Answer:
-    """One response; `raw` goes out as it is, and the connection is closed after it."""
+    """One response; `raw` goes out as it is, and the connection is closed after it.
+
+    `hangs`: after `raw` nothing more comes. `drip_s`: a byte of `raw`, that long nothing, the next byte.
+    `goes_on`: after `raw` these bytes come again and again, as long as somebody reads.
+    """
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     raw: bytes | None = None
     hangs: bool = False
+    drip_s: float = 0.0
+    goes_on: bytes = b""
 
 
 class Origin:
@@ -45,10 +51,14 @@ class Origin:
         self.connections = 0
         self.versions: dict[str, str] = {}
         self._server: asyncio.Server | None = None
+        self._others: list[asyncio.Server] = []
         self._open: set[asyncio.StreamWriter] = set()
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def start(self, *addresses: str) -> None:
+        """Listen on one port of these addresses, 127.0.0.1 if none is named."""
+        first, *others = addresses or ("127.0.0.1",)
+        self._server = await asyncio.start_server(self._serve, first, 0)
+        self._others = [await asyncio.start_server(self._serve, a, self.port) for a in others]
 
     @property
     def port(self) -> int:
@@ -56,7 +66,8 @@ class Origin:
         return self._server.sockets[0].getsockname()[1]
 
     def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
+        assert self._server
+        return f"http://{self._server.sockets[0].getsockname()[0]}:{self.port}{path}"
 
     def requests(self, path: str) -> list[int]:
         """The statuses answered for `path`, in order."""
@@ -67,7 +78,8 @@ class Origin:
 
     async def close(self) -> None:
         assert self._server
-        self._server.close()
+        for server in (self._server, *self._others):
+            server.close()
         for writer in list(self._open):
             writer.close()
 
@@ -90,9 +102,8 @@ class Origin:
         self.headers[path] = headers
         answer = self._answer_of(path, headers)
         self.log.append((path, answer.status))
-        if answer.hangs:
-            writer.write(answer.raw or b"")
-            await reader.read()
+        if answer.hangs or answer.drip_s or answer.goes_on:
+            await self._misbehave(answer, reader, writer)
             return False
         if answer.raw is not None:
             writer.write(answer.raw)
@@ -103,6 +114,23 @@ class Origin:
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + answer.body)
         await writer.drain()
         return True
+
+    async def _misbehave(
+        self, answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Until the client leaves."""
+        left = asyncio.create_task(reader.read())
+        size = 1 if answer.drip_s else len(answer.raw or b"")
+        for at in range(0, len(answer.raw or b""), max(1, size)):
+            writer.write((answer.raw or b"")[at : at + size])
+            await asyncio.wait([left], timeout=answer.drip_s)
+            if left.done():
+                return
+        while answer.goes_on and not left.done():
+            writer.write(answer.goes_on)
+            await writer.drain()
+            await asyncio.wait([left], timeout=0)
+        await left
 
     def _answer_of(self, path: str, headers: dict[str, str]) -> Answer:
         planned = self.answers.get(path)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
+
+from penstock.fetch.mappings import parse_mapping
+from penstock.fetch.schema_rules import parse_schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "catalogues.md").read_text()
 
@@ -19,6 +23,10 @@ async def test_the_examples_are_read_without_a_problem(shop):
         ("csv", "csv", 2, 4),
         ("tsv", "tsv", 1, 1),
         ("xml", "yml", 1, 2),
+        ("json", "json", 2, 3),
+        ("ndjson", "ndjson", 2, 1),
+        ("avito", "avito", 1, 2),
+        ("rss", "google_rss", 1, 2),
     ):
         await shop.fetch.set_customer(kind, starts_max=1, window_s=1, connections=1)
         file = shop.folder / kind
@@ -36,3 +44,19 @@ async def test_yml_in_the_encoding_it_declares(shop):
     assert item.fields["name"] == "Велосипед"
     assert item.fields["category_name"] == "Bicycles"
     assert item.fields["param:Colour"] == "red"
+
+
+async def test_the_examples_of_a_mapping_and_a_schema(shop):
+    mapping = parse_mapping(tomllib.loads(example("toml-mapping")))
+    await shop.fetch.mappings.set("example-shop", mapping)
+    schema = parse_schema(tomllib.loads(example("toml-schema")))
+    await shop.fetch.schemas.set("Cars", schema)
+    await shop.run(example("shop"), mapping="example-shop")
+    item = await shop.fetch.item("shop", "bike-1")
+    assert item.fields == {"name": "City bike", "price": "120", "brand": "Acme"}
+    assert [photo.url[-6:] for photo in item.photos] == ["b1.jpg", "b2.jpg"]
+    run = await shop.run(
+        "id,name,category,year,state\ncar-1,Car,CARS,1850,broken\n", is_dry_run=True
+    )
+    found = [(p.field, p.code) for _, p in await shop.fetch.problems(run.run)]
+    assert found == [*(("year", "too_small"), ("state", "invalid_value"), ("photos", "missing"))]

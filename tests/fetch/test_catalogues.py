@@ -10,8 +10,8 @@ import pytest
 
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.sql import compile_query
-from penstock.fetch.catalogues import RUNS_AT_ONCE, Catalogues
-from penstock.fetch.model import (
+from penstock.fetch.catalogues import RUNS_AT_ONCE, Catalogues, Order
+from penstock.fetch.errors import (
     CatalogueBroken,
     CatalogueTooLarge,
     CustomerUnknown,
@@ -19,11 +19,11 @@ from penstock.fetch.model import (
     NotACatalogue,
     RunNotHeld,
     RunsBusy,
-    RunState,
     RunUnderWay,
     RunUnknown,
 )
-from penstock.fetch.store import SQL
+from penstock.fetch.model import RunState
+from penstock.fetch.store.sql import SQL
 
 
 def rows(count: int, start: int = 0) -> str:
@@ -187,15 +187,16 @@ async def _when_free(shop):
 async def test_a_reading_that_died_is_abandoned_and_its_rows_cleared(shop):
     await shop.run(HEAD + rows(3))
     dead = await shop.postgres.value(
-        SQL.insert_run, customer="shop", file_name="dead.csv", format="csv"
+        SQL.insert_run, customer="shop", file_name="dead.csv", format="csv", is_whole=True
     )
     await shop.postgres.all(
         SQL.stage_rows,
         run_id=dead,
         items=["x"],
         hashes=[b"x"],
+        raw_hashes=[None],
         fields=["{}"],
-        photos=["[]"],
+        photos=[""],
         refused=["{}"],
     )
     await shop.run(HEAD + rows(3))
@@ -239,16 +240,22 @@ async def test_many_customers_run_catalogues_at_once(shop):
 async def test_a_run_whose_turn_does_not_come_is_told_when_to_come_again(shop):
     path = shop.folder / "x.csv"
     path.write_text(HEAD + rows(1))
-    line = Catalogues(shop.postgres, shop.jobs, shop.fetch.config, in_line_s=0.2)
-    options = {"file_name": "x.csv", "is_dry_run": False}
+    line = Catalogues(
+        shop.postgres,
+        shop.fetch.config,
+        applying=None,
+        sampling=None,
+        judging=None,
+        in_line_s=0.2,
+    )
     async with AsyncExitStack() as places:
         for n in range(RUNS_AT_ONCE):
             await places.enter_async_context(line.place(f"c{n}"))
         with pytest.raises(RunsBusy, match="customer 'shop'") as caught:
-            await line.run(path, "shop", **options)
+            await line.run(path, Order(customer="shop", file_name="x.csv"))
         assert caught.value.retry_after_s
         assert await shop.fetch.runs() == []
-    assert (await shop.fetch.run(await line.run(path, "shop", **options))).new == 1
+    assert (await shop.run(HEAD + rows(1))).new == 1
 
 
 async def test_a_fifo_is_refused_and_not_waited_for(shop):

@@ -9,7 +9,9 @@ import pytest
 
 from penstock.engines.sql import compile_query
 from penstock.fetch.consumers import Consumers, deliveries
-from penstock.fetch.model import ConsumerUnknown, CustomerUnknown, RunState
+from penstock.fetch.errors import ConsumerUnknown, CustomerUnknown
+from penstock.fetch.model import RunState
+from penstock.fetch.publishing import absent_wait_s
 from penstock.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
@@ -17,6 +19,14 @@ DUE_NOW = compile_query(
     "due_now",
     "-- What waits for its time is due.\n"
     "UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now()",
+)
+FAR_AWAY = compile_query(
+    "far_away",
+    "-- What waits for its time waits for long.\n"
+    "UPDATE penstock.job_ready SET run_at = now() + interval '1 hour'",
+)
+ABSENT = compile_query(
+    "absent", "-- Who is waited for.\nSELECT count(*) FROM penstock.fetch_absent"
 )
 
 
@@ -88,6 +98,34 @@ async def test_an_old_delivery_brings_the_newest_version_once(shop, process):
         await shop.jobs.enqueue_many(deliveries([first.seq], ids))
         await wait_items_waiting(shop, 0)
     assert site.told == [("publish", "a", 2)]
+
+
+@pytest.mark.slow
+async def test_a_worker_that_has_the_consumer_wakes_what_waits_for_it(shop, process):
+    site = Consumer("publish")
+    await process(site).fetch.declare_consumers()
+    async with process():
+        await wait_published(shop, await shop.run(HEAD + "a,A,5,\nb,B,5,\n"))
+        await wait_items_waiting(shop, 2)
+    await shop.postgres.run(FAR_AWAY)
+    back = process(site)
+    async with back:
+        await back.fetch.declare_consumers()
+        await wait_true(lambda: len(site.told) == 2, what="it is told without waiting")
+        await hurry(shop)
+        await wait_items_waiting(shop, 0)
+    assert sorted(site.told) == [("publish", "a", 1), ("publish", "b", 1)]
+    assert await shop.postgres.value(ABSENT) == 0
+
+
+def test_an_absent_consumer_is_looked_for_ever_more_rarely():
+    waits_s = [absent_wait_s(away_s) for away_s in (0, 1, 10, 60, 600, 86_400)]
+    assert waits_s == [1.0, 1.0, 5.0, 30.0, 300.0, 300.0]
+    away_s = looks = 0
+    while away_s < 86_400:
+        away_s += absent_wait_s(away_s)
+        looks += 1
+    assert looks < 310
 
 
 async def test_a_renamed_handler_leaves_its_deliveries_until_a_person_decides(shop, process):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from forbidden import LOOPBACK_HOSTS
 from origin import Answer, Origin, photo
 
 from penstock.fetch import FetchConfig
-from penstock.fetch.download import Downloader, Known, _retry_after_s
+from penstock.fetch.download import Downloader, _retry_after_s, _Trip
+from penstock.fetch.hop import Bounds, Known
+from penstock.fetch.starts import Starts
 
 
 @pytest.fixture
@@ -98,7 +101,7 @@ async def test_each_misbehaviour_has_its_outcome(config, origin, answer, outcome
     small = FetchConfig(
         allow_networks=config.allow_networks,
         allow_ports=config.allow_ports,
-        timeout_s=5,
+        classes=(5.0,),
         photo_max_bytes=200_000,
     )
     downloader = Downloader(small)
@@ -136,7 +139,7 @@ async def test_redirects_are_followed_five_times_and_no_more(downloader, origin)
 )
 async def test_a_host_that_hangs_is_left_in_time(config, origin, answer):
     quick = FetchConfig(
-        allow_networks=config.allow_networks, allow_ports=config.allow_ports, timeout_s=0.4
+        allow_networks=config.allow_networks, allow_ports=config.allow_ports, classes=(0.4,)
     )
     downloader = Downloader(quick)
     origin.answers["/hangs"] = [answer]
@@ -145,6 +148,32 @@ async def test_a_host_that_hangs_is_left_in_time(config, origin, answer):
         found = await downloader.download(origin.url("/hangs"))
         assert found.outcome == "failed:timeout"
         assert time.monotonic() - started_s < 2
+    finally:
+        await downloader.close()
+
+
+@pytest.mark.slow
+async def test_time_in_which_this_process_was_too_busy_to_look_is_not_the_hosts(config, origin):
+    """It spins for longer than the class is, again and again; the photo comes, and counts as quick."""
+    downloader = Downloader(replace(config, classes=(0.3,)))
+
+    def spin(times: int = 2) -> None:
+        ends_s = time.monotonic() + 0.2
+        while time.monotonic() < ends_s:
+            pass
+        if times:
+            asyncio.get_running_loop().call_soon(spin, times - 1)
+
+    try:
+        asyncio.get_running_loop().call_later(0.001, spin)
+        found = await downloader.download(origin.url("/photo/1"))
+        assert found.outcome == "received", found.text
+        assert found.took_s < 0.4
+        origin.answers["/never"] = [Answer(hangs=True)]
+        began_s = time.monotonic()
+        asyncio.get_running_loop().call_later(0.001, spin)
+        assert (await downloader.download(origin.url("/never"))).outcome == "failed:timeout"
+        assert time.monotonic() - began_s < 3, "a silent host is left all the same"
     finally:
         await downloader.close()
 
@@ -180,7 +209,7 @@ async def test_the_canary_is_never_reached(canary, host, monkeypatch):
     """Literal, by name and by redirect from an allowed network; also with a proxy in the environment."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, canary.url(""))
-    public = Downloader(FetchConfig(allow_ports=(canary.port, 80), timeout_s=2))
+    public = Downloader(FetchConfig(allow_ports=(canary.port, 80), classes=(2.0,)))
     try:
         found = await public.download(f"http://{host}:{canary.port}/a.jpg")
         assert found.outcome == "refused:forbidden_address"
@@ -191,12 +220,12 @@ async def test_the_canary_is_never_reached(canary, host, monkeypatch):
 
 async def test_the_socket_hook_alone_keeps_a_forbidden_peer_away(canary):
     """Whatever was judged before: here the first judge was fooled, and the second one decides."""
-    public = Downloader(FetchConfig(allow_ports=(canary.port,), timeout_s=2))
+    public = Downloader(FetchConfig(allow_ports=(canary.port,), classes=(2.0,)))
     opened = Downloader(FetchConfig(allow_networks=("127.0.0.0/8",), allow_ports=(canary.port,)))
     target = _judged(opened, canary.url("/a.jpg"))
     try:
         with pytest.raises(Exception, match="only public hosts") as ended:
-            await public._ask(target, Known())
+            await public._ask(target, _Trip(Known(), Bounds(2.0, 1000), Starts()))
         assert ended.value.outcome == "refused:forbidden_address"
         assert canary.connections == 0
     finally:

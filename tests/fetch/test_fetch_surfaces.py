@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-from types import SimpleNamespace
 from urllib.parse import quote
 
-import httpx
 import pytest
-from click.testing import CliRunner
 
-from penstock.fetch import http
-from penstock.fetch.cli import describe_run, fetch
-from penstock.fetch.model import OUTCOME_CODES, InvalidRate, parse_rate
+from penstock.fetch.cli import describe_run
+from penstock.fetch.errors import InvalidRate
+from penstock.fetch.model import OUTCOME_CODES, parse_rate
 from penstock.fetch.outcomes import describe_outcome
-from penstock.kernel.config import load_config
-from penstock.web.model import WebConfig
-from penstock.web.server import create_api
 from penstock.web.tokens import Tokens
 
 CATALOGUE = b"id,name,price,photos\na,A,5,\nb,B,five,\n"
 
 
-@pytest.fixture
-async def client(shop, postgres):
-    """The room's routes behind the real web floor."""
-    house = SimpleNamespace(
-        config=load_config({"web": WebConfig}, env={}),
-        engines=SimpleNamespace(postgres=postgres),
-        metrics_folder=None,
-        version="0",
-        services=lambda: {"fetch": shop.fetch},
-        routes=lambda: http.ROUTES,
-    )
-    token = await Tokens(postgres).create("test", ("fetch:read", "fetch:write"))
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_api(house)),
-        base_url="http://127.0.0.1",
-        headers={"Authorization": f"Bearer {token.text}"},
-    ) as client:
-        yield client
-
-
 async def test_a_catalogue_through_http(client, shop):
     limits = {"starts_max": 10, "window_s": 1, "connections": 2}
     made = await client.put("/v1/fetch/customers/web", json=limits)
-    assert made.json() == {"customer": "web", **limits}
-    assert (await client.get("/v1/fetch/customers/web")).json() == made.json()
+    nowhere = {"webhook": None, "webhook_secret": None}
+    assert made.json() == {"customer": "web", **limits, **nowhere}
+    shown = (await client.get("/v1/fetch/customers/web")).json()
+    assert shown == {"customer": "web", **limits}
     for body in (CATALOGUE, gzip.compress(CATALOGUE)):
         answer = await client.post("/v1/fetch/customers/web/catalogues", content=body)
         assert answer.status_code == 202, answer.text
@@ -131,38 +106,6 @@ async def test_a_call_without_a_token_or_scope_is_refused(client, postgres):
     assert (none.status_code, weak.status_code) == (401, 403)
 
 
-class RecordingTerminal:
-    """The terminal of a command: runs verbs on the test's loop, keeps what is shown."""
-
-    is_json = False
-
-    def __init__(self, service, loop) -> None:
-        self.service, self.loop, self.shown = service, loop, []
-
-    def run(self, kind, verb):
-        assert isinstance(self.service, kind)
-        return asyncio.run_coroutine_threadsafe(verb(self.service), self.loop).result(30)
-
-    def show(self, value, text) -> None:
-        self.shown.append((value, text))
-
-    def progress(self, text) -> None:
-        assert text
-
-
-@pytest.fixture
-async def command(shop):
-    """Run `penstock fetch WORDS`: (exit code or our error, the text shown)."""
-
-    async def run(*words: str):
-        terminal = RecordingTerminal(shop.fetch, asyncio.get_running_loop())
-        ended = await asyncio.to_thread(CliRunner().invoke, fetch, words, obj=terminal)
-        text = terminal.shown[-1][1] if terminal.shown else ended.output
-        return getattr(ended.exception, "code", ended.exit_code), text
-
-    return run
-
-
 async def test_commands_from_customer_to_run(command, shop, tmp_path):
     assert await command("customer", "set", "cli", "--rate", "10/s", "--connections", "3") == (
         0,
@@ -210,7 +153,8 @@ async def test_wrong_words_end_with_our_error(command, tmp_path):
     assert (await command("customer", "set", "x", "--rate", "fast"))[0] == "fetch.invalid_rate"
     assert (await command("customer", "show", "nobody"))[0] == "fetch.customer_unknown"
     assert (await command("run", "show", "999"))[0] == "fetch.run_unknown"
-    assert (await command("catalogue", "run", "/no/such/file", "--customer", "x"))[0] == 2
+    missing = await command("catalogue", "run", "/no/such/file", "--customer", "x")
+    assert missing[0] == "fetch.invalid_source"
 
 
 async def test_consumers_through_http_and_commands(client, command, shop):

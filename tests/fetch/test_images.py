@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from origin import photo
 from PIL import Image
 
-from penstock.fetch.images import PIXELS_MAX, NotAPhoto, inspect_image
+from penstock.fetch.images import (
+    PIXELS_MAX,
+    ImageInfo,
+    NotAPhoto,
+    inspect_image,
+    is_suspicious,
+)
 
 KINDS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "AVIF": "avif"}
 
@@ -43,6 +49,32 @@ def plain(kind: str, size, **options) -> bytes:
 def test_variants_of_formats(data):
     found = inspect_image(data)
     assert (found.width, found.height) == (90, 60)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "AVIF"])
+def test_animations_are_told_from_photos(kind):
+    frames = [Image.new("RGB", (30, 20), (n * 60, 0, 0)) for n in range(4)]
+    out = io.BytesIO()
+    frames[0].save(out, kind, save_all=True, append_images=frames[1:])
+    assert inspect_image(out.getvalue()).is_animated
+    assert not inspect_image(plain(kind, (30, 20))).is_animated
+
+
+@pytest.mark.parametrize(
+    ("image", "size_bytes", "is_odd"),
+    [
+        (ImageInfo("jpg", 1024, 768), 150_000, False),
+        (ImageInfo("png", 1000, 1000), 4_000, False),
+        (ImageInfo("jpg", 4000, 3000), 400_000, False),
+        (ImageInfo("jpg", 60, 40), 30_000, False),
+        (ImageInfo("gif", 100, 100, is_animated=True), 30_000, True),
+        (ImageInfo("png", 30_000, 20), 30_000, True),
+        (ImageInfo("png", 7000, 7000), 143_000, True),
+        (ImageInfo("jpg", 60, 40), 2_000_000, True),
+    ],
+)
+def test_odd_headers(image, size_bytes, is_odd):
+    assert is_suspicious(image, size_bytes) == is_odd
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF"])

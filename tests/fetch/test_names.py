@@ -3,64 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import struct
 
 import pytest
+from name_server import NameServer
 from origin import Answer, Origin, photo
 
 from penstock.fetch import FetchConfig
 from penstock.fetch.download import Downloader
-
-A, CNAME, AAAA = 1, 5, 28
-
-
-class NameServer(asyncio.DatagramProtocol):
-    """Answers from `records[name]`: addresses, or a name for a CNAME; counts the questions."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, list[str]] = {}
-        self.asked: list[str] = []
-
-    def connection_made(self, transport) -> None:
-        self.transport = transport
-
-    def datagram_received(self, data, peer) -> None:
-        name, end = self._name(data)
-        self.asked.append(name)
-        (kind,) = struct.unpack_from(">H", data, end)
-        answers = self._answers(name, kind)
-        flags = 0x8180 if name in self.records else 0x8183
-        head = data[:2] + struct.pack(">HHHHH", flags, 1, len(answers), 0, 0)
-        self.transport.sendto(head + data[12 : end + 4] + b"".join(answers), peer)
-
-    def _name(self, data: bytes) -> tuple[str, int]:
-        labels, at = [], 12
-        while data[at]:
-            labels.append(data[at + 1 : at + 1 + data[at]].decode())
-            at += 1 + data[at]
-        return ".".join(labels).lower(), at + 1
-
-    def _answers(self, name: str, kind: int) -> list[bytes]:
-        found, owner = [], name
-        values = self.records.get(name, [])
-        if values and not values[0][0].isdigit() and ":" not in values[0]:
-            found.append(record(owner, CNAME, encoded(values[0])))
-            owner = values[0]
-            values = self.records.get(owner, [])
-        for value in values:
-            address = ipaddress.ip_address(value)
-            if kind == {4: A, 6: AAAA}[address.version]:
-                found.append(record(owner, kind, address.packed))
-        return found
-
-
-def encoded(name: str) -> bytes:
-    return b"".join(bytes([len(x)]) + x.encode() for x in name.split(".")) + b"\0"
-
-
-def record(owner: str, kind: int, data: bytes) -> bytes:
-    return encoded(owner) + struct.pack(">HHIH", kind, 1, 0, len(data)) + data
 
 
 @pytest.fixture
@@ -69,7 +18,6 @@ async def names():
     transport, server = await asyncio.get_running_loop().create_datagram_endpoint(
         NameServer, local_addr=("127.0.0.1", 0)
     )
-    server.port = transport.get_extra_info("sockname")[1]
     yield server
     transport.close()
 
@@ -88,7 +36,7 @@ def downloader(names, *ports: int, networks: tuple[str, ...] = ()) -> Downloader
         FetchConfig(
             allow_networks=networks,
             allow_ports=ports,
-            timeout_s=5,
+            classes=(5.0,),
             name_servers=f"127.0.0.1:{names.port}",
         )
     )

@@ -15,7 +15,7 @@ from bench.jobs_lanes import Shape, judge
 from bench.report import bars, broken, not_measured, table
 
 ROOT = Path(__file__).parents[2]
-ROOMS = {"jobs"}
+ROOMS = {"jobs", "views"}
 RESULTS = sorted((ROOT / "bench" / "results").glob("*.json"))
 HEAD_KEYS = {"room", "machine", "commit", "date", "versions", "figures"}
 FIGURE_KEYS = {

@@ -37,5 +37,5 @@ def test_migrations_are_numbered_without_a_gap():
 def test_every_lua_function_is_called():
     for library in find_libraries(MIGRATED):
         code = "\n".join(path.read_text() for path in SRC.rglob("*.py"))
-        for name in re.findall(r"register_function\W+(\w+)", library.code):
+        for name in re.findall(r"register_function\W+(?:function_name\W+)?(\w+)", library.code):
             assert name in code, f"{library.name}: {name} is called nowhere"

@@ -9,9 +9,10 @@ import pytest
 from desk_hands import claim_lane_jobs, living_desk, settle
 from lane_invariants import most_in_a_window
 
-from penstock.jobs import NewJob
+from penstock.jobs import JobInHand, NewJob
 from penstock.jobs.errors import InvalidJob
 from penstock.jobs.handling import UNSTARTED
+from penstock.testing.waiting import wait_true
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 
@@ -148,4 +149,33 @@ async def test_claims_spends_and_hand_backs_hold_the_window_together(
         while len(granted) < 5 * starts_max or given_back == 0:
             await step()
     assert most_in_a_window(granted, 0.1) <= starts_max
+    assert await broken_invariants() == []
+
+
+async def test_a_start_that_was_not_used_is_free_again(jobs, registry, working, broken_invariants):
+    """One start a minute: the job that began nothing with it gets it once more, at once."""
+    seen = []
+
+    async def unsure(job: JobInHand[dict | None]) -> None:
+        seen.append((job.attempt, job.start_before_s is not None))
+        if len(seen) < 3:
+            job.unstart()
+
+    registry.task("unsure", limiter="l")(unsure)
+    registry.task("free")(unsure)
+    await jobs.lanes.set("l", "x", starts_max=1, window_s=60, concurrency=1)
+    await jobs.enqueue_many([NewJob(queue="unsure", lane="x")])
+    async with working():
+        await wait_true(lambda: len(seen) == 3, what="it ran three times")
+        assert seen == [(1, True)] * 3
+
+        async def is_free() -> bool:
+            return (await jobs.lanes.get("l", "x")).inflight == 0
+
+        await wait_true(is_free, what="it is settled")
+        assert (await jobs.lanes.get("l", "x")).starts_live == 1
+        seen.clear()
+        await jobs.enqueue_many([NewJob(queue="free")])
+        await wait_true(lambda: len(seen) == 3, what="without a lane it comes back, too")
+        assert seen == [(1, False)] * 3
     assert await broken_invariants() == []

@@ -1,4 +1,4 @@
-"""Every photo of a run ends in one outcome and the counts add up, whenever workers are killed."""
+"""Every photo of a run ends in one outcome and the counts add up, whenever slots and agents are killed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import os
 import signal
 import threading
 from collections import Counter
-from pathlib import Path
 
 import httpx
 import pytest
 from PIL import Image
+from slots_host import slot_pids
 
 from penstock.testing.processes import wait_until
 
 pytestmark = pytest.mark.slow
 ITEMS = 150
-KILLS = 3
 
 
 def photo(number: int) -> bytes:
@@ -55,36 +54,44 @@ def origin():
     server.server_close()
 
 
-def worker_of(process) -> int | None:
-    """The pid of the worker below `penstock up`."""
-    for pid in process.family()[1:]:
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if b"work" in words:
-            return pid
-    return None
+def agent_pid(process) -> int:
+    """The agent that the supervisor started last."""
+    started = [e for e in process.events("role_started") if e["name"] == "agent"]
+    return started[-1]["pid"]
+
+
+def kill_slot(process) -> None:
+    """SIGKILL for the first slot; its agent replaces it."""
+    pid = wait_until(lambda: slot_pids(process), what="a slot runs")[0]
+    os.kill(pid, signal.SIGKILL)
+
+
+def kill_agent(process) -> None:
+    """SIGKILL for the agent; its slots end with it, the supervisor starts another."""
+    pid = agent_pid(process)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: agent_pid(process) != pid, what="a new agent")
+
+
+KILLS = (kill_slot, kill_agent, kill_slot)
 
 
 @pytest.mark.soak
-def test_counts_add_up_while_workers_are_killed(site, origin):
+def test_counts_add_up_while_slots_and_agents_are_killed(site, origin):
     process = site.up()
     site.run("fetch", "customer", "set", "shop", "--rate", "60/s", "--connections", "6")
     rows = [f"i{n},Item {n},5,{origin}/{2 * n}|{origin}/{2 * n + 1}" for n in range(ITEMS)]
     text = "\n".join(["id,name,price,photos", *rows, ""])
     run = site.call("POST", "/v1/fetch/customers/shop/catalogues", content=text.encode()).json()
     path = f"/v1/fetch/runs/{run['run']}"
-    for kill in range(1, KILLS + 1):
-        goal = 2 * ITEMS * kill // (KILLS + 2)
+    for number, kill in enumerate(KILLS, 1):
+        goal = 2 * ITEMS * number // (len(KILLS) + 2)
         wait_until(
             lambda goal=goal: site.call("GET", path).json()["photos_pending"] <= 2 * ITEMS - goal,
             what=f"{goal} photos decided",
             deadline_s=60,
         )
-        pid = wait_until(lambda: worker_of(process), what="a worker runs")
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda pid=pid: worker_of(process) not in (None, pid), what="a new worker")
+        kill(process)
         site.age_hosts()
     found = wait_until(
         lambda: (r := site.call("GET", path).json())["state"] == "done" and r,

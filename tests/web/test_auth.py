@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from penstock.engines.postgres import Postgres, PostgresConfig
+from penstock.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from penstock.kernel.clock import VirtualClock
-from penstock.web.auth import CACHED_S, Callers
+from penstock.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
+from penstock.testing.waiting import wait_true
+from penstock.web.auth import ANSWER_S, CACHED_S, KEPT_WHILE_AWAY_S, Callers
 from penstock.web.model import ScopeUnknown, TokenNameTaken, TokenRefused, TokenUnknown
 from penstock.web.tokens import (
     Tokens,
@@ -176,3 +180,58 @@ async def test_a_root_token_that_ran_out_is_expired(postgres, tmp_path):
     root = await ensure_root_token(tmp_path, tokens)
     await all_rows(postgres, "UPDATE penstock.token SET expires_at = now() - interval '1 s'")
     assert await tokens.state_of(root.file.read_text().strip()) == "expired"
+
+
+async def test_while_postgres_is_away_known_callers_stay_and_unknown_ones_are_told(
+    postgres, database_url
+):
+    known, other = [
+        f"Bearer {(await Tokens(postgres).create(name, ('jobs:read',))).text}" for name in "ab"
+    ]
+    with ChaosProxy(database_url) as proxy:
+        through = Postgres(proxy.url, PostgresConfig(connect_timeout_s=0.5))
+        callers = Callers(Tokens(through), clock := VirtualClock())
+        assert (await callers.require_caller(known)).name == "a"
+        proxy.set(RESET)
+        for hours in (0.01, 1, 20):
+            clock.advance(hours * 3600)
+            assert (await callers.require_caller(known)).name == "a"
+        with pytest.raises(PostgresDown):
+            await callers.require_caller(other)
+        clock.advance(KEPT_WHILE_AWAY_S)
+        with pytest.raises(PostgresDown):
+            await callers.require_caller(known)
+        proxy.set(PASS)
+        assert (await callers.require_caller(known)).name == "a"
+        proxy.set(RESET)
+        clock.advance(CACHED_S)
+        assert (await callers.require_caller(known)).name == "a"
+        await Tokens(postgres).revoke("a")
+        proxy.set(PASS)
+
+        async def is_refused():
+            clock.advance(CACHED_S)
+            try:
+                await callers.require_caller(known)
+            except TokenRefused:
+                return True
+            return False
+
+        await wait_true(is_refused, what="the revoked one is refused again")
+        await through.close()
+
+
+async def test_a_silent_postgres_holds_known_callers_up_once(postgres, database_url):
+    header = f"Bearer {(await Tokens(postgres).create('a', ('jobs:read',))).text}"
+    with ChaosProxy(database_url) as proxy:
+        through = Postgres(proxy.url, PostgresConfig(connect_timeout_s=0.5))
+        callers = Callers(Tokens(through), clock := VirtualClock())
+        await callers.require_caller(header)
+        proxy.set(BLACK_HOLE)
+        clock.advance(CACHED_S)
+        began_s = time.monotonic()
+        for _ in range(50):
+            assert (await callers.require_caller(header)).name == "a"
+        assert time.monotonic() - began_s < 2 * ANSWER_S
+        proxy.set(RESET)
+        await through.close()

@@ -2,7 +2,7 @@
 
 main        the command `penstock`: global options, the rooms' commands, errors -> exit codes
 terminal    what a room's command is given: its service, and a way to show
-roles       `api`, `work`, `scheduler`, `media serve`: one process each
+roles       `api`, `work`, `scheduler`, `flusher`, `media serve`: one process each
 up          `penstock up`: engines and roles under one supervisor
 supervisor  starts, watches, restarts and ends processes
 upkeep      `migrate`, `config show`, `doctor`

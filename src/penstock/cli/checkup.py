@@ -26,6 +26,7 @@ from penstock.engines.embedded.folder import require_owner
 from penstock.engines.migrate import plan_migrations
 from penstock.engines.sql import load_queries
 from penstock.kernel.errors import PenstockError
+from penstock.views.fence import means_of
 from penstock.web.tokens import RootToken, Tokens, dead_token, mend_of
 
 SQL: Final = load_queries("penstock.cli")
@@ -34,6 +35,8 @@ VALKEY_OLDEST: Final = {7: (7, 2, 11), 8: (8, 1, 6), 9: (9, 0, 3)}
 DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
 FILES_MIN: Final = 4096
 CHECK_S: Final = 10.0
+WEBHOOK_FAILURES_SEEN: Final = 5
+"""So many sends in a row that failed are told: about a minute and a half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,13 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
         ("postgres", lambda: check_postgres(engines)),
         ("schema", lambda: check_schema_state(engines, packages)),
         ("token", lambda: check_token(app, engines)),
+        ("webhooks", lambda: check_webhooks(app)),
         ("valkey", lambda: check_valkey(engines)),
+        ("views", lambda: check_views(app, engines)),
         ("blobs", lambda: check_blobs(engines)),
     ]
     for subject, check in checks:
-        if subject == "token" and findings[-1] != SCHEMA_FITS:
+        if subject in ("token", "webhooks") and SCHEMA_FITS not in findings:
             continue  # without its table PostgreSQL cannot tell
         try:
             findings += await asyncio.wait_for(check(), CHECK_S)
@@ -201,6 +206,27 @@ async def check_token(app: App, engines: Engines) -> list[Finding]:
     return [Finding("token", "fail", dead_token(found), mend_of(found))]
 
 
+async def check_webhooks(app: App) -> list[Finding]:
+    """Customers' addresses that take no results any more."""
+    if "fetch" not in (services := app.services()):
+        return []
+    hooks = await services["fetch"].webhooks.list(webhooks_max=1000)
+    gone = [hook.customer for hook in hooks if hook.disabled_at is not None]
+    failing = [hook.customer for hook in hooks if hook.failures >= WEBHOOK_FAILURES_SEEN]
+    found = []
+    if gone:
+        text = f"disabled, their receivers answered 410: {', '.join(gone[:5])} ({len(gone)})"
+        mend = "set them again with `penstock fetch customer set CUSTOMER --webhook URL`"
+        found.append(Finding("webhooks", "warn", text, mend))
+    if failing:
+        text = f"their receivers take nothing: {', '.join(failing[:5])} ({len(failing)})"
+        mend = "see `penstock fetch webhook show CUSTOMER`; nothing is lost meanwhile"
+        found.append(Finding("webhooks", "warn", text, mend))
+    if hooks and not found:
+        found.append(Finding("webhooks", "ok", f"{len(hooks)} take their results"))
+    return found
+
+
 async def check_valkey(engines: Engines) -> list[Finding]:
     """Version, eviction policy, persistence."""
     info = await engines.valkey.command("INFO", "server")
@@ -220,6 +246,25 @@ async def check_valkey(engines: Engines) -> list[Finding]:
             text = f"{name} is {present}: counters would be lost silently"
             found.append(Finding("valkey", "fail", text, f"set {name} {value}"))
     return found
+
+
+async def check_views(app: App, engines: Engines) -> list[Finding]:
+    """Whether Valkey can keep what the level of durability promises."""
+    config = app.config.sections["views"]
+    policy, replicas = await means_of(engines.valkey)
+    if config.durability == "fast":
+        return [Finding("views", "ok", f"level fast, appendfsync {policy}")]
+    if config.durable_replicas:
+        text = f"{replicas} of {config.durable_replicas} replicas that a durable hit needs"
+        if replicas < config.durable_replicas:
+            mend = "attach replicas, or lower views.durable_replicas"
+            return [Finding("views", "fail", text, mend)]
+        return [Finding("views", "ok", text)]
+    if policy != "always":
+        text = f"durable hits wait for the append-only file, and appendfsync is {policy}"
+        mend = "set appendfsync always, or views.durable_replicas, or views.durability = fast"
+        return [Finding("views", "fail", text, mend)]
+    return [Finding("views", "ok", "level durable, appendfsync always")]
 
 
 async def check_blobs(engines: Engines) -> list[Finding]:

@@ -25,6 +25,7 @@ ROOMS: Final = {
     "penstock.cli.roles": "uvloop",
     "penstock.cli.upkeep": "uvloop",
     "penstock.jobs.cli": "asyncpg",
+    "penstock.views.cli": "asyncpg",
     "penstock.fetch.cli": "pycurl",
     "penstock.media.cli": "httptools",
     "penstock.web.cli": "litestar",

@@ -1,4 +1,4 @@
-"""The roles of a running system: `api`, `agent` (or `work`), `scheduler`, `media serve`.
+"""The roles of a running system: `api`, `agent` (or `work`), `scheduler`, `flusher`, `media serve`.
 
 Each role checks the schema, announces itself to its supervisor (where it has one), writes its metrics
 every two seconds and ends cleanly on SIGTERM or Ctrl-C. `penstock up` starts them all; on several
@@ -272,6 +272,25 @@ def scheduler(line: CommandLine, application: str | None) -> None:
     run_role(line, "scheduler", body, application=application)
 
 
+@click.command("flusher", short_help="Carry view hits from Valkey to PostgreSQL.")
+@APP_ARGUMENT
+@click.pass_obj
+def flusher(line: CommandLine, application: str | None) -> None:
+    """Count the hits of views in PostgreSQL, until SIGTERM or Ctrl-C.
+
+    Any number may run: the shards are divided among them, and taken over from one that ends.
+    """
+    from penstock.views.worker import Flusher
+
+    async def body(app: App, stop: asyncio.Event) -> None:
+        engines, config = app.engines, app.config.sections["views"]
+        running = Flusher(engines, config, name=host_name())
+        announce_ready()
+        await running.run(stop)
+
+    run_role(line, "flusher", body, application=application)
+
+
 @click.group("media")
 def media() -> None:
     """Objects served by range."""
@@ -302,4 +321,4 @@ def serve_media(line: CommandLine, application: str | None) -> None:
     )
 
 
-COMMANDS: Final[list[Any]] = [api, agent, work, zygote, scheduler, media]
+COMMANDS: Final[list[Any]] = [api, agent, work, zygote, scheduler, flusher, media]

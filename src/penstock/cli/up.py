@@ -142,6 +142,7 @@ def roles_of(line: CommandLine, application: str | None) -> list[Role]:
         Role("api", (*command, "api", *named)),
         Role("agent", (*command, "agent", *named)),
         Role("scheduler", (*command, "scheduler", *named)),
+        Role("flusher", (*command, "flusher", *named)),
         Role("media", (*command, "media", "serve", *named)),
     ]
 

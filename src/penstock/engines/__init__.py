@@ -2,6 +2,7 @@
 
 postgres   rows, the truth (asyncpg)            sql        named statements in files
 valkey     hot keys, may be lost (valkey-py)    functions  its versioned Lua libraries
+multiplex  the same over one shared connection, for what is asked thousands of times a second
 blobs      bytes, in a folder or S3 (obstore)   migrate    schema changes, `pre` and `post`
 embedded   all three on a new machine, out of PyPI wheels, in one data folder
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from penstock.engines.blobs import Blobs
 from penstock.engines.endpoints import Endpoints
+from penstock.engines.multiplex import Multiplexer
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.valkey import Valkey, ValkeyConfig
 from penstock.kernel.config import Loaded
@@ -26,6 +28,7 @@ class Engines:
 
     postgres: Postgres
     valkey: Valkey
+    multiplexer: Multiplexer
     blobs: Blobs
 
     @classmethod
@@ -34,11 +37,13 @@ class Engines:
         return cls(
             Postgres(endpoints.postgres_url, config.section(PostgresConfig)),
             Valkey(endpoints.valkey_url, config.section(ValkeyConfig)),
+            Multiplexer(endpoints.valkey_url, config.section(ValkeyConfig)),
             blobs,
         )
 
     async def close(self) -> None:
         """Close what was opened."""
         await self.postgres.close()
+        await self.multiplexer.close()
         await self.valkey.close()
         await self.blobs.close()

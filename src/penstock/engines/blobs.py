@@ -2,20 +2,16 @@
 
 obstore gives one API over folders and S3 with retries in Rust, but its local put never syncs (seen with
 strace: open, write, rename). A photo whose row is committed must outlive a power cut, so the local put is
-ours: temporary file, fsync, rename, fsync of the folder; 16 threads were measured best (2,088 photos/s on
-2 cores, research of 2026-11-21). A key is a relative path of plain segments; the store never sees another.
+ours (`folder.py`). A key is a relative path of plain segments; the store never sees another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import re
-import secrets
 import stat
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 import obstore
 from obstore.store import LocalStore, from_url
 
+from penstock.engines.folder import FolderPuts
 from penstock.kernel.config import parse_count, parse_url, setting
 from penstock.kernel.errors import InvalidInput, NotFound, Unavailable
 
@@ -104,18 +101,18 @@ class Blobs:
             self._store = LocalStore(self.folder)
         else:
             self._store = from_url(url)
-        threads = (config or BlobsConfig()).put_threads
-        self._threads = ThreadPoolExecutor(max(1, threads), thread_name_prefix="blobs")
+        self._puts: FolderPuts | None = None
+        if self.folder is not None:
+            self._puts = FolderPuts(self.folder, max(1, (config or BlobsConfig()).put_threads))
 
     async def put(self, key: str, data: bytes) -> None:
         """Store `data` durably; an object of that key is replaced in one step. Raises: BlobsDown."""
         require_key(key)
         with _translated(key, is_put=True):
-            if self.folder is None:
+            if self._puts is None:
                 await obstore.put_async(self._store, key, data, use_multipart=False)
             else:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._threads, put_file, self.folder, key, data)
+                await self._puts.put(key, data)
 
     async def get(self, key: str) -> bytes:
         """All bytes. Raises: BlobMissing, BlobsDown."""
@@ -191,32 +188,8 @@ class Blobs:
 
     async def close(self) -> None:
         """End the threads after the puts under way."""
-        await asyncio.to_thread(self._threads.shutdown)
-
-
-def put_file(folder: Path, key: str, data: bytes) -> None:
-    """Write `data` under `key` so that it survives a power cut once this returns.
-
-    The order is the promise: file contents reach the disk, then the name, then the folder that holds
-    the name. A crash in between leaves a draft that no key names. Raises: OSError.
-    """
-    path = folder / key
-    if path.parent.resolve() != folder.resolve() / Path(key).parent:
-        raise OSError(errno.ELOOP, "a link stands in the object store", str(path.parent))
-    made = _make_folders(path.parent, folder)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    for changed in (path.parent, *made):
-        _sync_folder(changed)
+        if self._puts is not None:
+            await asyncio.to_thread(self._puts.close)
 
 
 def is_plain_file(folder: Path, key: str) -> bool:
@@ -228,25 +201,6 @@ def is_plain_file(folder: Path, key: str) -> bool:
         if not stat.S_ISDIR(path.lstat().st_mode):
             return False
     return stat.S_ISREG((path / steps[-1]).lstat().st_mode)
-
-
-def _make_folders(folder: Path, root: Path) -> list[Path]:
-    """Make `folder` and its missing parents; return the folders whose entries changed."""
-    missing = []
-    while folder != root and not folder.exists():
-        missing.append(folder)
-        folder = folder.parent
-    for path in reversed(missing):
-        path.mkdir(exist_ok=True)
-    return [path.parent for path in missing]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ Valkey Cluster. Errors leave this file in our words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +71,38 @@ class Valkey:
         with translated_errors(self._server):
             return await self._client.execute_command(*words)
 
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """One connection for several commands, such as WAIT, which speaks of what its own connection wrote."""
+        client = self._client.client()
+        try:
+            yield Session(client, self._server)
+        except BaseException:
+            # A reply that was not awaited must not meet the next user of the connection.
+            if client.connection is not None:
+                await client.connection.disconnect(nowait=True)
+            raise
+        finally:
+            await client.aclose(close_connection_pool=False)
+
     async def call(
         self, function: str, keys: list[str], arguments: list[str | bytes | float]
     ) -> Any:
         """Call one function of a library that `functions` loaded. Raises: ValkeyDown."""
         return await self.command("FCALL", function, len(keys), *keys, *arguments)
+
+
+class Session:
+    """One connection; ends with the `async with` block that made it."""
+
+    def __init__(self, client: Any, server: str) -> None:
+        self._client = client
+        self._server = server
+
+    async def command(self, *words: str | bytes | float) -> Any:
+        """As `Valkey.command`. Raises: ValkeyDown."""
+        with translated_errors(self._server):
+            return await self._client.execute_command(*words)
 
 
 @contextmanager

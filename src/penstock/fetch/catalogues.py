@@ -1,106 +1,129 @@
 """A run: a catalogue file becomes staged rows, a diff, changed items and jobs.
 
-    read in a thread, 1,000 rows a step -> stage (own small transactions) -> hold? -> ONE transaction:
+    read in a thread -> stage (`staging`, own small transactions) -> hold? -> ONE transaction (`applying`):
     diff, items, photo needs, every job of the run, state `applied`
 
 So a crash leaves either nothing but staged rows, which the customer's next run clears, or the whole run
 applied. One session lock a customer keeps two readings apart, and its loss with the process is what
 makes a run `abandoned`. The lock has a connection of its own: ten runs that held one of the pool's ten
 while they waited for another stopped everything. A few are read at once, the others wait in line.
-
-The diff is a few statements over whole sets; jobs go in pages of 1,000 items inside the same
-transaction, so memory stays bounded at a million items.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from penstock.engines.postgres import Postgres, PostgresBusy, Row, Tx
+from penstock.engines.sql import Query
 from penstock.fetch import store
-from penstock.fetch.guard import Policy
-from penstock.fetch.intake import Chunk, read_chunk
-from penstock.fetch.model import (
-    PHOTO_QUEUE,
-    PROBLEMS_KEPT_MAX,
-    PUBLISH_QUEUE,
+from penstock.fetch.applying import APPLY_S_MAX, ROWS_TO_ANALYZE, Applying
+from penstock.fetch.errors import (
     CatalogueBroken,
     CatalogueTooLarge,
-    FetchConfig,
-    RowProblem,
+    MappingUnknown,
+    NotACatalogue,
     RunNotHeld,
     RunsBusy,
-    RunState,
     RunUnderWay,
     RunUnknown,
-    hold_reason,
+    UnknownFormat,
 )
-from penstock.fetch.readers import Catalogue, open_catalogue
-from penstock.fetch.store import SQL
-from penstock.jobs import Jobs, NewGroup, NewJob
+from penstock.fetch.intake import Rules
+from penstock.fetch.mappings import Mapping, NamedMapping
+from penstock.fetch.model import DRY_RUNS_KEPT, RunState, hold_reason
+from penstock.fetch.readers import Catalogue, open_catalogue, require_format
+from penstock.fetch.sampling import Sampling
+from penstock.fetch.settings import FetchConfig
+from penstock.fetch.staging import Reading, Staging
+from penstock.fetch.store.sql import SQL
+from penstock.kernel.crash import crash_point
 
-ITEMS_OF_PAGE: Final = 1000
-ROWS_TO_ANALYZE: Final = 5000
 APPLY_TRIES: Final = 3
+UNREADABLE: Final = (
+    *(NotACatalogue, CatalogueBroken, CatalogueTooLarge),
+    *(UnknownFormat, MappingUnknown),
+)
+"""Why a file cannot be run; the same file read again would end alike."""
 RUNS_AT_ONCE: Final = 4
 """Catalogues that a process reads at once; each uses one connection of the pool at a time."""
 IN_LINE_S: Final = 20.0
 """Longest wait for a place among them."""
-APPLY_S_MAX: Final = 600.0
-"""A statement of a diff may take longer than others: a million rows take seconds."""
+SAME_FORMAT: Final = "same"
+"""Of a run whose file did not change."""
 
 
-@dataclass(slots=True)
-class _Reading:
-    """What a run has read so far."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A file to be run: as what, whose, and how."""
 
-    rows: int = 0
-    invalid: int = 0
-    problems: int = 0
-    truncated: str | None = None
-    kept: list[RowProblem] = field(default_factory=list)
+    customer: str
+    file_name: str
+    format_name: str | None = None
+    mapping: str | None = None
+    is_dry_run: bool = False
+    is_sampled: bool = True
+    """Whether a dry run downloads some of its photos."""
+    run_id: int | None = None
+    """A run that waits for its file; None: it begins now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """How files are read and rows judged from now on."""
+
+    rules: Callable[[], Awaitable[Rules]]
+    mapping: Callable[[str], Awaitable[NamedMapping]]
 
 
 class Catalogues:
     """Reads, compares and applies catalogues."""
 
     def __init__(
-        self, postgres: Postgres, jobs: Jobs, config: FetchConfig, *, in_line_s: float = IN_LINE_S
+        self,
+        postgres: Postgres,
+        config: FetchConfig,
+        *,
+        applying: Applying,
+        sampling: Sampling,
+        judging: Judging,
+        in_line_s: float = IN_LINE_S,
     ) -> None:
         self._postgres = postgres
-        self._jobs = jobs
         self._config = config
+        self._applying = applying
+        self._sampling = sampling
+        self._judging = judging
         self._in_line_s = in_line_s
         self._places = asyncio.Semaphore(RUNS_AT_ONCE)
-        self._policy = Policy.of(config.allow_networks, config.allow_ports)
 
-    async def run(self, path: Path, customer: str, *, file_name: str, is_dry_run: bool) -> int:
-        """Read the file at `path` to the end and apply it; return the run's id.
+    async def run(
+        self, path: Path, order: Order, *, has_place: bool = False, tx: Tx | None = None
+    ) -> int:
+        """Read the file at `path` to the end and apply it, within `tx` if given; return the run's id.
 
         The run is then `applied` or `done`, `held` where a person must confirm, or `dry`. Raises:
         NotACatalogue (no run is made), CatalogueBroken, CatalogueTooLarge (the run is `refused`),
         RunUnderWay, RunsBusy.
         """
-        catalogue = await asyncio.to_thread(
-            open_catalogue, path, bytes_max=self._config.catalogue_max_bytes
-        )
-        async with self._only_reader(customer):
-            await self._postgres.run(SQL.abandon_runs, customer=customer)
-            await self._postgres.run(SQL.clear_staged, customer=customer)
-            run_id: int = await self._postgres.value(
-                SQL.insert_run, customer=customer, file_name=file_name, format=catalogue.format
-            )
+        async with self._only_reader(order.customer, has_place=has_place):
+            rules = await self._judging.rules()
+            catalogue = await self._open(path, order)
+            run_id = await self._begin(order, catalogue)
+            staging = Staging(self._postgres, run_id, order.customer, rules)
             try:
-                reading = await self._read(run_id, catalogue)
+                reading = await staging.read(catalogue.rows)
             except (CatalogueBroken, CatalogueTooLarge) as error:
-                await self._end(run_id, customer, RunState.REFUSED, error.text)
+                await self._end(run_id, RunState.REFUSED, error.text)
                 raise
-            await self._decide(run_id, customer, reading, is_dry_run=is_dry_run)
+            await self._decide(run_id, order, reading, tx)
             return run_id
 
     async def confirm(self, run_id: int) -> None:
@@ -110,11 +133,81 @@ class Catalogues:
             raise RunUnknown(run_id)
         customer = known["customer"]
         async with self._only_reader(customer):
-            await self._apply(run_id, customer, is_confirmed=True)
+            await self._apply(run_id, customer, expected=RunState.HELD)
+
+    async def repeat(self, customer: str, *, file_name: str) -> int:
+        """Make a run of a file that did not change: the links that are due are asked again; its id.
+
+        Raises: RunUnderWay, RunsBusy.
+        """
+        async with self._only_reader(customer), self._postgres.transaction() as tx:
+            await tx.allow_long_statements(APPLY_S_MAX)
+            await tx.one(SQL.lock_items, customer=customer)
+            run_id: int = await tx.value(
+                SQL.insert_run,
+                customer=customer,
+                file_name=file_name,
+                format=SAME_FORMAT,
+                is_whole=True,
+            )
+            await store.runs.stage_broken(tx, run_id, customer)
+            await self._applying.ask_photos(tx, run_id, customer, is_whole=True)
+            idle = await tx.all(SQL.forget_idle_runs, customer=customer, run_id=run_id)
+            await store.runs.forget(tx, [row["id"] for row in idle])
+            return run_id
+
+    async def require_readable(self, format_name: str | None, mapping: str | None) -> bytes:
+        """What reading and judging so depends on, as a digest. Raises: UnknownFormat, MappingUnknown."""
+        found = await self._mapping(mapping)
+        require_format(format_name or (found.format if found else None), found)
+        rules = await self._judging.rules()
+        read_as = msgspec.json.encode((format_name, found), order="sorted")
+        return hashlib.sha256(rules.digest + read_as).digest()
+
+    async def _mapping(self, name: str | None) -> Mapping | None:
+        return None if name is None else (await self._judging.mapping(name)).mapping
+
+    async def _open(self, path: Path, order: Order) -> Catalogue:
+        try:
+            return await asyncio.to_thread(
+                open_catalogue,
+                path,
+                bytes_max=self._config.catalogue_max_bytes,
+                format_name=order.format_name,
+                mapping=await self._mapping(order.mapping),
+            )
+        except UNREADABLE as error:
+            if order.run_id is not None:
+                await self._end(order.run_id, RunState.REFUSED, error.text)
+            raise
+
+    async def _begin(self, order: Order, catalogue: Catalogue) -> int:
+        """The run to read into. Raises: RunUnknown, where the one that waited is gone."""
+        customer = order.customer
+        await self._postgres.run(SQL.abandon_runs, customer=customer, but=order.run_id)
+        await self._patiently(SQL.clear_staged, customer=customer)
+        if order.run_id is None:
+            begun: int = await self._postgres.value(
+                SQL.insert_run,
+                customer=customer,
+                file_name=order.file_name,
+                format=catalogue.format,
+                is_whole=True,
+            )
+            return begun
+        found = await self._postgres.value(
+            SQL.begin_ordered, run_id=order.run_id, customer=customer, format=catalogue.format
+        )
+        if found is None:
+            raise RunUnknown(order.run_id)
+        # Read once before, by a process that died in it.
+        await self._patiently(SQL.clear_run, run_id=order.run_id)
+        await self._postgres.run(SQL.clear_problems, run_id=order.run_id)
+        return order.run_id
 
     @asynccontextmanager
-    async def _only_reader(self, customer: str) -> AsyncIterator[None]:
-        async with self.place(customer):
+    async def _only_reader(self, customer: str, *, has_place: bool = False) -> AsyncIterator[None]:
+        async with nullcontext() if has_place else self.place(customer):
             connection = await self._postgres.connect_alone()
             try:
                 session = Tx(connection)
@@ -147,131 +240,89 @@ class Catalogues:
         finally:
             self._places.release()
 
-    async def _read(self, run_id: int, catalogue: Catalogue) -> _Reading:
-        reading = _Reading()
-        is_last = False
-        while not is_last:
-            chunk = await asyncio.to_thread(read_chunk, catalogue.rows, self._policy)
-            is_last = chunk.is_last
-            await self._stage(run_id, chunk, reading)
-        return reading
-
-    async def _stage(self, run_id: int, chunk: Chunk, reading: _Reading) -> None:
-        """Keep one chunk; the same transaction notes how far reading is."""
-        async with self._postgres.transaction() as tx:
-            doubled = await store.stage(tx, run_id, chunk.rows) if chunk.rows else []
-            problems = chunk.problems + [
-                RowProblem(
-                    row=row.number,
-                    line=row.line,
-                    item=row.item,
-                    field="id",
-                    code="duplicate_id",
-                    text=f"the id {row.item} was used by an earlier row, which counts",
-                )
-                for row in doubled
-            ]
-            valid = sum(row.hash is not None for row in chunk.rows)
-            valid -= sum(row.hash is not None for row in doubled)
-            reading.rows += chunk.rows_count
-            reading.invalid += chunk.rows_count - valid
-            reading.truncated = chunk.truncated
-            room = max(0, PROBLEMS_KEPT_MAX - reading.problems)
-            reading.problems += len(problems)
-            if problems[:room]:
-                ordered = sorted(problems[:room], key=lambda p: p.row)
-                await store.insert_problems(tx, run_id, ordered)
-            await tx.run(
-                SQL.note_reading,
-                run_id=run_id,
-                rows_read=reading.rows,
-                invalid=reading.invalid,
-                problems=reading.problems,
-            )
-
-    async def _decide(
-        self, run_id: int, customer: str, reading: _Reading, *, is_dry_run: bool
-    ) -> None:
+    async def _decide(self, run_id: int, order: Order, reading: Reading, tx: Tx | None) -> None:
+        customer = order.customer
         if reading.rows > ROWS_TO_ANALYZE:
-            await self._postgres.run(SQL.analyze_staged)
-        if is_dry_run:
-            async with self._postgres.transaction() as tx:
-                await self._diff(tx, run_id, customer)
-                recheck_s = self._config.recheck_s
-                await store.note_photos(tx, run_id, customer, recheck_s=recheck_s)
-                await tx.run(SQL.drop_needs, run_id=run_id)
+            await self._patiently(SQL.analyze_staged)
         reason = hold_reason(
-            rows_valid=await self._postgres.value(SQL.staged_count, run_id=run_id),
-            published=await self._postgres.value(SQL.published_count, customer=customer),
+            rows_valid=await self._patiently(SQL.staged_count, run_id=run_id),
+            published=await self._patiently(SQL.published_count, customer=customer),
             is_truncated=reading.truncated,
         )
-        if is_dry_run:
-            await self._end(run_id, customer, RunState.DRY, reason and f"would be held, {reason}")
+        if order.is_dry_run:
+            await self._look(run_id, customer, is_sampled=order.is_sampled)
+            held = reason and f"would be held, {reason}"
+            await self._end(run_id, RunState.DRY, held, tx=tx)
         elif reason is not None:
-            await self._end(run_id, customer, RunState.HELD, reason)
+            await self._end(run_id, RunState.HELD, reason, tx=tx)
         else:
-            await self._apply(run_id, customer, is_confirmed=False)
+            await self._apply(
+                run_id, customer, expected=RunState.READING, judged=reading.judged, lent=tx
+            )
 
-    async def _end(self, run_id: int, customer: str, state: RunState, reason: str | None) -> None:
-        await self._postgres.run(SQL.end_run, run_id=run_id, state=state.value, reason=reason)
-        await self._postgres.run(SQL.clear_staged, customer=customer)
+    async def _look(self, run_id: int, customer: str, *, is_sampled: bool) -> None:
+        """Note what the run would change and try some of the photos that it would ask."""
+        async with self._postgres.transaction() as tx:
+            await self._applying.compare(tx, run_id, customer, is_whole=True)
+            # This one is not among them yet: it is still `reading`.
+            old = await tx.all(SQL.forget_dry_runs, customer=customer, runs_kept=DRY_RUNS_KEPT - 1)
+            await store.runs.forget(tx, [row["id"] for row in old])
+        if is_sampled:
+            sample = await self._sampling.sample(run_id, customer)
+            told = msgspec.json.encode(sample).decode()
+            await self._postgres.run(SQL.keep_sample, run_id=run_id, sample=told)
+        await self._patiently(SQL.drop_needs, run_id=run_id)
 
-    async def _diff(self, tx: Tx, run_id: int, customer: str) -> int:
-        """Note the changes and their counts; return how many there are."""
+    async def _end(
+        self, run_id: int, state: RunState, reason: str | None, *, tx: Tx | None = None
+    ) -> None:
+        if tx is None:
+            async with self._postgres.transaction() as own:
+                await self._end(run_id, state, reason, tx=own)
+            return
         await tx.allow_long_statements(APPLY_S_MAX)
-        counts: Row = await tx.one(SQL.diff, run_id=run_id, customer=customer)
-        new, changed, gone = counts["new"], counts["changed"], counts["gone"]
-        await tx.run(SQL.note_counts, run_id=run_id, new=new, changed=changed, gone=gone)
-        return int(new + changed + gone)
+        await tx.run(SQL.end_run, run_id=run_id, state=state.value, reason=reason)
+        if state is not RunState.HELD:
+            await tx.run(SQL.clear_run, run_id=run_id)
 
-    async def _apply(self, run_id: int, customer: str, *, is_confirmed: bool) -> None:
+    async def _patiently(self, query: Query, **parameters: Any) -> Any:
+        """The value of a statement over all rows of a run, which may take longer than others."""
+        async with self._postgres.transaction() as tx:
+            await tx.allow_long_statements(APPLY_S_MAX)
+            return await tx.value(query, **parameters)
+
+    async def _apply(
+        self,
+        run_id: int,
+        customer: str,
+        *,
+        expected: RunState,
+        judged: int | None = None,
+        lent: Tx | None = None,
+    ) -> None:
         """Everything or nothing; tried again where a publishing worker held an item in the way."""
+        if lent is not None:
+            await self._apply_once(lent, run_id, customer, expected=expected, judged=judged)
+            return
         for tries_left in reversed(range(APPLY_TRIES)):
             try:
                 async with self._postgres.transaction() as tx:
-                    await self._apply_once(tx, run_id, customer, is_confirmed=is_confirmed)
+                    await self._apply_once(tx, run_id, customer, expected=expected, judged=judged)
             except PostgresBusy:
                 if not tries_left:
                     raise
             else:
+                crash_point("fetch.run_applied")
                 return
 
-    async def _apply_once(self, tx: Tx, run_id: int, customer: str, *, is_confirmed: bool) -> None:
+    async def _apply_once(
+        self, tx: Tx, run_id: int, customer: str, *, expected: RunState, judged: int | None
+    ) -> None:
+        await tx.allow_long_statements(APPLY_S_MAX)
+        await tx.one(SQL.lock_items, customer=customer)
         run: Row = await tx.one(SQL.lock_run, run_id=run_id)
         newer = await tx.value(SQL.newer_run, customer=customer, run_id=run_id)
-        expected = RunState.HELD if is_confirmed else RunState.READING
         if run["state"] != expected or newer is not None:
             because = f"run {newer} was applied since" if newer else f"it is {run['state']}"
             raise RunNotHeld(f"run {run_id} cannot be applied: {because}; run the catalogue again")
-        changes = await self._diff(tx, run_id, customer)
-        if changes > ROWS_TO_ANALYZE:
-            await tx.run(SQL.analyze_changes)
-        await store.apply_changes(tx, run_id, customer, recheck_s=self._config.recheck_s)
-        await self._enqueue(tx, run_id, customer)
-        await store.close_applied(tx, run_id, customer)
-
-    async def _enqueue(self, tx: Tx, run_id: int, customer: str) -> None:
-        """A group of photo jobs an item, or its publishing at once where nothing is to be asked."""
-        after = ""
-        while rows := await tx.all(
-            SQL.changes_page, run_id=run_id, after=after, rows_max=ITEMS_OF_PAGE
-        ):
-            after = rows[-1]["item"]
-            groups: list[NewGroup] = []
-            at_once: list[NewJob] = []
-            for row in rows:
-                publish = NewJob(queue=PUBLISH_QUEUE, payload={"run": run_id, "item": row["item"]})
-                if row["urls"]:
-                    photos = [_photo_job(run_id, customer, row["item"], url) for url in row["urls"]]
-                    groups.append(NewGroup(members=photos, on_done=publish))
-                else:
-                    at_once.append(publish)
-            if groups:
-                await self._jobs.enqueue_groups(groups, tx=tx)
-            if at_once:
-                await self._jobs.enqueue_many(at_once, tx=tx)
-
-
-def _photo_job(run_id: int, customer: str, item: str, url: str) -> NewJob:
-    payload = {"run": run_id, "customer": customer, "item": item, "url": url}
-    return NewJob(queue=PHOTO_QUEUE, payload=payload, lane=customer)
+        await self._applying.apply(tx, run_id, customer, judged=judged)

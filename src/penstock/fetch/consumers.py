@@ -2,7 +2,8 @@
 
 A process whose application has `on_item` handlers records them when it starts to work. From then on
 every result is put on each recorded consumer's way, whichever process publishes it; a delivery whose
-consumer is not in this process waits for one that has it. So a restart without the application, a
+consumer is not in this process waits for one that has it, longer and longer, and is woken when a worker
+that has it begins. So a restart without the application, a
 renamed function or a fleet of several applications delays deliveries and drops none. Only a person
 forgets a consumer (`remove`): its deliveries carry its id, and those of an id that is not recorded
 any more are dropped when their turn comes.
@@ -20,14 +21,9 @@ from typing import Final, TypeAlias
 import msgspec
 
 from penstock.engines.postgres import Postgres, Runner
-from penstock.fetch.model import (
-    CONSUMER_CHARACTERS_MAX,
-    ITEM_QUEUE,
-    Consumer,
-    ConsumerUnknown,
-    Item,
-)
-from penstock.fetch.store import SQL
+from penstock.fetch.errors import ConsumerUnknown
+from penstock.fetch.model import CONSUMER_CHARACTERS_MAX, ITEM_QUEUE, Consumer, Item
+from penstock.fetch.store.sql import SQL
 from penstock.jobs import Jobs, NewJob
 from penstock.kernel.logs import logger
 
@@ -84,6 +80,7 @@ class Consumers:
             new = [r["name"] for r in await tx.all(SQL.add_consumers, names=list(self._handlers))]
             has_results = bool(new) and await tx.value(SQL.has_results)
         self._is_declared = True
+        await self._wake()
         for name in new:
             _LOG.info("item_consumer_added", consumer=name)
             if has_results:
@@ -93,6 +90,25 @@ class Consumers:
                     text="items published before it are not told to it by themselves: replay with"
                     f" penstock fetch consumer replay '{name}'",
                 )
+
+    async def _wake(self) -> None:
+        """Enqueue anew what waited for the consumers of this process; the jobs that wait find it done."""
+        count = ITEMS_OF_PAGE
+        while count == ITEMS_OF_PAGE:
+            async with self._postgres.transaction() as tx:
+                rows = await tx.all(
+                    SQL.take_absent, names=list(self._handlers), rows_max=ITEMS_OF_PAGE
+                )
+                ids = await self.ids(tx)
+                jobs = [
+                    job
+                    for name in self._handlers.keys() & ids.keys()
+                    for job in deliveries(
+                        [r["seq"] for r in rows if r["consumer"] == name], {name: ids[name]}
+                    )
+                ]
+                await self._jobs.enqueue_many(jobs, tx=tx)
+            count = len(rows)
 
     async def ids(self, runner: Runner | None = None) -> dict[str, int]:
         """The id of each consumer recorded."""

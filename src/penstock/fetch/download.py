@@ -1,55 +1,55 @@
-"""One photo from a stranger's host, within bounds: every hop judged, every fault an outcome.
+"""One body from a stranger's host, within bounds: every hop judged and counted, every fault an outcome.
 
-    judge the URL -> resolve -> judge every address -> connect to that address -> the open-socket hook
-    judges the peer again -> headers -> body through SHA-256 -> a redirect starts over with the next URL
+    judge the URL -> a place at the host -> resolve -> judge every address -> a start of the lane -> connect
+    to that address -> the hooks judge the peer again (`hop`) -> headers -> body through SHA-256 -> a
+    redirect starts over with the next URL
 
-libcurl never follows a redirect itself (CONNECT_TO does not cover the next host: seen to follow to a
-private address), never reads a proxy from the environment, and is pinned to the judged address by
-CONNECT_TO, whose connections are pooled by address. The hook is the judge: whatever came before, no
-socket to a forbidden address is ever opened. Bodies are kept in memory up to 1 MiB, then on disk.
+Waits for our own limits (a place, a start) are no time of the host's. Where a further start is refused the
+way so far is remembered, so that the next try goes on at that hop and asks no host twice for the same.
+Bodies are kept in memory up to 1 MiB, then on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import ipaddress
-import socket
 import tempfile
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Final, TypeVar
 from urllib.parse import urljoin
 
-import certifi
 import pycurl
 
+from penstock.fetch.errors import UrlRefused
 from penstock.fetch.guard import (
     OPEN_NETWORK,
-    OPEN_PORT,
     Address,
     Policy,
     Target,
     forbidden_reason,
     judge_url,
 )
-from penstock.fetch.model import BYTES_RECEIVED, FetchConfig, UrlRefused
+from penstock.fetch.hop import REDIRECTS, Bounds, Hop, Known, new_handle, request_headers
+from penstock.fetch.model import BYTES_RECEIVED, PhotoStep
 from penstock.fetch.names import NameFailed, Names
+from penstock.fetch.places import Places
+from penstock.fetch.settings import FetchConfig
+from penstock.fetch.starts import HUNG_S, NotStarted, Starts
 from penstock.fetch.transfers import TransferFailed, Transfers
+from penstock.jobs.errors import LaneExhausted
 
 REDIRECTS_MAX: Final = 5
-HEADER_BYTES_MAX: Final = 32 * 1024
-ERROR_BODY_BYTES_MAX: Final = 16 * 1024
-SPOOL_BYTES: Final = 2**20
 CONNECT_TIMEOUT_S: Final = 10.0
-SLOW_BYTES_PER_S: Final = 100
-SLOW_S: Final = 10
+AGAIN_S: Final = 1.0
+"""When a download is gone on with that found no place at the host it was redirected to."""
 RETRY_AFTER_S_MAX: Final = 86_400.0
 VALIDATOR_CHARACTERS_MAX: Final = 1024
-HOSTS_MAX: Final = 10_000
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+WAYS_MAX: Final = 10_000
+STALL_MAX: Final = 3.0
+"""However busy this process is, a download takes no longer than so many times its bound."""
 _TLS: Final = frozenset(
     {
         pycurl.E_SSL_CONNECT_ERROR,
@@ -68,14 +68,7 @@ _CODES: Final = {
     pycurl.E_SEND_ERROR: "reset",
     pycurl.E_RECV_ERROR: "reset",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The validators of a stored copy, to ask whether it changed."""
-
-    etag: str | None = None
-    last_modified: str | None = None
+Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
@@ -85,7 +78,11 @@ class Download:
     outcome: str
     text: str
     hops: list[str] = field(default_factory=list)
+    steps: list[PhotoStep] = field(default_factory=list)
+    requests: int = 0
+    """That were sent; each was counted in the lane."""
     took_s: float = 0.0
+    """Of the hosts' time: without waits for places and starts."""
     body: tempfile.SpooledTemporaryFile[bytes] | None = None
     size_bytes: int = 0
     sha256: str | None = None
@@ -103,89 +100,61 @@ class _Ended(Exception):
 
 
 @dataclass(slots=True)
-class _Hop:
-    """What libcurl's callbacks gather of one request."""
+class _Trip:
+    """A download under way."""
 
-    policy: Policy
-    bytes_max: int
-    status: int = 0
-    header_bytes: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: tempfile.SpooledTemporaryFile[bytes] = field(
-        default_factory=lambda: tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - kept
-    )
-    body_bytes: int = 0
-    hash: Any = field(default_factory=hashlib.sha256)
-    stopped: tuple[str, str] | None = None
-    """(outcome, text) where a callback of ours stopped the transfer."""
-    is_dropped: bool = False
-    """The rest of an uninteresting body was not read."""
+    known: Known
+    bounds: Bounds
+    starts: Starts
+    hops: list[str] = field(default_factory=list)
+    steps: list[PhotoStep] = field(default_factory=list)
+    used_s: float = 0.0
 
-    def open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[Any, ...]]) -> Any:
-        """The judge of the address that is really connected."""
-        family, kind, protocol, peer = address
-        reason = _peer_reason(peer, self.policy)
-        if reason is not None:
-            self.stopped = ("refused:forbidden_address", reason)
-            return pycurl.SOCKET_BAD
-        return _new_socket(family, kind, protocol)
+    @property
+    def left_s(self) -> float:
+        """Time of the hosts that is left."""
+        return max(0.0, self.bounds.time_s - self.used_s)
 
-    def on_header(self, line: bytes) -> int | None:
-        self.header_bytes += len(line)
-        if self.header_bytes > HEADER_BYTES_MAX:
-            self.stopped = (
-                "refused:headers_too_large",
-                f"the headers are over {HEADER_BYTES_MAX} bytes",
-            )
-            return -1
-        text = line.decode("latin-1").strip()
-        if text.startswith("HTTP/"):
-            status = text.split(" ", 2)[1:2]
-            self.status = int(status[0]) if status and status[0].isdigit() else 0
-            self.headers = {}
-        elif ":" in text:
-            name, _, value = text.partition(":")
-            self.headers.setdefault(name.strip().lower(), value.strip())
-        return None
-
-    def on_body(self, block: bytes) -> int | None:
-        self.body_bytes += len(block)
-        if self.status != 200:
-            if self.status in _REDIRECTS or self.body_bytes > ERROR_BODY_BYTES_MAX:
-                self.is_dropped = True
-                return -1
-            return None
-        encoding = self.headers.get("content-encoding", "identity").lower()
-        if encoding not in ("identity", ""):
-            self.stopped = (
-                "refused:encoding",
-                f"the body is packed ({encoding[:40]}) although plain was asked for",
-            )
-            return -1
-        if self.body_bytes > self.bytes_max:
-            self.stopped = ("refused:too_large", f"the body is over {self.bytes_max:,} bytes")
-            return -1
-        self.hash.update(block)
-        self.body.write(block)
-        return None
+    async def timed(self, transfers: Transfers, doing: Awaitable[Found]) -> Found:
+        """The answer of something that takes the host's time; stalls of ours do not count. Raises: TimeoutError."""
+        clock = _Clock(transfers)
+        try:
+            async with asyncio.timeout(None) as limit:
+                clock.bound(limit, self.left_s)
+                return await doing
+        finally:
+            self.used_s += clock.stop()
 
 
-def _peer_reason(peer: tuple[Any, ...], policy: Policy) -> str | None:
-    host = peer[0].decode() if isinstance(peer[0], bytes) else str(peer[0])
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return f"{host} is no address"
-    reason = forbidden_reason(address, policy)
-    if reason is not None:
-        return f"{reason}; {OPEN_NETWORK}"
-    if int(peer[1]) not in policy.ports:
-        return f"port {peer[1]} of {address} is not allowed; {OPEN_PORT}"
-    return None
+class _Clock:
+    """The host's time of one wait: it stands still while this process is too busy to look."""
 
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+        self._began_s = time.monotonic()
+        self._stalled_s = transfers.stalled_s
+        self._timer: asyncio.TimerHandle | None = None
 
-def _new_socket(family: int, kind: int, protocol: int) -> Any:
-    return socket.socket(family, kind, protocol)
+    def bound(self, limit: asyncio.Timeout, left_s: float) -> None:
+        """Let `limit` be over once `left_s` have passed."""
+        loop = asyncio.get_running_loop()
+        more_s = left_s - self._used_s
+        if more_s > 0:
+            self._timer = loop.call_later(more_s, self.bound, limit, left_s)
+        else:
+            limit.reschedule(loop.time())
+
+    def stop(self) -> float:
+        """Bound nothing more; how long it was."""
+        if self._timer is not None:
+            self._timer.cancel()
+        return self._used_s
+
+    @property
+    def _used_s(self) -> float:
+        passed_s = time.monotonic() - self._began_s
+        stalled_s = self._transfers.stalled_s - self._stalled_s
+        return max(passed_s / STALL_MAX, passed_s - stalled_s)
 
 
 class Downloader:
@@ -194,9 +163,11 @@ class Downloader:
     def __init__(self, config: FetchConfig) -> None:
         self._config = config
         self.policy = Policy.of(config.allow_networks, config.allow_ports)
+        self.places = Places(max(1, config.host_connections))
+        self._bounds = Bounds(max(config.classes, default=30.0), config.photo_max_bytes)
         self._names = Names(config.name_servers)
         self._transfers: Transfers | None = None
-        self._hosts: OrderedDict[tuple[str, int], asyncio.Semaphore] = OrderedDict()
+        self._ways: OrderedDict[str, list[str]] = OrderedDict()
 
     async def close(self) -> None:
         """Close connections and the resolver."""
@@ -205,47 +176,53 @@ class Downloader:
             self._transfers.close()
             self._transfers = None
 
-    async def download(self, url: str, known: Known | None = None) -> Download:
+    async def download(
+        self,
+        url: str,
+        known: Known | None = None,
+        *,
+        bounds: Bounds | None = None,
+        starts: Starts | None = None,
+    ) -> Download:
         """Bring the body of `url`; never raises for what a host or its URL does.
 
-        The time of all hops together is bounded by `fetch.timeout`; waiting for a free connection to
-        the host is not part of it.
+        `bounds` are those of a photo in the longest class unless given; without `starts` no lane is
+        used. Raises: NotStarted, LaneExhausted: nothing was decided, ask again.
         """
-        hops: list[str] = []
-        started_s = time.monotonic()
+        trip = _Trip(known or Known(), bounds or self._bounds, starts or Starts())
+        way = self._ways.pop(url, [])
         try:
-            target = judge_url(url, self.policy)
-            async with self._slot(target):
-                started_s = time.monotonic()
-                async with asyncio.timeout(self._config.timeout_s):
-                    found = await self._follow(target, known or Known(), hops)
+            target = judge_url(way[-1] if way else url, self.policy)
+            trip.hops = way[:-1]
+            found = await self._follow(target, trip)
         except UrlRefused as error:
             found = Download(f"refused:{error.reason}", error.text)
         except _Ended as ended:
             found = Download(ended.outcome, ended.text, retry_after_s=ended.retry_after_s)
         except TimeoutError:
-            found = Download("failed:timeout", f"not done within {self._config.timeout_s:g} s")
-        found.hops = hops
-        found.took_s = time.monotonic() - started_s
+            found = Download("failed:timeout", f"not done within {trip.bounds.time_s:g} s")
+        except (NotStarted, LaneExhausted):
+            self._remember(url, trip)
+            raise
+        found.hops, found.steps = trip.hops, trip.steps
+        found.requests, found.took_s = trip.starts.sent, trip.used_s
         return found
 
-    def _slot(self, target: Target) -> asyncio.Semaphore:
-        key = (target.host, target.port)
-        slot = self._hosts.get(key)
-        if slot is None:
-            slot = self._hosts[key] = asyncio.Semaphore(max(1, self._config.host_connections))
-            if len(self._hosts) > HOSTS_MAX:
-                self._hosts.popitem(last=False)
-        return slot
+    def _remember(self, url: str, trip: _Trip) -> None:
+        """Keep how far a download came that had to stop for our own limits."""
+        if len(trip.hops) > 1:
+            self._ways[url] = trip.hops
+            if len(self._ways) > WAYS_MAX:
+                self._ways.popitem(last=False)
 
-    async def _follow(self, target: Target, known: Known, hops: list[str]) -> Download:
-        seen = {target.url}
+    async def _follow(self, target: Target, trip: _Trip) -> Download:
+        seen = {*trip.hops, target.url}
         while True:
-            hops.append(target.url)
-            hop = await self._ask(target, known)
-            if hop.status not in _REDIRECTS:
-                return self._finish(hop, known)
-            if len(hops) > REDIRECTS_MAX:
+            trip.hops.append(target.url)
+            hop = await self._at_place(target, trip)
+            if hop.status not in REDIRECTS:
+                return _finish(hop, trip.known)
+            if len(trip.hops) > REDIRECTS_MAX:
                 raise _Ended("refused:redirect_limit", f"more than {REDIRECTS_MAX} redirects")
             target = self._next_target(target, hop)
             if target.url in seen:
@@ -254,7 +231,25 @@ class Downloader:
                 )
             seen.add(target.url)
 
-    def _next_target(self, target: Target, hop: _Hop) -> Target:
+    async def _at_place(self, target: Target, trip: _Trip) -> Hop:
+        """Ask with a start and one of the host's places in hand. Raises: NotStarted, LaneExhausted."""
+        host = f"{target.host}:{target.port}"
+        starts = trip.starts
+        await starts.take()
+        is_counted = starts.before_s is not None
+        until_s = starts.before_s if is_counted else time.monotonic() + trip.left_s
+        if not await self.places.take(host, until_s=until_s, is_patient=not is_counted):
+            if not is_counted:
+                raise _Ended("failed:timeout", f"no free connection to {target.host}")
+            raise NotStarted(self.places.away_s(host) or (AGAIN_S if starts.sent else 0.0))
+        steps = len(trip.steps)
+        try:
+            return await self._ask(target, trip)
+        finally:
+            is_answered = any(step.status for step in trip.steps[steps:])
+            self.places.leave(host, is_answered=is_answered)
+
+    def _next_target(self, target: Target, hop: Hop) -> Target:
         location = hop.headers.get("location", "")
         if not location:
             raise _Ended(
@@ -275,35 +270,64 @@ class Downloader:
             raise _Ended("refused:redirect_downgrade", "redirected from https to http")
         return following
 
-    async def _ask(self, target: Target, known: Known) -> _Hop:
-        """One request; tries the second address when the first does not connect."""
-        addresses = await self._addresses(target)
+    async def _ask(self, target: Target, trip: _Trip) -> Hop:
+        """One answer; tries the second address when the first does not connect."""
+        if self._transfers is None:
+            self._transfers = Transfers()
+        addresses: tuple[Address, ...] = ()
+        if target.literal is not None:
+            addresses = (target.literal,)
+        else:
+            addresses = await trip.timed(self._transfers, self._addresses(target))
         for address in addresses[:2]:
-            hop = _Hop(self.policy, self._config.photo_max_bytes)
-            handle = self._handle(target, address, known, hop)
-            if self._transfers is None:
-                self._transfers = Transfers()
-            try:
-                await self._transfers.perform(handle)
-            except TransferFailed as error:
-                if hop.is_dropped:
-                    return hop
-                if (
-                    error.number == pycurl.E_COULDNT_CONNECT
-                    and hop.stopped is None
-                    and address != addresses[:2][-1]
-                ):
-                    continue
-                raise _ended_by(hop, error) from None
-            finally:
-                handle.close()
-            return hop
+            is_last = address == addresses[:2][-1]
+            hop = await self._send(target, address, trip, is_last=is_last)
+            if hop.wants_start:
+                # The kept connection was dead: over a new one libcurl sends nothing twice.
+                hop = await self._send(target, address, trip, is_last=is_last, is_fresh=True)
+            if hop.error is None or hop.is_dropped:
+                return hop
+            if is_last or hop.is_sent or hop.stopped is not None:
+                raise _ended_by(hop, hop.error)
         raise _Ended("failed:connect", f"no connection to {target.host}")
+
+    async def _send(
+        self,
+        target: Target,
+        address: Address,
+        trip: _Trip,
+        *,
+        is_last: bool,
+        is_fresh: bool = False,
+    ) -> Hop:
+        """One request, for which a start is taken first; `error` says where it failed."""
+        assert self._transfers is not None, "made before the first question"
+        await trip.starts.take()
+        hop = Hop(self.policy, trip.bounds, trip.starts)
+        handle = new_handle(self._config, target, address, hop)
+        connect_s = CONNECT_TIMEOUT_S if is_last else min(CONNECT_TIMEOUT_S, trip.left_s / 2)
+        handle.setopt(pycurl.HTTPHEADER, request_headers(trip.bounds, trip.known))
+        handle.setopt(pycurl.CONNECTTIMEOUT_MS, max(1, int(connect_s * 1000)))
+        # Our own clock is the bound; this one knows nothing of stalls and only must end some time.
+        handle.setopt(pycurl.TIMEOUT_MS, max(1, int(trip.left_s * STALL_MAX * 1000)))
+        if is_fresh:
+            handle.setopt(pycurl.FRESH_CONNECT, 1)
+        began_s = time.monotonic()
+        try:
+            await trip.timed(self._transfers, self._transfers.perform(handle))
+        except TransferFailed as error:
+            hop.error = error
+        finally:
+            step = hop.step(target, address, handle)
+            trip.steps.append(step)
+            silent_s = (step.first_byte_s or time.monotonic() - began_s) - step.connect_s
+            if hop.is_sent and silent_s > HUNG_S:
+                trip.starts.charge()
+            handle.close()
+        return hop
 
     async def _addresses(self, target: Target) -> tuple[Address, ...]:
         """Where to connect; one bad answer among several refuses the name."""
-        if target.literal is not None:
-            return (target.literal,)
         try:
             addresses = await self._names.resolve(target.host)
         except NameFailed as error:
@@ -317,72 +341,44 @@ class Downloader:
                 )
         return addresses
 
-    def _handle(self, target: Target, address: Address, known: Known, hop: _Hop) -> Any:
-        handle = pycurl.Curl()
-        headers = ["Accept: image/avif,image/webp,image/png,image/jpeg,image/gif;q=0.9,*/*;q=0.1"]
-        headers.append("Accept-Encoding: identity")
-        if known.etag:
-            headers.append(f"If-None-Match: {known.etag}")
-        elif known.last_modified:
-            headers.append(f"If-Modified-Since: {known.last_modified}")
-        host = f"[{target.host}]" if ":" in target.host else target.host
-        peer = f"[{address}]" if address.version == 6 else str(address)
-        handle.setopt(pycurl.URL, target.url)
-        handle.setopt(pycurl.CONNECT_TO, [f"{host}:{target.port}:{peer}:{target.port}"])
-        handle.setopt(pycurl.OPENSOCKETFUNCTION, hop.open_socket)
-        handle.setopt(pycurl.HEADERFUNCTION, hop.on_header)
-        handle.setopt(pycurl.WRITEFUNCTION, hop.on_body)
-        handle.setopt(pycurl.HTTPHEADER, headers)
-        handle.setopt(pycurl.USERAGENT, self._config.user_agent)
-        handle.setopt(pycurl.PROXY, "")
-        handle.setopt(pycurl.NOSIGNAL, 1)
-        handle.setopt(pycurl.FOLLOWLOCATION, 0)
-        handle.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
-        handle.setopt(pycurl.HTTP_CONTENT_DECODING, 0)
-        handle.setopt(pycurl.CONNECTTIMEOUT_MS, int(CONNECT_TIMEOUT_S * 1000))
-        handle.setopt(pycurl.TIMEOUT_MS, max(1, int(self._config.timeout_s * 1000)))
-        handle.setopt(pycurl.LOW_SPEED_LIMIT, SLOW_BYTES_PER_S)
-        handle.setopt(pycurl.LOW_SPEED_TIME, SLOW_S)
-        handle.setopt(pycurl.MAXFILESIZE_LARGE, self._config.photo_max_bytes)
-        handle.setopt(pycurl.CAINFO, self._config.ca_file or certifi.where())
-        return handle
 
-    def _finish(self, hop: _Hop, known: Known) -> Download:
-        if hop.status == 304 and (known.etag or known.last_modified):
-            return Download("unchanged", "the host says that it did not change")
-        if hop.status == 200:
-            BYTES_RECEIVED.inc(hop.body_bytes)
-            return Download(
-                "received",
-                f"{hop.body_bytes:,} bytes",
-                body=hop.body,
-                size_bytes=hop.body_bytes,
-                sha256=hop.hash.hexdigest(),
-                etag=_validator(hop.headers.get("etag")),
-                last_modified=_validator(hop.headers.get("last-modified")),
-            )
-        retry_after_s = _retry_after_s(hop.headers.get("retry-after"))
-        if hop.status == 429:
-            raise _Ended(
-                "failed:rate_limited", "the host answers 429: too many requests", retry_after_s
-            )
-        raise _Ended(f"failed:http_{hop.status}", f"the host answers {hop.status}", retry_after_s)
+def _finish(hop: Hop, known: Known) -> Download:
+    if hop.status == 304 and (known.etag or known.last_modified):
+        return Download("unchanged", "the host says that it did not change")
+    if hop.status == 200:
+        BYTES_RECEIVED.inc(hop.body_bytes)
+        return Download(
+            "received",
+            f"{hop.body_bytes:,} bytes",
+            body=hop.body,
+            size_bytes=hop.body_bytes,
+            sha256=hop.hash.hexdigest(),
+            etag=_validator(hop.headers.get("etag")),
+            last_modified=_validator(hop.headers.get("last-modified")),
+        )
+    retry_after_s = _retry_after_s(hop.headers.get("retry-after"))
+    if hop.status == 429:
+        raise _Ended(
+            "failed:rate_limited", "the host answers 429: too many requests", retry_after_s
+        )
+    raise _Ended(f"failed:http_{hop.status}", f"the host answers {hop.status}", retry_after_s)
 
 
-def _ended_by(hop: _Hop, error: TransferFailed) -> _Ended:
+def _ended_by(hop: Hop, error: TransferFailed) -> _Ended:
     """The outcome of a transfer that libcurl gave up, or that a callback stopped."""
     if hop.stopped is not None:
         return _Ended(*hop.stopped)
+    code = _CODES.get(error.number, "protocol")
+    text = error.text
     if error.number == pycurl.E_OPERATION_TIMEDOUT:
-        code = "slow" if "too slow" in error.text else "timeout"
-        return _Ended(f"failed:{code}", error.text)
-    if error.number == pycurl.E_FILESIZE_EXCEEDED:
-        return _Ended("refused:too_large", f"the body is over {hop.bytes_max:,} bytes")
-    if error.number in _TLS:
-        return _Ended("failed:tls", error.text)
-    if error.number == pycurl.E_RECV_ERROR and hop.body_bytes:
-        return _Ended("failed:truncated", f"the connection broke after {hop.body_bytes:,} bytes")
-    return _Ended(f"failed:{_CODES.get(error.number, 'protocol')}", error.text)
+        code = "slow" if "too slow" in text else "timeout" if hop.is_sent else "connect"
+    elif error.number == pycurl.E_FILESIZE_EXCEEDED:
+        return _Ended("refused:too_large", f"the body is over {hop.bounds.bytes_max:,} bytes")
+    elif error.number in _TLS:
+        code = "tls"
+    elif error.number == pycurl.E_RECV_ERROR and hop.body_bytes:
+        code, text = "truncated", f"the connection broke after {hop.body_bytes:,} bytes"
+    return _Ended(f"failed:{code}", text)
 
 
 def _validator(value: str | None) -> str | None:

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
-from penstock.fetch.model import URL_CHARACTERS_MAX, UrlRefused
+from penstock.fetch.errors import UrlRefused
+from penstock.fetch.model import URL_CHARACTERS_MAX
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -10,29 +10,47 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from itertools import islice
 from typing import Final
 
 import msgspec
 
-from penstock.fetch.guard import Policy, judge_url
+from penstock.fetch.door import refusal
+from penstock.fetch.guard import Policy
+from penstock.fetch.kinds import split_currency
 from penstock.fetch.model import (
+    COLUMNS_MAX,
+    FIELD_BYTES_MAX,
     FIELDS_BYTES_MAX,
     PHOTOS_OF_ITEM_MAX,
     URL_CHARACTERS_MAX,
     RowProblem,
-    UrlRefused,
 )
-from penstock.fetch.readers import RawRow, Truncated
+from penstock.fetch.readers import Fault, RawRow, Truncated, Value
+from penstock.fetch.schemas import Schema, Schemas
 from penstock.kernel.ids import USER_ID
 
 ROWS_OF_CHUNK: Final = 1000
-NAME_CHARACTERS_MAX: Final = 1000
-_SPACES: Final = re.compile(r"[\s\u00a0\u202f]")
+FIELD_NAME_CHARACTERS_MAX: Final = 200
+RULES_VERSION: Final = b"1"
+"""Goes up when the same row would be judged otherwise than before."""
+_SHOWN_CHARACTERS_MAX: Final = 200
+_PRICE_CHARACTERS_MAX: Final = 64
+_HALVES: Final = re.compile("[\ud800-\udfff]")
 _JSON: Final = msgspec.json.Encoder(order="sorted")
+
+
+class Rules:
+    """All that decides what becomes of a row; rows of an equal `digest` are judged alike."""
+
+    def __init__(self, policy: Policy, schemas: Mapping[str, Schema] | None = None) -> None:
+        self.policy = policy
+        self.schemas = Schemas(schemas or {}, policy)
+        opened = f"{sorted(map(str, policy.networks))}{sorted(policy.ports)}".encode()
+        parts = RULES_VERSION, opened, self.schemas.digest
+        self.digest = hashlib.sha256(b"\n".join(parts)).digest()
 
 
 @dataclass(slots=True)
@@ -60,15 +78,17 @@ class Chunk:
     truncated: str | None = None
 
 
-def read_chunk(rows: Iterator[RawRow], policy: Policy) -> Chunk:
+def read_chunk(rows: Iterator[RawRow], rules: Rules) -> Chunk:
     """Read and validate the next rows. Raises: CatalogueBroken, CatalogueTooLarge."""
     chunk = Chunk()
     try:
         for raw in islice(rows, ROWS_OF_CHUNK):
             chunk.rows_count += 1
-            row = _take(raw, policy, chunk.problems)
+            row, faults = judge_row(raw, rules)
             if row is not None:
                 chunk.rows.append(row)
+            item = row.item if row is not None else None
+            chunk.problems.extend(problem_of(raw, item, fault) for fault in faults)
     except Truncated as cut:
         chunk.truncated = cut.where
         chunk.is_last = True
@@ -77,107 +97,102 @@ def read_chunk(rows: Iterator[RawRow], policy: Policy) -> Chunk:
     return chunk
 
 
-def _take(raw: RawRow, policy: Policy, problems: list[RowProblem]) -> IntakeRow | None:
-    """The row, invalid or not, or None where not even its id can be read."""
+def judge_row(raw: RawRow, rules: Rules) -> tuple[IntakeRow | None, list[Fault]]:
+    """The row, valid or not, or None where not even its id can be read; and all that is wrong with it."""
     values = dict(raw.values)
-    item = values.pop("id", "")
-    is_named = USER_ID.fullmatch(item) is not None
-    name = item if is_named else None
-    found: list[RowProblem] = []
-
-    def add(field_name: str, code: str, text: str) -> None:
-        found.append(
-            RowProblem(
-                row=raw.number, line=raw.line, item=name, field=field_name, code=code, text=text
-            )
-        )
-
+    item = raw.item
+    values.pop("id", None)
+    row = IntakeRow(raw.number, raw.line, item) if USER_ID.fullmatch(item) else None
     if raw.fault is not None:
-        add(raw.fault.pointer, raw.fault.code, raw.fault.text)
-    elif not is_named:
-        code, what = ("missing", "is missing") if not item else ("invalid_id", f"is {item[:40]!r}")
-        add("id", code, f"the id {what}: use 1 to 128 of the characters A-Z a-z 0-9 . _ : @ ~ -")
-    else:
-        for problem in _check_values(values, policy):
-            add(*problem)
-    if not is_named:
-        problems.extend(found)
-        return None
-    row = IntakeRow(raw.number, raw.line, item)
-    is_valid = not found
-    if is_valid:
-        for problem in _judge_photos(row, raw.photos, policy):
-            add(*problem)
-        row.fields = _JSON.encode(values)
-        row.hash = hashlib.sha256(row.fields + b"\n" + _JSON.encode(row.photos)).digest()
-    problems.extend(found)
-    return row
+        return row, [raw.fault]
+    if row is None:
+        return None, [
+            Fault("id", "invalid_id", {"value": item}) if item else Fault("id", "missing")
+        ]
+    faults = _check_bounds(values)
+    if not faults:
+        _part_price(values)
+        faults = rules.schemas.judge(values, raw.photos)
+    if not faults:
+        faults = judge_photos(row, raw.photos, rules.policy)
+        seal_row(row, _JSON.encode(values))
+    return row, faults
 
 
-def _check_values(values: dict[str, str], policy: Policy) -> Iterator[tuple[str, str, str]]:
-    """(field, code, text) of each fault; the price is brought to the form `1990.50`."""
-    name = values.get("name", "")
-    if not name:
-        yield "name", "missing", "the name is missing"
-    elif len(name) > NAME_CHARACTERS_MAX:
-        yield (
-            "name",
-            "too_long",
-            f"the name has {len(name)} characters, at most {NAME_CHARACTERS_MAX} are taken",
-        )
-    if "price" in values:
-        price = _parse_price(values["price"])
-        if price is None:
-            yield (
-                "price",
-                "invalid_number",
-                f"the price {values['price'][:40]!r} is no number such as 1990.50",
-            )
-        else:
-            values["price"] = price
-    if "url" in values:
-        try:
-            judge_url(values["url"], policy)
-        except UrlRefused as error:
-            if error.reason not in ("forbidden_address", "port"):
-                yield "url", f"url_{error.reason}", error.text
-    if sum(len(key) + len(value) for key, value in values.items()) > FIELDS_BYTES_MAX:
-        yield "row", "row_too_large", f"the row is over {FIELDS_BYTES_MAX} characters"
-    if any("\x00" in value or not _is_text(value) for value in values.values()):
-        yield "row", "invalid_text", "a field holds a NUL or half a letter"
+def seal_row(row: IntakeRow, fields: bytes) -> None:
+    """Make `row` a valid one of these fields, JSON with sorted names, and of its photos."""
+    row.fields = fields
+    row.hash = hashlib.sha256(fields + b"\n" + _JSON.encode(row.photos)).digest()
+
+
+def problem_of(raw: RawRow, item: str | None, fault: Fault) -> RowProblem:
+    """A fault with its place; what it shows comes from strangers and is made fit to be kept."""
+    return RowProblem(
+        row=raw.number,
+        line=raw.line,
+        item=item,
+        field=_fit(fault.field),
+        code=fault.code,
+        values={
+            name: _fit(value) if isinstance(value, str) else value
+            for name, value in fault.values.items()
+        },
+    )
+
+
+def _fit(text: str) -> str:
+    shown = text[:_SHOWN_CHARACTERS_MAX]
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
+
+
+def _check_bounds(values: dict[str, Value]) -> list[Fault]:
+    """What no row may hold, whatever its schema."""
+    if len(values) > COLUMNS_MAX:
+        return [Fault("row", "too_many_fields", {"most": COLUMNS_MAX})]
+    characters = 0
+    for name, value in values.items():
+        text = value if isinstance(value, str) else "\n".join(value)
+        characters += len(name) + len(text)
+        if len(text) > FIELD_BYTES_MAX:
+            return [Fault(name, "field_too_large", {"most": FIELD_BYTES_MAX})]
+        if len(name) > FIELD_NAME_CHARACTERS_MAX:
+            return [Fault(name, "field_name", {"most": FIELD_NAME_CHARACTERS_MAX})]
+        if not (_is_text(name) and _is_text(text)):
+            return [Fault(name, "invalid_text")]
+    if characters > FIELDS_BYTES_MAX:
+        return [Fault("row", "row_too_large", {"most": FIELDS_BYTES_MAX})]
+    return []
 
 
 def _is_text(value: str) -> bool:
-    return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+    return "\x00" not in value and (value.isascii() or not _HALVES.search(value))
 
 
-def _parse_price(text: str) -> str | None:
-    plain = _SPACES.sub("", text)
-    if "," in plain and "." not in plain:
-        plain = plain.replace(",", ".")
-    if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?", plain):
-        return None
-    return plain if plain[0] != "0" else format(Decimal(plain), "f")
+def _part_price(values: dict[str, Value]) -> None:
+    """A currency in the price becomes a field of its own, as Google's files write it."""
+    price = values.get("price")
+    if isinstance(price, str) and not price.isdigit() and len(price) <= _PRICE_CHARACTERS_MAX:
+        values["price"], currency = split_currency(price)
+        if currency is not None:
+            values.setdefault("currency", currency)
 
 
-def _judge_photos(
-    row: IntakeRow, photos: list[str], policy: Policy
-) -> Iterator[tuple[str, str, str]]:
-    """Give `row` its links in order, each once; yield what is wrong with any."""
+def judge_photos(row: IntakeRow, photos: list[str], policy: Policy) -> list[Fault]:
+    """Give `row` its links in order, each once; tell what is wrong with any."""
+    faults: list[Fault] = []
     links = list(dict.fromkeys(photos))
     if len(links) > PHOTOS_OF_ITEM_MAX:
-        yield (
-            "photos",
-            "too_many_photos",
-            f"the item has {len(links)} photos, the first {PHOTOS_OF_ITEM_MAX} are taken",
-        )
+        told: dict[str, str | int] = {"count": len(links), "most": PHOTOS_OF_ITEM_MAX}
+        faults.append(Fault("photos", "too_many_photos", told))
         links = links[:PHOTOS_OF_ITEM_MAX]
     for index, link in enumerate(links):
-        try:
-            judge_url(link, policy)
-        except UrlRefused as error:
-            yield f"photos[{index}]", error.reason, error.text
+        reason = refusal(link, policy) if _is_text(link) else "syntax"
+        if reason is not None:
+            faults.append(Fault(f"photos[{index}]", reason, {"value": link}))
             if not link.isprintable() or len(link.encode()) > URL_CHARACTERS_MAX:
                 continue
-            row.refused[link] = error.reason
+            row.refused[link] = reason
         row.photos.append(link)
+    return faults

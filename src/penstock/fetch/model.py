@@ -1,41 +1,34 @@
-"""The values of fetch: settings, customers, runs, items, outcomes, and the errors of this room.
+"""The values of fetch: customers, runs, items and outcomes.
 
 An outcome is a text of one of four shapes, kept as written in every table and answer:
 `stored`, `unchanged`, `refused:<code>` (we declined what was offered) and `failed:<code>` (the host did
-not deliver). `known` counts photos that needed no request at all. A `refused` outcome and the HTTP
-errors of PERMANENT_STATUSES are final at once; every other failure is tried again with backoff.
+not deliver). `known` counts photos that needed no request at all. A `refused` outcome and most answers
+of 4xx are final at once; 5xx, TEMPORARY_STATUSES and faults of the way are tried again with backoff.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
+from penstock.fetch.errors import InvalidRate
+from penstock.jobs.model import Lane, Why
 from penstock.kernel import metrics
-from penstock.kernel.config import (
-    parse_count,
-    parse_duration_s,
-    parse_networks,
-    parse_ports,
-    parse_size_bytes,
-    parse_text,
-    setting,
-)
-from penstock.kernel.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
 
 LIMITER: Final = "fetch"
-PHOTO_QUEUE: Final = "fetch.30s"
 PUBLISH_QUEUE: Final = "fetch.publish"
 ITEM_QUEUE: Final = "fetch.item"
+CATALOGUE_QUEUE: Final = "fetch.catalogue"
+WEBHOOK_QUEUE: Final = "fetch.webhook"
 
 PHOTO_RETRIES: Final = 3
 """Tries after the first one; a link that still fails waits for the next run."""
 
+BIGINT_MAX: Final = 2**63 - 1
 PHOTOS_OF_ITEM_MAX: Final = 30
 URL_CHARACTERS_MAX: Final = 2048
 FIELD_BYTES_MAX: Final = 64 * 1024
@@ -44,9 +37,13 @@ COLUMNS_MAX: Final = 500
 ROWS_MAX: Final = 5_000_000
 PROBLEMS_KEPT_MAX: Final = 1000
 RUNS_KEPT: Final = 20
+SENT_RUNS_KEPT: Final = 100
+"""Of items sent by themselves."""
+DRY_RUNS_KEPT: Final = 5
+ITEMS_SENT_MAX: Final = 1000
 CONSUMER_CHARACTERS_MAX: Final = 400
 
-TEMPORARY_STATUSES: Final = frozenset({408, 421, 425, 429, 500, 502, 503, 504})
+TEMPORARY_STATUSES: Final = frozenset({408, 421, 425, 429})
 OUTCOME_CODES: Final = (
     "stored",
     "unchanged",
@@ -55,6 +52,8 @@ OUTCOME_CODES: Final = (
     "refused:not_an_image",
     "refused:too_large",
     "refused:too_many_pixels",
+    "refused:too_many_frames",
+    "refused:undecodable",
     "failed:dns",
     "failed:connect",
     "failed:timeout",
@@ -70,148 +69,17 @@ PHOTOS_DECIDED: Final = metrics.counter(
 BYTES_RECEIVED: Final = metrics.counter(
     "fetch_received_bytes_total", "Bytes of photo bodies received."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchConfig:
-    """Section `fetch`."""
-
-    user_agent: str = setting(
-        "PenstockFetch/0.1 (+https://example.org/about-our-fetcher)",
-        "The User-Agent sent to every host; put an address there where its owner reaches you.",
-        parse_text,
-    )
-    allow_networks: tuple[str, ...] = setting(
-        "", "Networks that may be connected to although they are not public.", parse_networks
-    )
-    allow_ports: tuple[int, ...] = setting(
-        "80, 443", "Ports that may be connected to.", parse_ports
-    )
-    timeout_s: float = setting(
-        "30s", "Longest time of one photo, with its redirects.", parse_duration_s
-    )
-    photo_max_bytes: int = setting("25MiB", "Largest photo accepted.", parse_size_bytes)
-    catalogue_max_bytes: int = setting(
-        "1GiB", "Largest catalogue accepted, also after unpacking.", parse_size_bytes
-    )
-    host_connections: int = setting(
-        "8", "Connections a process opens to one host at most.", parse_count
-    )
-    recheck_s: float = setting(
-        "24h",
-        "A stored photo whose host gave no ETag and no Last-Modified is not asked for again sooner.",
-        parse_duration_s,
-    )
-    handler_timeout_s: float = setting(
-        "60s",
-        "Longest time of one call of an on_item handler; over it the item is delivered again later.",
-        parse_duration_s,
-    )
-    name_servers: str | None = setting(
-        None,
-        "Name servers such as 10.0.0.2, 10.0.0.3:5353; unset: those of the machine.",
-        parse_text,
-    )
-    ca_file: str | None = setting(
-        None, "File of trusted certificates for https; unset: those of certifi.", parse_text
-    )
-
-
-class CustomerUnknown(NotFound):
-    """No customer of that name was set."""
-
-    code = "fetch.customer_unknown"
-
-    def __init__(self, customer: str) -> None:
-        super().__init__(
-            f"customer {customer[:128]!r} is not known: make it with"
-            f" `penstock fetch customer set {customer[:128]} --rate 600/m --connections 8` or"
-            f" `PUT /v1/fetch/customers/{customer[:128]}`"
-        )
-
-
-class RunUnknown(NotFound):
-    """No run has that number."""
-
-    code = "fetch.run_unknown"
-
-    def __init__(self, run_id: int) -> None:
-        super().__init__(f"run {run_id} is not known: `penstock fetch catalogue ls` lists the runs")
-
-
-class ConsumerUnknown(NotFound):
-    """No worker ever recorded an `on_item` handler of that name, or it was removed."""
-
-    code = "fetch.consumer_unknown"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"consumer {name[:CONSUMER_CHARACTERS_MAX]!r} is not known: `penstock fetch consumer ls` or"
-            " `GET /v1/fetch/consumers` lists those there are"
-        )
-
-
-class ItemUnknown(NotFound):
-    """The customer never had an item of that id."""
-
-    code = "fetch.item_unknown"
-
-
-class NotACatalogue(InvalidInput):
-    """The file is of no format that can be read."""
-
-    code = "fetch.not_a_catalogue"
-
-
-class CatalogueBroken(InvalidInput):
-    """The file is a catalogue with a fault that makes the rest of it unreadable; nothing was applied."""
-
-    code = "fetch.catalogue_broken"
-
-
-class CatalogueTooLarge(TooLarge):
-    """The file, packed or unpacked, is over `fetch.catalogue_max`."""
-
-    code = "fetch.catalogue_too_large"
-
-
-class InvalidRate(InvalidInput):
-    """A customer's rate or connections cannot be meant."""
-
-    code = "fetch.invalid_rate"
-
-
-class RunUnderWay(Conflict):
-    """Another catalogue of the same customer is being read right now."""
-
-    code = "fetch.run_under_way"
-
-
-class RunsBusy(Unavailable):
-    """As many catalogues as this process reads at once are being read; nothing was changed."""
-
-    code = "fetch.busy"
-
-
-class RunNotHeld(Conflict):
-    """Only a held run that nothing newer replaced can be confirmed."""
-
-    code = "fetch.run_not_held"
-
-
-class UrlRefused(InvalidInput):
-    """The URL may not be asked; `reason` is the code of the outcome `refused:<reason>`."""
-
-    code = "fetch.url_refused"
-
-    def __init__(self, reason: str, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
+WEBHOOK_POSTS: Final = metrics.counter(
+    "fetch_webhook_posts_total",
+    "Messages sent to webhooks, by what came of them.",
+    outcome=("taken", "refused", "gone"),
+)
 
 
 class RunState(StrEnum):
     """Where a run is; RUN_MOVES has the moves."""
 
+    BRINGING = "bringing"
     READING = "reading"
     REFUSED = "refused"
     ABANDONED = "abandoned"
@@ -223,6 +91,7 @@ class RunState(StrEnum):
 
 
 RUN_MOVES: Final[dict[RunState, frozenset[RunState]]] = {
+    RunState.BRINGING: frozenset({RunState.READING, RunState.REFUSED, RunState.ABANDONED}),
     RunState.READING: frozenset(
         {
             RunState.REFUSED,
@@ -254,11 +123,30 @@ class Customer(msgspec.Struct, frozen=True, kw_only=True):
     connections: int
 
 
+class SampledPhoto(msgspec.Struct, frozen=True, kw_only=True):
+    """A photo that a dry run downloaded to see how it goes; nothing of it was kept."""
+
+    url: str
+    outcome: str
+    text: str
+    took_s: float
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What a dry run saw of the photos it would ask, and how long the real run is expected to take."""
+
+    photos: list[SampledPhoto]
+    expected_s: float
+    """At the customer's rate and connections, and as fast as the sampled photos came."""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One reading of a catalogue; new + changed + unchanged + invalid = rows.
 
     An unchanged item whose photos changed when asked again becomes a changed one. `photos` of a dry
-    run are those of a real one, `photos_pending` of them would be asked.
+    run are those of a real one, `photos_pending` of them would be asked. A run whose format is `items`
+    is of items sent by themselves, where gone ones have a row too; one whose format is `same` is of a
+    file that did not change: links that are due are asked again.
     """
 
     run: int
@@ -280,17 +168,67 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     photos: int
     photos_pending: int
     photos_by_outcome: dict[str, int]
+    photos_per_s: float | None = None
+    """Photos decided per second in the last two to three minutes; None: not known."""
+    eta_s: float | None = None
+    """Seconds until the last photo is decided at this pace; None: not known."""
+    sample: Sample | None = None
+    """Of a dry run."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run does to an item, or would: `new`, `changed` or `gone`."""
+
+    item: str
+    kind: str
+    version: int
+    fields: list[str]
+    """Of a changed item: those that differ, `photos` where its list of links does."""
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a customer's catalogue is brought from, when next, and what came of it last."""
+
+    customer: str
+    url: str
+    cron: str
+    tz: str
+    format: str | None
+    mapping: str | None
+    next_at: datetime | None
+    """None: its cron is paused."""
+    tried_at: datetime | None
+    outcome: str | None
+    """`applied`, `done`, `held`, `unchanged`, `refused:<code>` or `failed:<code>`."""
+    text: str | None
+    """Why, where it did not go well."""
+    run: int | None
+    """The last run made of it."""
+    failures: int
+    """Tries in a row that brought no readable file."""
+
+
+class SentItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An item sent by itself. Without `fields` those it has stay; `gone`: it is to be unpublished."""
+
+    customer: str
+    item: str
+    photos: list[str] = msgspec.field(default_factory=list)
+    fields: dict[str, str | int | float | bool | None] | None = None
+    gone: bool = False
 
 
 class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of one row: where it is and what to do, in the seller's words."""
+    """A fault of one row: where it is, and its code with the values that its sentence shows."""
 
     row: int
     line: int
     item: str | None
     field: str
     code: str
-    text: str
+    values: dict[str, str | int | float] = msgspec.field(default_factory=dict)
+    text: str = ""
+    """The sentence of `texts/`; whoever finds a fault leaves it empty and gives the values."""
 
 
 class PhotoProblem(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,6 +246,65 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     added_at: datetime
     items: int
+
+
+class Webhook(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a customer's results are sent, and how far its receiver is."""
+
+    customer: str
+    url: str
+    taken_seq: int
+    """The last result that was taken."""
+    waiting: int
+    """Results after it, counted up to 10,000."""
+    failures: int
+    """Sends since the last that was taken."""
+    failing_since: datetime | None
+    next_at: datetime | None
+    """When what failed is sent again."""
+    last_at: datetime | None
+    last_status: int | None
+    last_error: str | None
+    disabled_at: datetime | None
+    """The receiver answered 410; set the webhook again to go on."""
+    old_until: datetime | None
+    """Until then the secret before the last rotation signs as well."""
+    created_at: datetime
+
+
+class NewSecret(msgspec.Struct, frozen=True, kw_only=True):
+    """A webhook's secret, told this once; until `old_until` the one before signs as well."""
+
+    customer: str
+    secret: str
+    old_until: datetime
+
+
+class WebhookReplay(msgspec.Struct, frozen=True, kw_only=True):
+    """How many results, counted up to 10,000, are on their way to the webhook once more."""
+
+    customer: str
+    after: int
+    waiting: int
+
+
+class WebhookTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """What a test message to a webhook met."""
+
+    customer: str
+    url: str
+    is_taken: bool
+    status: int | None
+    text: str
+    took_s: float
+
+
+class CustomerSet(Customer, frozen=True, kw_only=True):
+    """A customer that was set; `webhook_secret` is told once, when its webhook is made."""
+
+    webhook: str | None = None
+    """The URL that its results are sent to."""
+    webhook_secret: str | None = None
 
 
 class ItemPhoto(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,6 +360,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     last_modified: str | None
     checked_at: datetime
     failures: int
+    """How many times in a row it failed."""
+    rounds_left: int
+    """As many whole catalogues pass it by before it is asked again, a day at the most."""
     run: int
     text: str
     """The outcome in plain words."""
@@ -375,6 +375,60 @@ class UrlReport(msgspec.Struct, frozen=True, kw_only=True):
     allowed: bool
     judgement: str
     links: list[Link]
+    customers: list[UrlCustomer]
+    """Those whose runs asked it or are about to."""
+
+
+class UrlCustomer(msgspec.Struct, frozen=True, kw_only=True):
+    """What bears on the next time that a customer's run asks a URL."""
+
+    customer: str
+    waiting_runs: list[int]
+    """Runs that have it to ask and have not yet."""
+    job: Why | None
+    """Why the photo's job waits; of a long backlog, why another photo of the customer does."""
+    host: Host | None
+    """How fast its host is and in which class the photo starts; null: nothing was measured."""
+    lane: Lane | None
+    """The customer's limits and what is under way."""
+    ahead: str
+    """When it is asked next, in a sentence."""
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of a host of a customer's links, and what it asked of us."""
+
+    host: str
+    customer: str
+    starts_in: str
+    """Timeout class in which its next photo starts."""
+    needs: dict[str, float]
+    """Share of its recent photos by the class that was enough for them."""
+    mean_s: float | None
+    """Mean time of a recent photo; null: nothing recent was measured."""
+    requests: int
+    photos_by_outcome: dict[str, int]
+    first_seen_at: datetime
+    last_seen_at: datetime
+    paused_until: datetime | None
+    """Until when it asked to be left alone."""
+    crawl_delay_s: float | None
+    """What its robots.txt asks, where that is read."""
+
+
+class PhotoStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a download; times count from its beginning."""
+
+    url: str
+    address: str
+    status: int
+    """0: no answer came."""
+    connect_s: float
+    """Connected, with TLS; 0 for a connection that was kept."""
+    first_byte_s: float
+    took_s: float
+    is_sent: bool
+    """Whether a request left; only then the host saw one."""
 
 
 class PhotoReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -385,6 +439,7 @@ class PhotoReport(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     hops: list[str]
     took_s: float
+    steps: list[PhotoStep] = []
     size_bytes: int | None = None
     sha256: str | None = None
     format: str | None = None
@@ -404,7 +459,7 @@ def is_temporary(outcome: str) -> bool:
     if kind != "failed" or code == "tls":
         return False
     status = re.fullmatch(r"http_(\d+)", code)
-    return status is None or int(status[1]) in TEMPORARY_STATUSES
+    return status is None or int(status[1]) in TEMPORARY_STATUSES or int(status[1]) >= 500
 
 
 def parse_rate(text: str) -> tuple[int, float]:

@@ -30,7 +30,10 @@ from penstock.fetch import store
 from penstock.fetch.consumers import Consumers, Handler, ItemJob, deliveries
 from penstock.fetch.gathering import Gathering
 from penstock.fetch.model import Item, Result
-from penstock.fetch.store import SQL, Decision, NewResult
+from penstock.fetch.store.photos import Decision
+from penstock.fetch.store.results import NewResult
+from penstock.fetch.store.sql import SQL
+from penstock.fetch.webhooks import WebhookSending
 from penstock.jobs import Batch, JobInHand, Jobs, Snooze
 from penstock.kernel.errors import Unavailable
 from penstock.kernel.logs import logger
@@ -40,8 +43,12 @@ DELIVERIES_AT_ONCE: Final = 50
 BUSY_SLACK_S: Final = 30.0
 """An item is kept for its call that much longer than the call may take."""
 BUSY_AGAIN_S: Final = 1.0
-ABSENT_AGAIN_S: Final = 30.0
-"""When a delivery whose consumer is not in this process is looked at again."""
+ABSENT_SHARE: Final = 0.5
+ABSENT_S: Final = (1.0, 300.0)
+"""A delivery whose consumer is not in this process is looked at again after half of the time that it
+was away so far, within these bounds; where another process has the consumer it soon finds it, and one that is away
+for a day costs each of its deliveries a look every five minutes. A worker that has the consumer wakes
+them all when it begins."""
 _LOG: Final = logger(__name__)
 
 
@@ -56,11 +63,18 @@ class Publishing:
     """Handles the publish and the item queue."""
 
     def __init__(
-        self, postgres: Postgres, jobs: Jobs, consumers: Consumers, *, handler_timeout_s: float
+        self,
+        postgres: Postgres,
+        jobs: Jobs,
+        consumers: Consumers,
+        webhooks: WebhookSending,
+        *,
+        handler_timeout_s: float,
     ) -> None:
         self._postgres = postgres
         self._jobs = jobs
         self._consumers = consumers
+        self._webhooks = webhooks
         self._handler_timeout_s = handler_timeout_s
         self._ids: Gathering[None, dict[str, int]] = Gathering(self._read_ids)
 
@@ -85,9 +99,10 @@ class Publishing:
             tx, [row for row in changes if row["version"] == row["item_version"]]
         )
         if results:
-            seqs = await store.insert_results(tx, results)
+            seqs = await store.results.insert_results(tx, results)
             jobs = deliveries(seqs, await self._consumers.ids(tx))
             await self._jobs.enqueue_many(jobs, tx=tx)
+            await self._webhooks.wake(tx, {result.customer for result in results})
         await tx.run(SQL.note_published, runs=runs, items=items)
 
     async def _settle_undecided(self, tx: Tx, changes: list[Any]) -> None:
@@ -106,19 +121,19 @@ class Publishing:
                 )
                 for r in rows
             ]
-            await store.decide(tx, lost)
+            await store.photos.decide(tx, lost)
 
     async def _results_of(self, tx: Tx, changes: list[Any]) -> list[NewResult]:
         keys = [(row["customer"], row["item"]) for row in changes]
-        photos = await store.item_photos(tx, keys)
-        last = await store.last_results(tx, keys)
+        photos = await store.photos.item_photos(tx, keys)
+        last = await store.results.last_results(tx, keys)
         results = []
         photo_edits = []
         for key, row in zip(keys, changes, strict=True):
             last_action, last_photos = last.get(key, ("unpublish", "[]"))
             version = row["version"]
             if row["kind"] == "retry":
-                if store.has_same_photos(last_photos, photos[key]):
+                if store.results.has_same_photos(last_photos, photos[key]):
                     continue
                 photo_edits.append(row)
                 version += 1
@@ -151,9 +166,12 @@ class Publishing:
             return
         handler = self._consumers.handler(consumer)
         if handler is None:
-            job.snooze(ABSENT_AGAIN_S)
+            away_s = await self._postgres.value(
+                SQL.note_absent, consumer=consumer, seq=job.payload.seq
+            )
+            job.snooze(absent_wait_s(away_s))
             return
-        found = await store.newest_result(self._postgres, job.payload.seq)
+        found = await store.results.newest_result(self._postgres, job.payload.seq)
         if found is None:
             job.done()
             return
@@ -168,6 +186,7 @@ class Publishing:
         if taken is None:
             delivered = await self._postgres.value(SQL.delivered_version, **place)
             if (delivered or 0) >= found.version:
+                await self._postgres.run(SQL.forget_absent, consumer=consumer, seq=job.payload.seq)
                 job.done()
             else:
                 job.snooze(BUSY_AGAIN_S)
@@ -183,7 +202,7 @@ class Publishing:
         place = {"consumer": job.payload.consumer, "customer": found.customer, "item": found.id}
         action = next_action(is_gone=found.action == "unpublish", is_shown=is_shown)
         if action is not None:
-            error = await self._failure_of(handler, store.item_of(found, action))
+            error = await self._failure_of(handler, store.results.item_of(found, action))
             if error is not None:
                 _LOG.warning("item_handler_failed", **place, error=repr(error), exc_info=error)
                 await self._postgres.run(SQL.drop_delivery, **place, job_id=job.id)
@@ -192,6 +211,7 @@ class Publishing:
         await self._postgres.run(
             SQL.end_delivery,
             **place,
+            seq=job.payload.seq,
             job_id=job.id,
             version=found.version,
             is_shown=found.action != "unpublish",
@@ -217,6 +237,12 @@ class Publishing:
             late.__cause__ = error
             return late
         return None
+
+
+def absent_wait_s(away_s: float) -> float:
+    """Seconds until a delivery whose consumer is away so long looks for it again."""
+    least_s, most_s = ABSENT_S
+    return min(most_s, max(least_s, away_s * ABSENT_SHARE))
 
 
 def next_action(*, is_gone: bool, is_shown: bool) -> str | None:

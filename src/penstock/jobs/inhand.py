@@ -17,6 +17,8 @@ import msgspec
 from penstock.jobs.errors import NoCurrentJob
 from penstock.jobs.handling import (
     DONE,
+    RETURNED,
+    UNSTARTED,
     Outcome,
     checked_delay_s,
     delay_of,
@@ -59,14 +61,16 @@ class LaneInHand(str):
         lane._queue, lane._reach = queue, reach
         return lane
 
-    async def spend(self, starts: int = 1, *, wait_max_s: float = SPEND_WAIT_MAX_S) -> None:
+    async def spend(self, starts: int = 1, *, wait_max_s: float = SPEND_WAIT_MAX_S) -> float:
         """Wait until the lane allows `starts` more, such as the requests that redirects cost.
 
-        Send them at once: they count as begun within the limiter's slack of this moment (0.25 s).
-        Raises: LaneExhausted, where that is further away than `wait_max_s`; nothing was taken then.
+        Send them at once: they count as begun within the limiter's slack of this moment (0.25 s); the answer
+        is until when, by `time.monotonic`. Raises: LaneExhausted, where that is further away than
+        `wait_max_s`; nothing was taken then.
         """
-        if self._reach is not None:
-            await self._reach.spend(self._queue, str(self), starts, wait_max_s)
+        if self._reach is None:
+            return math.inf
+        return await self._reach.spend(self._queue, str(self), starts, wait_max_s)
 
     def spend_blocking(self, starts: int = 1, *, wait_max_s: float = SPEND_WAIT_MAX_S) -> None:
         """`spend` for sync handlers; here too, send at once. Raises: LaneExhausted."""
@@ -86,6 +90,7 @@ class JobInHand(Generic[P]):
         "outcome",
         "payload",
         "queue",
+        "start_before_s",
         "traceparent",
     )
 
@@ -99,6 +104,7 @@ class JobInHand(Generic[P]):
         lane: str | None = None,
         traceparent: str | None = None,
         queue: str = "",
+        start_before_s: float | None = None,
         reach: Reach | None = None,
     ) -> None:
         self.id = id
@@ -107,6 +113,8 @@ class JobInHand(Generic[P]):
         self.attempt = attempt
         self.traceparent = traceparent
         self.queue = queue
+        self.start_before_s = start_before_s
+        """Until when the start that its lane counted is good, by `time.monotonic`; None: it has no lane."""
         self.outcome: Outcome | None = None
         self._lane = lane
         self._reach = reach
@@ -135,6 +143,10 @@ class JobInHand(Generic[P]):
     def snooze(self, after_s: float) -> None:
         """Run it again after `after_s`; no attempt is counted."""
         self.outcome = Outcome("snooze", delay_of(after_s))
+
+    def unstart(self) -> None:
+        """It did not begin what its lane counts: back as it came, and that start is free again."""
+        self.outcome = RETURNED if self._lane is None else UNSTARTED
 
     def send_to(self, queue: str) -> None:
         """Move it to another queue, as it is and with all its retries."""
@@ -216,6 +228,7 @@ def job_of(work: Work, pick: int, payload: P, reach: Reach | None) -> JobInHand[
         lane=work.lanes[pick],
         traceparent=work.traceparents[pick],
         queue=work.queue,
+        start_before_s=work.start_before_s,
         reach=reach,
     )
 

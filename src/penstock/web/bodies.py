@@ -21,6 +21,7 @@ from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
 from penstock.kernel.errors import FieldProblem
+from penstock.web.auth import FOR_PAGES
 from penstock.web.model import BodyInvalid, BodyMalformed, MediaTypeRefused
 
 DEPTH_MAX: Final = 32
@@ -78,7 +79,9 @@ async def require_json(
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         raise BodyMalformed("the body is empty: expected a JSON document")
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    # The only type in which a page may send without being asked beforehand (`navigator.sendBeacon`).
+    is_beacon = media_type == "text/plain" and handler.opt.get(FOR_PAGES)
+    if media_type != "application/json" and not is_beacon:
         raise MediaTypeRefused(
             f"the body is of type {media_type[:80]!r}: send it with Content-Type: application/json"
         )

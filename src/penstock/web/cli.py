@@ -9,7 +9,7 @@ import click
 
 from penstock.kernel.config import parse_duration_s
 from penstock.kernel.terminal import Terminal
-from penstock.web.model import SCOPES
+from penstock.web.model import PUBLISHABLE_SCOPES, SCOPES
 from penstock.web.tokens import NewToken, Token, Tokens
 
 
@@ -39,16 +39,31 @@ def tokens() -> None:
     "--scope",
     "scopes",
     multiple=True,
-    required=True,
     metavar="SCOPE",
     help=f"What it may do, once for each scope: {', '.join(SCOPES)}.",
 )
 @click.option("--expires", "expires_s", type=Duration(), help="Ends after this time, such as 90d.")
+@click.option(
+    "--publishable",
+    is_flag=True,
+    help=f"Make a key for web pages (?k=), which may do {', '.join(sorted(PUBLISHABLE_SCOPES))} alone.",
+)
 @click.pass_obj
-def create(terminal: Terminal, name: str, scopes: tuple[str, ...], expires_s: float | None) -> None:
+def create(
+    terminal: Terminal,
+    name: str,
+    *,
+    scopes: tuple[str, ...],
+    expires_s: float | None,
+    publishable: bool,
+) -> None:
     """Make a token NAME and print it; it is never shown again."""
+    if not scopes and not publishable:
+        raise click.UsageError("name what the token may do with --scope, once for each scope")
+    chosen = scopes or tuple(sorted(PUBLISHABLE_SCOPES))
     made: NewToken = terminal.run(
-        Tokens, lambda service: service.create(name, scopes, expires_s=expires_s)
+        Tokens,
+        lambda service: service.create(name, chosen, expires_s=expires_s, publishable=publishable),
     )
     terminal.show({"token": made.text, **_shown(made.token)}, made.text)
 

@@ -15,7 +15,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from penstock.kernel.errors import PenstockError
 from penstock.web.model import (
@@ -23,6 +27,7 @@ from penstock.web.model import (
     HEAD_FIELD_BYTES_MAX,
     HEAD_FIELDS_MAX,
     TARGET_BYTES_MAX,
+    WHOLE_ANSWER,
     BadRequest,
     HeadTooLarge,
     Overloaded,
@@ -32,6 +37,7 @@ from penstock.web.model import (
 )
 from penstock.web.problems import MEDIA_TYPE, headers_of, problem_of
 
+WHOLE_ANSWERS: Final[Any] = {WHOLE_ANSWER: {}}
 STALL_BYTES_MIN: Final = 4 * 1024
 LINGER_S: Final = 2.0
 LINGER_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -81,17 +87,21 @@ class Connection(HttpToolsProtocol):
         self._body_bytes += len(data)
         was_in_head = self._in_head
         super().data_received(data)
-        if was_in_head and self._in_head and not self.transport.is_closing():
+        if self.transport.is_closing() or self._lingering:
+            return
+        if was_in_head and self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX + TARGET_BYTES_MAX:
                 self.refuse(_head_too_large())
+                return
+        # Most requests come whole, and need no clock.
+        if self._timer is None and self.is_body_open():
+            self._watch_sender()
 
     def on_message_begin(self) -> None:
         """A request begins with its first byte, also on a connection kept alive."""
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
-        if self._timer is None:
-            self._start_timer(self._limits.head_timeout_s, self._head_late)
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request target."""
@@ -101,27 +111,18 @@ class Connection(HttpToolsProtocol):
                 TargetTooLong(f"the request target is longer than {TARGET_BYTES_MAX} bytes")
             )
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header field."""
-        super().on_header(name, value)
-        self._head_bytes += len(name) + len(value)
-        if (
-            len(name) + len(value) > HEAD_FIELD_BYTES_MAX
-            or len(self.headers) > HEAD_FIELDS_MAX
-            or self._head_bytes > HEAD_BYTES_MAX
-        ):
-            self._refuse_parsing(_head_too_large())
-
     def on_headers_complete(self) -> None:
         """The head is here: judge its target, then let uvicorn start the request."""
         self._stop_timer()
         self._in_head = False
+        self._check_sizes()
         self._check_target()
         self._check_framing()
+        self.scope["extensions"] = WHOLE_ANSWERS
         super().on_headers_complete()
         self.cycle.transport = _Lingering(self.transport, self)  # type: ignore[assignment]
+        self.cycle.send = _Sending(self.cycle).send  # type: ignore[method-assign]
         self._body_bytes = 0
-        self._start_timer(self._limits.body_stall_s, self._body_late)
 
     def on_message_complete(self) -> None:
         """The body is here too."""
@@ -171,6 +172,16 @@ class Connection(HttpToolsProtocol):
         else:
             super().shutdown()
 
+    def _check_sizes(self) -> None:
+        """Fields that came in one read; a head that comes in more is bounded while it comes."""
+        sizes = [len(name) + len(value) for name, value in self.headers]
+        if (
+            len(sizes) > HEAD_FIELDS_MAX
+            or sum(sizes) > HEAD_BYTES_MAX
+            or (sizes and max(sizes) > HEAD_FIELD_BYTES_MAX)
+        ):
+            self._refuse_parsing(_head_too_large())
+
     def _check_target(self) -> None:
         """Origin form, `*`, or the absolute form of the same host (RFC 9112, section 3.2)."""
         if self.url.startswith(b"/") or self.url == b"*":
@@ -216,6 +227,12 @@ class Connection(HttpToolsProtocol):
         self._body_bytes = 0
         self._start_timer(self._limits.body_stall_s, self._body_late)
 
+    def _watch_sender(self) -> None:
+        if self._in_head:
+            self._start_timer(self._limits.head_timeout_s, self._head_late)
+        else:
+            self._start_timer(self._limits.body_stall_s, self._body_late)
+
     def _start_timer(self, delay_s: float, then: Any) -> None:
         self._stop_timer()
         self._timer = self.loop.call_later(delay_s, then)
@@ -224,6 +241,43 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _Sending:
+    """uvicorn's sending for one request, and whole answers of hot routes: one message, one write.
+
+    uvicorn looks at each header with two expressions and writes head and body apart. A whole answer's headers are the
+    house's own, and its length is known.
+    """
+
+    __slots__ = ("_cycle", "_send")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+
+    async def send(self, message: Any) -> None:
+        """Send one ASGI message."""
+        if message["type"] != WHOLE_ANSWER:
+            await self._send(message)
+            return
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        head = [STATUS_LINE[message["status"]]]
+        for name, value in (*cycle.default_headers, *message["headers"]):
+            head += (name, b": ", value, b"\r\n")
+        head.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
+        if cycle.scope["method"] != "HEAD":
+            head.append(message["body"])
+        cycle.transport.write(b"".join(head))
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
 
 
 class _Lingering:

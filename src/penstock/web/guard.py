@@ -4,6 +4,9 @@ It names the request, carries the trace (W3C), asks whether the Host is ours (a 
 own name point at a loopback address; only the Host header tells) and whether a change comes from a page
 of another origin, adds the security headers, and counts. Successful requests are counted, not logged.
 
+Pages of any origin may call with a publishable key in the address (`?k=psk_...`): there is nothing ambient, such as a
+cookie, that a foreign page could abuse. Only routes for pages take such a key; they are told so by CORS headers.
+
 A name in a path may hold `/`, written `%2F`: it travels through the routing as a character that no path can hold.
 """
 
@@ -19,11 +22,12 @@ import msgspec
 
 from penstock.kernel import metrics
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.ids import new_uuid7
+from penstock.kernel.ids import new_request_id
 from penstock.kernel.logs import logger
 from penstock.kernel.trace import current_traceparent, next_hop
 from penstock.web.model import (
     LOOPBACK_NAMES,
+    WHOLE_ANSWER,
     BadRequest,
     HostRefused,
     OriginRefused,
@@ -38,7 +42,16 @@ METHODS: Final = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 UNMATCHED: Final = "unmatched"
 ONCE: Final = frozenset({b"authorization", b"content-type", b"idempotency-key"})
 """Headers of which two could be read in two ways."""
+HOSTS_KEPT_MAX: Final = 100
 SLASH_IN_NAME: Final = "\udc2f"
+KEY_MARK: Final = b"k=psk_"
+ANSWER_STARTS: Final = frozenset({"http.response.start", WHOLE_ANSWER})
+CORS_HEADERS: Final = (
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-allow-methods", b"GET, POST"),
+    (b"access-control-allow-headers", b"content-type"),
+    (b"access-control-max-age", b"86400"),
+)
 SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -65,6 +78,7 @@ class Guard:
         self._app = app
         self._hosts = LOOPBACK_NAMES | {config.listen[0].lower(), *config.allowed_hosts}
         self._origins = frozenset(config.allowed_hosts)
+        self._seen_hosts: set[bytes] = set()
         self._bound: dict[tuple[str, str, str], Any] = {}
         metrics.allow_values("web_requests_total", route=routes)
         metrics.allow_values("web_request_seconds", route=routes)
@@ -76,15 +90,18 @@ class Guard:
             return
         started_s = time.perf_counter()
         # HEAD is GET without the body, which uvicorn leaves out by the scope that it keeps.
-        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        inner = scope
+        if scope["method"] == "HEAD":
+            inner = {**scope, "method": "GET", "is_head": True}
         if b"%2f" in scope["raw_path"].lower():
             inner = {**inner, "path": _path_with_names_whole(scope["raw_path"])}
-        answer = _Answer(send, str(new_uuid7()))
-        headers = scope["headers"]
+        answer = _Answer(send, new_request_id())
+        headers: dict[bytes, bytes] = dict(scope["headers"])
         current_request_id.set(answer.request_id)
-        current_traceparent.set(next_hop(_last(headers, b"traceparent")))
+        current_traceparent.set(next_hop(_text(headers.get(b"traceparent"))))
         try:
-            self._check(scope["method"], headers)
+            if self._check(scope, headers, doubled=len(headers) != len(scope["headers"])):
+                answer.more = CORS_HEADERS
             await self._app(inner, receive, answer.send)
         except PenstockError as refusal:
             await answer.refuse(refusal)
@@ -103,26 +120,33 @@ class Guard:
             route = inner.get("path_template") or UNMATCHED
             self._record(scope["method"], route, answer, time.perf_counter() - started_s)
 
-    def _check(self, method: str, headers: list[tuple[bytes, bytes]]) -> None:
-        hosts = [value for name, value in headers if name == b"host"]
-        if len(hosts) != 1:
-            raise BadRequest(f"expected one Host header, got {len(hosts)}")
-        host = hosts[0].decode("latin-1").lower()
-        name = host_name(host)
+    def _check(self, scope: Any, headers: dict[bytes, bytes], *, doubled: bool) -> bool:
+        """Refuse what is doubtful; returns whether a page calls with a publishable key."""
+        if doubled or b"host" not in headers:
+            _require_single(scope["headers"])
+        raw_host = headers[b"host"]
+        if raw_host not in self._seen_hosts:
+            self._check_host(raw_host)
+        origin = headers.get(b"origin")
+        if origin is None:
+            return False
+        if KEY_MARK in scope["query_string"] and b"authorization" not in headers:
+            return True
+        if scope["method"] not in SAFE_METHODS:
+            self._check_origin(origin.decode("latin-1"), raw_host.decode("latin-1").lower())
+        return False
+
+    def _check_host(self, raw_host: bytes) -> None:
+        name = host_name(raw_host.decode("latin-1").lower())
         if name not in self._hosts and not _is_address(name):
             raise HostRefused(
                 f"host {name[:80]!r} is not served here: use one that is, or add it to"
                 " web.allowed_hosts (PENSTOCK_WEB_ALLOWED_HOSTS)"
             )
-        once = [name for name, _ in headers if name in ONCE]
-        if len(once) != len(set(once)):
-            doubled = max(once, key=once.count).decode()
-            raise BadRequest(f"expected one {doubled.title()} header, got several: send it once")
-        if method in SAFE_METHODS:
-            return
-        origin = _last(headers, b"origin")
-        if origin is None:
-            return
+        if len(self._seen_hosts) < HOSTS_KEPT_MAX:
+            self._seen_hosts.add(raw_host)
+
+    def _check_origin(self, origin: str, host: str) -> None:
         _, _, place = origin.lower().partition("://")
         if place != host and host_name(place) not in self._origins:
             raise OriginRefused(
@@ -160,13 +184,15 @@ class _Answer:
         self._send = send
         self.request_id = request_id
         self.status = 0
+        self.more: tuple[tuple[bytes, bytes], ...] = ()
 
     async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] in ANSWER_STARTS:
             self.status = message["status"]
             headers = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}
             headers += [pair for pair in SECURITY_HEADERS if pair[0] not in present]
+            headers += self.more
             headers.append((b"x-request-id", self.request_id.encode()))
             headers.append((b"traceparent", (current_traceparent.get() or "").encode()))
             message = {**message, "headers": headers}
@@ -218,9 +244,17 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _last(headers: list[tuple[bytes, bytes]], wanted: bytes) -> str | None:
-    found = None
-    for name, value in headers:
-        if name == wanted:
-            found = value.decode("latin-1")
-    return found
+def _require_single(headers: list[tuple[bytes, bytes]]) -> None:
+    """Refuse a request without one Host, or with one of ONCE twice. Raises: BadRequest."""
+    names = [name for name, _ in headers]
+    hosts = names.count(b"host")
+    if hosts != 1:
+        raise BadRequest(f"expected one Host header, got {hosts}")
+    for name in names:
+        if name in ONCE and names.count(name) > 1:
+            doubled = name.decode().title()
+            raise BadRequest(f"expected one {doubled} header, got several: send it once")
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")

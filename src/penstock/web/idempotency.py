@@ -35,6 +35,8 @@ HEADER: Final = "idempotency-key"
 REPLAYED: Final = "idempotency-replayed"
 KEEPS_KEYS: Final = "keeps_keys"
 """The mark in a handler's `opt`: it does its work through `once`."""
+STREAMS_BODY: Final = "streams_body"
+"""A further mark: it reads its body as a stream, too large for the memory, and gives `once` its digest."""
 SQL: Final = load_queries("penstock.web")
 
 
@@ -61,12 +63,17 @@ class Keys:
             return Once(_make_alone)
         require_key(key)
         caller = request.scope.get("auth")
-        body = await request.body()
+        is_streamed = bool(request.route_handler.opt.get(STREAMS_BODY))
+        body = b"" if is_streamed else await request.body()
         place = f"{request.method} {request.scope['path']}?".encode()
-        digest = hashlib.sha256(place + request.scope["query_string"] + b"\0" + body).digest()
+        asked = place + request.scope["query_string"] + b"\0" + body
         status = request.route_handler.status_code
 
-        async def run(make: Make[Any]) -> Any:
+        async def run(make: Make[Any], body_digest: bytes) -> Any:
+            assert bool(body_digest) == is_streamed, (
+                "the digest of a streamed body, and of no other"
+            )
+            digest = hashlib.sha256(asked + body_digest).digest()
             token_id = getattr(caller, "token_id", 0)
             return await self._run(make, token_id, key, digest=digest, status=status)
 
@@ -111,7 +118,7 @@ def _in_flight() -> IdempotencyInFlight:
     )
 
 
-async def _make_alone(make: Make[Any]) -> Any:
+async def _make_alone(make: Make[Any], _body_digest: bytes) -> Any:
     return await make(None)
 
 

@@ -39,13 +39,20 @@ SCOPES: Final[dict[str, str]] = {
     "fetch:write": "Set customers and feeds; upload catalogues.",
     "media:read": "See what the cache holds.",
     "media:write": "Purge from the cache.",
+    "views:hit": "Count views.",
+    "views:read": "See totals, series and top lists of views.",
+    "views:write": "Delete, move and check what was counted.",
     ALL_SCOPES: "Everything, also what later versions add.",
 }
+PUBLISHABLE_SCOPES: Final = frozenset({"views:hit"})
+"""What a key that stands in web pages may carry."""
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 HEAD_FIELD_BYTES_MAX: Final = 8 * 1024
 HEAD_BYTES_MAX: Final = 32 * 1024
 HEAD_FIELDS_MAX: Final = 100
 TARGET_BYTES_MAX: Final = 8 * 1024
+WHOLE_ANSWER: Final = "penstock.response.whole"
+"""An ASGI message with status, headers and body at once; taken where the scope names it as an extension."""
 
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 
@@ -285,3 +292,9 @@ class ScopeUnknown(InvalidInput):
     """A scope that no route asks for."""
 
     code = "web.scope_unknown"
+
+
+class ScopeNotPublishable(InvalidInput):
+    """A key for web pages is to carry a scope that is not for everybody."""
+
+    code = "web.scope_not_publishable"

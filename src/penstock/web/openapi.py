@@ -17,7 +17,7 @@ from litestar import Litestar
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
-from penstock.web.auth import scope_of
+from penstock.web.auth import FOR_PAGES, scope_of
 from penstock.web.model import SCOPES
 from penstock.web.problems import MEDIA_TYPE, Problem
 
@@ -73,10 +73,13 @@ def describe(app: Litestar, described: Litestar) -> dict[str, Any]:
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
     }
-    components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    components["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "publishable": {"type": "apiKey", "in": "query", "name": "k"},
+    }
     for method, path, handler in handlers_of(app):
         operation = document["paths"][path][method.lower()]
-        _amend(operation, scope_of(handler))
+        _amend(operation, scope_of(handler), for_pages=bool(handler.opt.get(FOR_PAGES)))
     return document
 
 
@@ -86,7 +89,9 @@ def operations_of(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from (item[method] for method in _METHODS if method in item)
 
 
-def _amend(operation: dict[str, Any], scope: str | None) -> None:
+def _amend(operation: dict[str, Any], scope: str | None, *, for_pages: bool) -> None:
     operation["responses"].pop("400", None)
     operation["responses"]["default"] = _PROBLEM
     operation["security"] = [] if scope is None else [{"bearer": [scope]}]
+    if for_pages:
+        operation["security"].append({"publishable": [scope]})

@@ -1,4 +1,7 @@
-"""The app and its server: rooms' routes in one Litestar app, served by uvicorn in this process."""
+"""The app and its server: rooms' routes in one Litestar app, served by uvicorn in this process.
+
+A request passes the guard, the hot routes, and unless one of these answers, Litestar.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from penstock.web.auth import Callers, ScopeGuard
 from penstock.web.bodies import JsonBody, require_json
 from penstock.web.connection import Connection
 from penstock.web.guard import Guard, give_slashes_back
+from penstock.web.hot import HotRoutes
 from penstock.web.idempotency import Keys, Replay, render_replay, require_keys_kept
 from penstock.web.model import AddressInUse, AddressRefused, House, WebConfig
 from penstock.web.openapi import (
@@ -38,13 +42,15 @@ from penstock.web.tokens import Tokens
 
 def create_api(house: House) -> Guard:
     """The ASGI app of `house`. Asserts that each route names its scope and has a shape of its own."""
-    app = create_app(house)
-    return Guard(app, house.config.section(WebConfig), route_templates(app))
+    callers = Callers(Tokens(house.engines.postgres))
+    app = create_app(house, callers)
+    hot = HotRoutes(app, callers, house.services())
+    return Guard(hot, house.config.section(WebConfig), route_templates(app))
 
 
-def create_app(house: House) -> Litestar:
-    """The Litestar app inside, without what the guard adds."""
-    app = _assemble(house, None)
+def create_app(house: House, callers: Callers | None = None) -> Litestar:
+    """The Litestar app inside, without what guard and hot routes add."""
+    app = _assemble(house, callers or Callers(Tokens(house.engines.postgres)), None)
     missing, doubled = routes_without_scope(app), routes_of_same_shape(app)
     assert not missing, f"routes without a known scope, add opt={{'scope': ...}}: {missing}"
     assert not doubled, f"routes of the same shape: {doubled}"
@@ -53,21 +59,22 @@ def create_app(house: House) -> Litestar:
 
 def describe_api(house: House) -> dict[str, Any]:
     """The OpenAPI 3.1 document of `house`."""
+    callers = Callers(Tokens(house.engines.postgres))
     described = _assemble(
         house,
+        callers,
         OpenAPIConfig(
             title="Penstock",
             version=house.version,
-            description="Jobs, photo fetching and media of a content platform.",
+            description="Jobs, photo fetching, view counters and media of a content platform.",
             use_handler_docstrings=True,
         ),
     )
-    return describe(_assemble(house, None), described)
+    return describe(_assemble(house, callers, None), described)
 
 
-def _assemble(house: House, openapi: OpenAPIConfig | None) -> Litestar:
+def _assemble(house: House, callers: Callers, openapi: OpenAPIConfig | None) -> Litestar:
     config = house.config.section(WebConfig)
-    callers = Callers(Tokens(house.engines.postgres))
     services = {**house.services(), "about": http.About(house)}
     keys = Keys(house.engines.postgres, kept_s=config.idempotency_kept_s)
     return Litestar(

@@ -4,6 +4,9 @@ A token is `pst_`, 43 characters of 256 random bits, and 6 characters of CRC-32 
 one word to a double click, found by secret scanners through its prefix, and a truncated paste is told
 without asking PostgreSQL. The hash is looked up by equality in an index; a timing difference there tells
 of hashes, never of tokens (the scheme of the large code hosts).
+
+A publishable key is the same with `psk_` in front. It stands in web pages for all to read, so it carries none but
+PUBLISHABLE_SCOPES, and is the only kind that is taken out of an address (`?k=`), where logs keep it.
 """
 
 from __future__ import annotations
@@ -24,14 +27,23 @@ from penstock.engines.postgres import ConstraintViolated, Postgres
 from penstock.engines.sql import load_queries
 from penstock.kernel.ids import require_id
 from penstock.kernel.limits import PAGE_ROWS_MAX
-from penstock.web.model import ALL_SCOPES, SCOPES, ScopeUnknown, TokenNameTaken, TokenUnknown
+from penstock.web.model import (
+    ALL_SCOPES,
+    PUBLISHABLE_SCOPES,
+    SCOPES,
+    ScopeNotPublishable,
+    ScopeUnknown,
+    TokenNameTaken,
+    TokenUnknown,
+)
 
 SQL: Final = load_queries("penstock.web")
 PREFIX: Final = "pst_"
+KEY_PREFIX: Final = "psk_"
 ROOT_NAME: Final = "root"
 TokenState: TypeAlias = Literal["valid", "revoked", "expired", "unknown", "no token"]
 _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_SHAPE: Final = re.compile(r"pst_([0-9A-Za-z]{43})([0-9A-Za-z]{6})")
+_SHAPE: Final = re.compile(r"ps[tk]_([0-9A-Za-z]{43})([0-9A-Za-z]{6})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +74,18 @@ class Caller:
     token_id: int
     name: str
     scopes: frozenset[str]
+    is_publishable: bool = False
+    """Whether anybody may hold the token: it stands in web pages."""
 
     def may(self, scope: str) -> bool:
         """Whether the token carries `scope`."""
         return scope in self.scopes or ALL_SCOPES in self.scopes
 
 
-def make_token() -> str:
-    """A fresh token."""
+def make_token(prefix: str = PREFIX) -> str:
+    """A fresh token, or a publishable key."""
     body = _base62(int.from_bytes(secrets.token_bytes(32)), 43)
-    return PREFIX + body + _checksum(body)
+    return prefix + body + _checksum(body)
 
 
 def is_token(text: str) -> bool:
@@ -92,12 +106,22 @@ class Tokens:
         self._postgres = postgres
 
     async def create(
-        self, name: str, scopes: tuple[str, ...], *, expires_s: float | None = None
+        self,
+        name: str,
+        scopes: tuple[str, ...],
+        *,
+        expires_s: float | None = None,
+        publishable: bool = False,
     ) -> NewToken:
-        """Make and store a token. Raises: InvalidId, ScopeUnknown, TokenNameTaken."""
+        """Make and store a token, or a key for web pages.
+
+        Raises: InvalidId, ScopeUnknown, ScopeNotPublishable, TokenNameTaken.
+        """
         require_id("token name", name)
         chosen = _require_scopes(scopes)
-        text = make_token()
+        if publishable:
+            _require_publishable(chosen)
+        text = make_token(KEY_PREFIX if publishable else PREFIX)
         try:
             row = await self._postgres.one(
                 SQL.insert_token,
@@ -134,7 +158,10 @@ class Tokens:
         if not is_token(token):
             return None
         row = await self._postgres.one(SQL.find_caller, sha256=hash_of(token))
-        return None if row is None else Caller(row["id"], row["name"], frozenset(row["scopes"]))
+        if row is None:
+            return None
+        is_publishable = token.startswith(KEY_PREFIX)
+        return Caller(row["id"], row["name"], frozenset(row["scopes"]), is_publishable)
 
     async def state_of(self, token: str) -> TokenState:
         """What PostgreSQL knows of `token`, whose text is all that is given."""
@@ -223,6 +250,15 @@ def _require_scopes(scopes: tuple[str, ...]) -> list[str]:
             f" {', '.join(SCOPES)}"
         )
     return sorted(set(scopes))
+
+
+def _require_publishable(scopes: list[str]) -> None:
+    secret = sorted(set(scopes) - PUBLISHABLE_SCOPES)
+    if secret:
+        raise ScopeNotPublishable(
+            f"scopes {', '.join(secret)} are not for a key that all can read: expected"
+            f" {', '.join(sorted(PUBLISHABLE_SCOPES))} alone"
+        )
 
 
 def _token_from(row: Any) -> Token:

@@ -1,27 +1,28 @@
-"""Which format a file is, from its first 64 KiB, and its bytes unpacked within bounds.
-
-gzip expands up to 1,028 times (measured), so the bound that matters is on the unpacked bytes: reading
-stops there, whatever the file says. The packed file was bounded when it was received.
-"""
+"""Which format a file is, from its first 64 KiB, and the reader that takes it from there."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
-from xml.parsers import expat
+from typing import Final
 
-from penstock.fetch.model import CatalogueTooLarge, NotACatalogue
-from penstock.fetch.readers import delimited, yml
-from penstock.fetch.readers.row import RawRow, Truncated, broken
+from penstock.fetch.errors import NotACatalogue, UnknownFormat
+from penstock.fetch.mappings import Mapping
+from penstock.fetch.readers import avito, delimited, foreign, google, json_rows, ndjson, yml
+from penstock.fetch.readers.format import ACCEPTED, Format, Head
+from penstock.fetch.readers.row import RawRow, Truncated
+from penstock.fetch.readers.unpacked import SNIFF_BYTES, open_unpacked
+from penstock.fetch.readers.xml_rows import find_root
 
-SNIFF_BYTES: Final = 64 * 1024
+FORMATS: Final[tuple[Format, ...]] = (
+    *(delimited.CSV, delimited.TSV),
+    *(ndjson.FORMAT, json_rows.FORMAT),
+    *(yml.FORMAT, avito.FORMAT, google.RSS, google.ATOM, foreign.FORMAT),
+)
+"""Every format; a file is of the first that recognises it."""
+FORMAT_NAMES: Final = tuple(found.name for found in FORMATS)
 _BOMS: Final = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
-_ACCEPTED: Final = "accepted are CSV and TSV with a header line (id, name, price, photos ...) and Yandex YML, gzip or not"
 _MAGICS: Final = (
     (b"%PDF", "a PDF document"),
     (b"PK\x03\x04", "a ZIP archive or an XLSX sheet"),
@@ -33,110 +34,85 @@ _MAGICS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """A recognised file: `format` is csv, tsv or yml; `rows` can be read once."""
+    """A recognised file: `format` is one of FORMAT_NAMES; `rows` can be read once."""
 
     format: str
     rows: Iterator[RawRow]
 
 
-class _Bounded(io.RawIOBase):
-    """Bytes of `source`, at most `bytes_max`; faults of packing in our words."""
-
-    def __init__(self, source: IO[bytes], bytes_max: int) -> None:
-        self._source = source
-        self._bytes_max = bytes_max
-        self._bytes_read = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._source.close()
-        super().close()
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        try:
-            block = self._source.read(len(buffer))
-        except EOFError:
-            raise Truncated("the gzip data ends too early") from None
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise broken(
-                "gzip", f"the gzip data is damaged ({error}): pack the file again"
-            ) from None
-        self._bytes_read += len(block)
-        if self._bytes_read > self._bytes_max:
-            raise CatalogueTooLarge(
-                f"the catalogue is over {self._bytes_max:,} bytes unpacked: split it, or raise"
-                " fetch.catalogue_max"
-            )
-        buffer[: len(block)] = block
-        return len(block)
-
-
-def open_catalogue(path: Path, *, bytes_max: int) -> Catalogue:
+def open_catalogue(
+    path: Path, *, bytes_max: int, format_name: str | None = None, mapping: Mapping | None = None
+) -> Catalogue:
     """Recognise the file at `path` and start reading it. Blocking: call it in a thread.
 
-    Raises: NotACatalogue, CatalogueBroken, CatalogueTooLarge.
+    `format_name` says the format instead of the content; else `mapping.format` does.
+    Raises: NotACatalogue, UnknownFormat, CatalogueBroken, CatalogueTooLarge.
     """
+    told = mapping.format if mapping else None
+    forced = require_format(format_name or told, mapping)
     # Opening a FIFO would wait for a writer, for ever where there is none.
     if path.exists() and not path.is_file():
-        raise NotACatalogue(f"{path.name} is no regular file; {_ACCEPTED}")
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    source: IO[bytes] = gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[assignment] # noqa: SIM115
-    stream: Any = io.BufferedReader(_Bounded(source, bytes_max), SNIFF_BYTES)
+        raise NotACatalogue(f"{path.name} is no regular file; {ACCEPTED}")
+    stream = open_unpacked(path, bytes_max=bytes_max)
     try:
-        head = stream.peek(SNIFF_BYTES)
+        head = _look_at(stream.peek(SNIFF_BYTES), mapping)
+        found = forced or _recognise(head)
+        return Catalogue(found.name, found.read(stream, head))
     except Truncated as cut:
         stream.close()
-        raise NotACatalogue(f"the file cannot be unpacked: {cut.where}; {_ACCEPTED}") from None
-    try:
-        return _recognise(stream, head)
+        raise NotACatalogue(f"the file cannot be unpacked: {cut.where}; {ACCEPTED}") from None
     except BaseException:
         stream.close()
         raise
 
 
-def _recognise(stream: io.BufferedReader, head: bytes) -> Catalogue:
-    if not head.strip():
-        raise NotACatalogue(f"the file is empty; {_ACCEPTED}")
+def require_format(name: str | None, mapping: Mapping | None = None) -> Format | None:
+    """The format of that name; None for None. Raises: UnknownFormat."""
+    found = next((one for one in FORMATS if one.name == name), None)
+    if name is not None and found is None:
+        raise UnknownFormat(
+            f"format {name[:40]!r} is not known: expected one of {', '.join(FORMAT_NAMES)}"
+        )
+    if found and mapping and not found.takes_mapping:
+        raise UnknownFormat(
+            f"format {found.name} has names of its own and takes no mapping: leave one of the two out"
+        )
+    if found is foreign.FORMAT and mapping is None:
+        raise UnknownFormat("format xml says nothing about names: give a mapping with it")
+    return found
+
+
+def _look_at(start: bytes, mapping: Mapping | None) -> Head:
+    """The head of a file that is some kind of text. Raises: NotACatalogue."""
+    if not start.strip():
+        raise NotACatalogue(f"the file is empty; {ACCEPTED}")
     for magic, name in _MAGICS:
-        if head.startswith(magic):
-            raise NotACatalogue(f"the file is {name}; {_ACCEPTED}")
-    encoding = next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
-    if encoding != "utf-16" and b"\x00" in head:
-        raise NotACatalogue(f"the file is binary data; {_ACCEPTED}")
-    text = head.decode(encoding, errors="replace").lstrip()
-    if text.startswith("<"):
-        return _recognise_xml(stream, head)
-    if text.startswith(("{", "[")):
-        raise NotACatalogue(f"the file is JSON; {_ACCEPTED}")
-    header = delimited.find_header(text)
-    if header is None:
-        first = text.splitlines()[0][:80]
-        raise NotACatalogue(
-            f"the file is text whose first line {first!r} names no column id with another known one;"
-            f" {_ACCEPTED}"
-        )
-    return Catalogue(
-        "tsv" if header == "\t" else "csv", delimited.read_rows(stream, encoding, header)
+        if start.startswith(magic):
+            raise NotACatalogue(f"the file is {name}; {ACCEPTED}")
+    declared = (mapping and mapping.encoding) or "utf-8"
+    encoding = next((name for bom, name in _BOMS if start.startswith(bom)), declared)
+    if encoding != "utf-16" and b"\x00" in start:
+        raise NotACatalogue(f"the file is binary data; {ACCEPTED}")
+    text = start.decode(encoding, errors="replace").lstrip()
+    if not text:
+        raise NotACatalogue(f"the file is empty; {ACCEPTED}")
+    root = find_root(start) if text.startswith("<") else None
+    return Head(text, encoding, root, mapping)
+
+
+def _recognise(head: Head) -> Format:
+    """The format that the head shows. Raises: NotACatalogue."""
+    for found in FORMATS:
+        if (head.mapping is None or found.takes_mapping) and found.recognises(head):
+            return found
+    if head.root is not None:
+        raise NotACatalogue(f"the file is XML with the root <{head.root.name[:40]}>; {ACCEPTED}")
+    if head.text.startswith("<"):
+        raise NotACatalogue(f"the file looks like XML and cannot be read; {ACCEPTED}")
+    first = head.text.splitlines()[0][:80]
+    wanted = (
+        "a column id with another known one" if head.mapping is None else "the id of its mapping"
     )
-
-
-def _recognise_xml(stream: io.BufferedReader, head: bytes) -> Catalogue:
-    root: list[str] = []
-    parser = expat.ParserCreate()
-    parser.StartElementHandler = lambda name, _attributes: root.append(name)
-    parser.StartDoctypeDeclHandler = yml.refuse_declarations
-    try:
-        parser.Parse(head, False)
-    except (expat.ExpatError, ValueError, LookupError) as error:
-        if not root:
-            raise NotACatalogue(
-                f"the file looks like XML and cannot be read ({error}); {_ACCEPTED}"
-            ) from None
-    if not root or root[0] != "yml_catalog":
-        raise NotACatalogue(
-            f"the file is XML with the root <{root[0][:40] if root else '?'}>; {_ACCEPTED}"
-        )
-    return Catalogue("yml", yml.read_offers(stream))
+    raise NotACatalogue(
+        f"the file is text whose first line {first!r} names no {wanted}; {ACCEPTED}"
+    )

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from penstock.fetch.model import CatalogueBroken
+from penstock.fetch.errors import CatalogueBroken
 from penstock.kernel.errors import FieldProblem
+
+Value: TypeAlias = str | list[str]
+"""One field: a text, or texts where the file gave several."""
+Shown: TypeAlias = dict[str, str | int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with one field of one row; `values` are what its sentence shows."""
+
+    field: str
+    code: str
+    values: Shown = dataclasses.field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -14,10 +29,16 @@ class RawRow:
 
     number: int
     line: int
-    values: dict[str, str] = field(default_factory=dict)
-    photos: list[str] = field(default_factory=list)
-    fault: FieldProblem | None = None
+    values: dict[str, Value] = dataclasses.field(default_factory=dict)
+    photos: list[str] = dataclasses.field(default_factory=list)
+    fault: Fault | None = None
     """Set when the row itself cannot be read; `values` then holds what is known of it."""
+
+    @property
+    def item(self) -> str:
+        """What it says its id is; empty where it says nothing."""
+        found = self.values.get("id", "")
+        return found if isinstance(found, str) else ""
 
 
 class Truncated(Exception):
@@ -26,6 +47,14 @@ class Truncated(Exception):
     def __init__(self, where: str) -> None:
         super().__init__(where)
         self.where = where
+
+
+class RowUnreadable(Exception):
+    """One row cannot be read and the next one can; its reader makes it a row with this fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.code)
+        self.fault = fault
 
 
 def broken(code: str, text: str, line: int | None = None) -> CatalogueBroken:

@@ -24,6 +24,8 @@ ORDER BY c.name;
 -- Forget a consumer and how far it was; its deliveries are dropped when their turn comes.
 WITH deliveries AS (
     DELETE FROM penstock.fetch_delivery WHERE consumer = :name
+), absent AS (
+    DELETE FROM penstock.fetch_absent WHERE consumer = :name
 )
 DELETE FROM penstock.fetch_consumer WHERE name = :name;
 
@@ -51,3 +53,22 @@ ORDER BY i.customer, i.item LIMIT :rows_max;
 UPDATE penstock.fetch_delivery d SET version = 0
 FROM unnest(:customers::text[], :items::text[]) g (customer, item)
 WHERE d.consumer = :name AND d.customer = g.customer AND d.item = g.item;
+
+-- name: note_absent
+-- A delivery found no process with its consumer; for how many seconds it has not.
+INSERT INTO penstock.fetch_absent (consumer, seq) VALUES (:consumer, :seq)
+ON CONFLICT (consumer, seq) DO UPDATE SET seq = excluded.seq
+RETURNING extract(epoch FROM now() - since)::double precision;
+
+-- name: forget_absent
+-- A delivery that waited for its consumer is not needed any more.
+DELETE FROM penstock.fetch_absent WHERE consumer = :consumer AND seq = :seq;
+
+-- name: take_absent
+-- Deliveries that waited for these consumers, some of them.
+DELETE FROM penstock.fetch_absent a USING (
+    SELECT consumer, seq FROM penstock.fetch_absent WHERE consumer = ANY(:names::text[])
+    ORDER BY consumer, seq LIMIT :rows_max FOR UPDATE SKIP LOCKED
+) few
+WHERE a.consumer = few.consumer AND a.seq = few.seq
+RETURNING a.consumer, a.seq;

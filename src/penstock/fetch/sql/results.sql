@@ -115,6 +115,9 @@ WHERE consumer = :consumer AND customer = :customer AND item = :item;
 
 -- name: end_delivery
 -- Note a version as delivered; `is_shown` says whether the consumer now shows the item.
+WITH absent AS (
+    DELETE FROM penstock.fetch_absent WHERE consumer = :consumer AND seq = :seq
+)
 UPDATE penstock.fetch_delivery SET version = :version, is_shown = :is_shown, busy_job = NULL, busy_until = NULL
 WHERE consumer = :consumer AND customer = :customer AND item = :item AND busy_job = :job_id;
 

@@ -25,50 +25,86 @@ SELECT pg_advisory_unlock(hashtextextended('penstock.fetch:' || :customer::text,
 -- name: abandon_runs
 -- Runs still `reading` while nobody holds the customer's lock: their process died, nothing was applied.
 UPDATE penstock.fetch_run SET state = 'abandoned', ended_at = now(), reason = 'its process ended'
-WHERE customer = :customer AND state = 'reading';
+WHERE customer = :customer AND id IS DISTINCT FROM :but::bigint AND (
+    state = 'reading' OR state = 'bringing' AND started_at < now() - interval '1 day'
+);
 
 -- name: insert_run
 -- Begin a run.
-INSERT INTO penstock.fetch_run (customer, state, file_name, format)
-VALUES (:customer, 'reading', :file_name, :format)
+INSERT INTO penstock.fetch_run (customer, state, file_name, format, is_whole)
+VALUES (:customer, 'reading', :file_name, :format, :is_whole)
 RETURNING id;
+
+-- name: begin_ordered
+-- Begin to read the file that a run was waiting for.
+UPDATE penstock.fetch_run SET state = 'reading', format = :format, reason = NULL
+WHERE id = :run_id AND customer = :customer AND state IN ('bringing', 'reading') RETURNING id;
+
+-- name: clear_problems
+-- Drop the problems of a run that is read anew.
+DELETE FROM penstock.fetch_problem WHERE run_id = :run_id;
+
+-- name: commit_lazily
+-- What this transaction stages need not outlive a crash by itself: the run that applies it is waited for.
+SELECT set_config('synchronous_commit', 'off', true);
+
+-- name: lock_items
+-- Apply changes to a customer's items one after the other, until the transaction ends.
+SELECT pg_advisory_xact_lock(hashtextextended('penstock.fetch.items:' || :customer::text, 0));
+
+-- name: stage_same
+-- Stage rows equal to those that their items were made of, without their content; the positions (from 1) of all others.
+-- OFFSET 0 keeps each looked up by key: a plan may prefer to read all items for every few thousand rows.
+WITH given AS (
+    SELECT * FROM unnest(:items::text[], :raw_hashes::bytea[])
+        WITH ORDINALITY AS g (item, raw_hash, position)
+), same AS (
+    INSERT INTO penstock.fetch_staged (run_id, item, hash, raw_hash, fields, photos, refused)
+    SELECT :run_id::bigint, g.item, i.hash, i.raw_hash, '', '{}', '{}'
+    FROM given g
+    CROSS JOIN LATERAL (
+        SELECT hash, raw_hash FROM penstock.fetch_item
+        WHERE customer = :customer AND item = g.item AND raw_hash = g.raw_hash AND NOT is_gone
+        OFFSET 0
+    ) i
+    ON CONFLICT (run_id, item) DO NOTHING
+    RETURNING item
+)
+SELECT position FROM given WHERE item NOT IN (SELECT item FROM same) ORDER BY position;
 
 -- name: stage_rows
 -- Stage rows in order; the first of an id wins, and the positions (from 1) of those taken come back.
 WITH given AS (
     SELECT * FROM unnest(
-        :items::text[], :hashes::bytea[], :fields::text[], :photos::text[], :refused::text[]
-    ) WITH ORDINALITY AS g (item, hash, fields, photos, refused, position)
+        :items::text[], :hashes::bytea[], :raw_hashes::bytea[], :fields::text[], :photos::text[],
+        :refused::text[]
+    ) WITH ORDINALITY AS g (item, hash, raw_hash, fields, photos, refused, position)
 ), firsts AS (
     SELECT DISTINCT ON (item) * FROM given ORDER BY item, position
 ), staged AS (
-    INSERT INTO penstock.fetch_staged (run_id, item, hash, fields, photos, refused)
-    SELECT :run_id::bigint, item, hash, fields,
-        ARRAY(SELECT jsonb_array_elements_text(photos::jsonb)), refused::jsonb
+    INSERT INTO penstock.fetch_staged (run_id, item, hash, raw_hash, fields, photos, refused)
+    SELECT :run_id::bigint, item, hash, raw_hash, fields, string_to_array(photos, E'\n'), refused::jsonb
     FROM firsts
     ON CONFLICT (run_id, item) DO NOTHING
     RETURNING item
 )
 SELECT firsts.position FROM staged JOIN firsts USING (item);
 
--- name: insert_problems
--- Keep the problems of some rows.
-INSERT INTO penstock.fetch_problem (run_id, row_number, line, item, field, code, problem)
-SELECT :run_id::bigint, * FROM unnest(
-    :numbers::integer[], :lines::integer[], :items::text[], :fields::text[], :codes::text[], :texts::text[]
-);
+-- name: stage_gone
+-- Stage items that are said to be gone.
+INSERT INTO penstock.fetch_staged (run_id, item, fields, photos, refused, is_gone)
+SELECT :run_id::bigint, item, '', '{}', '{}', true FROM unnest(:items::text[]) g (item);
 
--- name: problems
--- A page of a run's problems in the order of its rows.
-SELECT id, row_number, line, item, field, code, problem FROM penstock.fetch_problem
-WHERE run_id = :run_id AND id > :after
-ORDER BY id LIMIT :rows_max;
-
--- name: photo_problems
--- A page of the photos of a run that failed or were refused when asked, in the order of their needs.
-SELECT id, item, url, outcome FROM penstock.fetch_need
-WHERE run_id = :run_id AND id > :after AND (outcome LIKE 'failed:%' OR outcome LIKE 'refused:%')
-ORDER BY id LIMIT :rows_max;
+-- name: stage_broken
+-- Stage the items that have a link without a good answer or with another copy, as rows equal to what is stored.
+INSERT INTO penstock.fetch_staged (run_id, item, hash, fields, photos, refused)
+SELECT DISTINCT ON (i.item) :run_id::bigint, i.item, i.hash, '', '{}'::text[], '{}'::jsonb
+FROM penstock.fetch_item i
+CROSS JOIN LATERAL unnest(i.photos) p (url)
+JOIN penstock.fetch_link l ON l.customer = :customer AND l.url = p.url
+    AND (l.outcome NOT IN ('stored', 'unchanged') OR l.copied_at IS NOT NULL)
+WHERE i.customer = :customer AND NOT i.is_gone
+ORDER BY i.item;
 
 -- name: analyze_staged
 -- Let the planner know what was just staged; its guess from an empty table is a nested loop.
@@ -87,23 +123,37 @@ SELECT count(*) FROM penstock.fetch_item WHERE customer = :customer AND NOT is_g
 SELECT count(*) FROM penstock.fetch_staged WHERE run_id = :run_id AND hash IS NOT NULL;
 
 -- name: diff
--- Compare what was staged with what is stored; an item whose row is invalid stays as it is.
+-- Compare what was staged with what is stored. An item stays as it is where its row is invalid or equal, or
+-- where it was sent by itself after the run began; in a whole run those that no row names are gone.
 WITH changes AS (
-    INSERT INTO penstock.fetch_change (run_id, item, kind, version, has_other_photos)
+    INSERT INTO penstock.fetch_change (run_id, item, kind, version, has_other_photos, fields)
     SELECT :run_id::bigint, s.item,
         CASE WHEN i.item IS NULL OR i.is_gone THEN 'new' ELSE 'changed' END,
         coalesce(i.version, 0) + 1,
-        i.item IS NULL OR i.is_gone OR i.photos IS DISTINCT FROM s.photos
+        i.item IS NULL OR i.is_gone OR i.photos IS DISTINCT FROM s.photos,
+        CASE WHEN i.item IS NULL OR i.is_gone THEN '{}' ELSE ARRAY(
+            SELECT coalesce(a.key, b.key)
+            FROM jsonb_each(s.fields::jsonb) a
+            FULL JOIN jsonb_each(i.fields::jsonb) b ON b.key = a.key
+            WHERE a.value IS DISTINCT FROM b.value
+            ORDER BY 1 LIMIT 100
+        ) END
     FROM penstock.fetch_staged s
     LEFT JOIN penstock.fetch_item i ON i.customer = :customer AND i.item = s.item
-    WHERE s.run_id = :run_id AND s.hash IS NOT NULL
-        AND (i.item IS NULL OR i.is_gone OR i.hash <> s.hash)
+    WHERE s.run_id = :run_id AND s.hash IS NOT NULL AND s.fields <> ''
+        AND (i.item IS NULL OR (i.is_gone OR i.hash <> s.hash) AND i.sent_run < :run_id)
     UNION ALL
-    SELECT :run_id::bigint, i.item, 'gone', i.version + 1, false
+    SELECT :run_id::bigint, i.item, 'gone', i.version + 1, false, '{}'
     FROM penstock.fetch_item i
-    WHERE i.customer = :customer AND NOT i.is_gone AND NOT EXISTS (
-        SELECT FROM penstock.fetch_staged s WHERE s.run_id = :run_id AND s.item = i.item
-    )
+    WHERE :is_whole::boolean AND i.customer = :customer AND NOT i.is_gone AND i.sent_run < :run_id
+        AND NOT EXISTS (
+            SELECT FROM penstock.fetch_staged s WHERE s.run_id = :run_id AND s.item = i.item
+        )
+    UNION ALL
+    SELECT :run_id::bigint, i.item, 'gone', i.version + 1, false, '{}'
+    FROM penstock.fetch_staged s
+    JOIN penstock.fetch_item i ON i.customer = :customer AND i.item = s.item AND NOT i.is_gone
+    WHERE s.run_id = :run_id AND s.is_gone
     RETURNING kind
 )
 SELECT count(*) FILTER (WHERE kind = 'new') AS new,
@@ -112,99 +162,48 @@ SELECT count(*) FILTER (WHERE kind = 'new') AS new,
 FROM changes;
 
 -- name: store_items
--- Make the new and changed items what their rows say.
-INSERT INTO penstock.fetch_item (customer, item, version, is_gone, run_id, hash, fields, photos)
-SELECT :customer, s.item, c.version, false, c.run_id, s.hash, s.fields, s.photos
-FROM penstock.fetch_change c JOIN penstock.fetch_staged s USING (run_id, item)
-WHERE c.run_id = :run_id AND c.kind <> 'gone'
-ON CONFLICT (customer, item) DO UPDATE SET
-    version = excluded.version, is_gone = false, run_id = excluded.run_id,
-    hash = excluded.hash, fields = excluded.fields, photos = excluded.photos;
+-- Make the new and changed items what their rows say, in the order in which publishing locks them. A version
+-- that publishing took meanwhile is passed over.
+WITH stored AS (
+    INSERT INTO penstock.fetch_item AS i
+        (customer, item, version, is_gone, run_id, hash, raw_hash, fields, photos)
+    SELECT :customer, s.item, c.version, false, c.run_id, s.hash, s.raw_hash, s.fields, s.photos
+    FROM penstock.fetch_change c JOIN penstock.fetch_staged s USING (run_id, item)
+    WHERE c.run_id = :run_id AND c.kind <> 'gone'
+    ORDER BY s.item
+    ON CONFLICT (customer, item) DO UPDATE SET
+        version = greatest(excluded.version, i.version + 1), is_gone = false,
+        run_id = excluded.run_id, hash = excluded.hash, raw_hash = excluded.raw_hash,
+        fields = excluded.fields, photos = excluded.photos
+    RETURNING item, version
+)
+UPDATE penstock.fetch_change c SET version = stored.version
+FROM stored WHERE c.run_id = :run_id AND c.item = stored.item AND c.version <> stored.version;
 
 -- name: mark_gone
--- Make the items that the catalogue no longer names gone.
-UPDATE penstock.fetch_item i SET version = c.version, is_gone = true, run_id = c.run_id
-FROM penstock.fetch_change c
-WHERE c.run_id = :run_id AND c.kind = 'gone' AND i.customer = :customer AND i.item = c.item;
-
--- name: refuse_links
--- Links refused at the door get their outcome at once.
-INSERT INTO penstock.fetch_link (customer, url, outcome, failures, run_id)
-SELECT DISTINCT ON (d.key) :customer, d.key, 'refused:' || d.value, 1, :run_id::bigint
-FROM penstock.fetch_change c
-JOIN penstock.fetch_staged s USING (run_id, item)
-CROSS JOIN LATERAL jsonb_each_text(s.refused) d
-WHERE c.run_id = :run_id AND c.kind <> 'gone'
-ORDER BY d.key
-ON CONFLICT (customer, url) DO UPDATE SET outcome = excluded.outcome, run_id = excluded.run_id,
-    failures = penstock.fetch_link.failures + 1, checked_at = now();
-
--- name: count_refused
--- Photos refused at the door, by outcome.
-INSERT INTO penstock.fetch_count (run_id, outcome, photos)
-SELECT :run_id::bigint, 'refused:' || d.value, count(*)
-FROM penstock.fetch_change c
-JOIN penstock.fetch_staged s USING (run_id, item)
-CROSS JOIN LATERAL jsonb_each_text(s.refused) d
-WHERE c.run_id = :run_id AND c.kind <> 'gone'
-GROUP BY d.value;
-
--- name: note_needs
--- The photos to ask for: every link of a list that changed, else those without a good result.
-INSERT INTO penstock.fetch_need (run_id, item, url)
-SELECT DISTINCT c.run_id, c.item, p.url
-FROM penstock.fetch_change c
-JOIN penstock.fetch_staged s USING (run_id, item)
-CROSS JOIN LATERAL unnest(s.photos) p (url)
-LEFT JOIN penstock.fetch_link l ON l.customer = :customer AND l.url = p.url
-WHERE c.run_id = :run_id AND c.kind <> 'gone' AND NOT s.refused ? p.url AND (
-    l.url IS NULL OR l.outcome NOT IN ('stored', 'unchanged') OR c.has_other_photos AND (
-        coalesce(l.etag, l.last_modified) IS NOT NULL
-        OR l.checked_at < now() - make_interval(secs => :recheck_s::double precision)
-    )
-);
-
--- name: count_known
--- Photos of new and changed items that need no request.
-INSERT INTO penstock.fetch_count (run_id, outcome, photos)
-SELECT :run_id::bigint, 'known', photos - needs - refused FROM (
-    SELECT (
-        SELECT coalesce(sum(cardinality(s.photos)), 0)
-        FROM penstock.fetch_change c JOIN penstock.fetch_staged s USING (run_id, item)
-        WHERE c.run_id = :run_id AND c.kind <> 'gone'
-    ) AS photos,
-    (SELECT count(*) FROM penstock.fetch_need WHERE run_id = :run_id) AS needs,
-    (SELECT coalesce(sum(photos), 0) FROM penstock.fetch_count WHERE run_id = :run_id) AS refused
-) sums
-WHERE photos - needs - refused > 0;
-
--- name: avoid_nested_loops
--- Links that failed minutes ago are in no statistics yet: a nested loop over them takes hours.
-SET LOCAL enable_nestloop = off;
-
--- name: allow_nested_loops
--- Back to what is usual, for the rest of the transaction.
-SET LOCAL enable_nestloop = on;
-
--- name: note_retries
--- Photos of unchanged items without a good copy are asked again, unless an earlier run still asks them.
-WITH asked AS (
-    SELECT DISTINCT s.item, p.url
-    FROM penstock.fetch_staged s
-    CROSS JOIN LATERAL unnest(s.photos) p (url)
-    JOIN penstock.fetch_link l ON l.customer = :customer AND l.url = p.url AND l.sha256 IS NULL
-    WHERE s.run_id = :run_id AND s.hash IS NOT NULL AND NOT s.refused ? p.url AND NOT EXISTS (
-        SELECT FROM penstock.fetch_run r
-        JOIN penstock.fetch_change c ON c.run_id = r.id AND c.item = s.item
-        WHERE r.customer = :customer
-            AND (r.id = :run_id OR r.state = 'applied' AND c.published_at IS NULL)
-    )
-), needs AS (
-    INSERT INTO penstock.fetch_need (run_id, item, url) SELECT :run_id::bigint, item, url FROM asked
+-- Make the items that are no longer named gone.
+WITH gone AS (
+    UPDATE penstock.fetch_item i
+    SET version = greatest(c.version, i.version + 1), is_gone = true, run_id = c.run_id
+    FROM penstock.fetch_change c
+    WHERE c.run_id = :run_id AND c.kind = 'gone' AND i.customer = :customer AND i.item = c.item
+    RETURNING i.item, i.version
 )
-INSERT INTO penstock.fetch_change (run_id, item, kind, version, has_other_photos)
-SELECT DISTINCT :run_id::bigint, i.item, 'retry', i.version, false
-FROM asked JOIN penstock.fetch_item i ON i.customer = :customer AND i.item = asked.item;
+UPDATE penstock.fetch_change c SET version = gone.version
+FROM gone WHERE c.run_id = :run_id AND c.item = gone.item AND c.version <> gone.version;
+
+-- name: remember_rows
+-- Keep how the rows of unchanged items read now, so that they need not be judged again.
+UPDATE penstock.fetch_item i SET raw_hash = s.raw_hash
+FROM penstock.fetch_staged s
+WHERE s.run_id = :run_id AND s.fields <> '' AND i.customer = :customer AND i.item = s.item
+    AND i.hash = s.hash AND i.sent_run < :run_id AND i.raw_hash IS DISTINCT FROM s.raw_hash;
+
+-- name: note_sent
+-- Items that were named by themselves: what a catalogue read before says of them is older.
+UPDATE penstock.fetch_item i SET sent_run = s.run_id
+FROM penstock.fetch_staged s
+WHERE s.run_id = :run_id AND i.customer = :customer AND i.item = s.item;
 
 -- name: note_photos
 -- Keep how many photos the run is about.
@@ -227,15 +226,16 @@ WHERE c.run_id = :run_id AND c.item > :after
 ORDER BY c.item LIMIT :rows_max;
 
 -- name: note_counts
--- Keep what the diff found; `rows_valid` counts rows of valid items.
+-- Keep what the diff found; items sent by themselves as gone have a row each.
 UPDATE penstock.fetch_run SET new = :new, changed = :changed, gone = :gone,
-    unchanged = rows_read - invalid - :new - :changed
+    unchanged = rows_read - invalid - :new - :changed - CASE WHEN is_whole THEN 0 ELSE :gone END
 WHERE id = :run_id;
 
 -- name: note_applied
 -- The run's jobs are enqueued; without changes it is done at once.
 UPDATE penstock.fetch_run r SET
     items_pending = sums.changes,
+    applied_at = now(),
     state = CASE WHEN sums.changes = 0 THEN 'done' ELSE 'applied' END,
     ended_at = CASE WHEN sums.changes = 0 THEN now() END
 FROM (SELECT count(*) AS changes FROM penstock.fetch_change WHERE run_id = :run_id) sums
@@ -255,9 +255,9 @@ UPDATE penstock.fetch_run SET state = :state, reason = :reason, ended_at = now()
 SELECT id, customer, state FROM penstock.fetch_run WHERE id = :run_id FOR UPDATE;
 
 -- name: newer_run
--- A later run of the customer that was applied.
+-- A later catalogue of the customer that was applied.
 SELECT id FROM penstock.fetch_run
-WHERE customer = :customer AND id > :run_id AND state IN ('applied', 'done')
+WHERE customer = :customer AND id > :run_id AND is_whole AND state IN ('applied', 'done')
 ORDER BY id DESC LIMIT 1;
 
 -- name: supersede_held
@@ -270,22 +270,92 @@ WHERE customer = :customer AND id < :run_id AND state = 'held';
 DELETE FROM penstock.fetch_staged s USING penstock.fetch_run r
 WHERE s.run_id = r.id AND r.customer = :customer AND r.state NOT IN ('reading', 'held');
 
+-- name: clear_run
+-- Drop the staged rows of one run.
+DELETE FROM penstock.fetch_staged WHERE run_id = :run_id;
+
 -- name: forget_runs
--- Drop the customer's oldest ended runs, with all that hangs on them.
-DELETE FROM penstock.fetch_run WHERE customer = :customer
-    AND state NOT IN ('reading', 'held', 'applied')
+-- Drop the customer's oldest ended runs, whole ones or the others; what hangs on them is dropped next.
+DELETE FROM penstock.fetch_run WHERE customer = :customer AND is_whole = :is_whole
+    AND state NOT IN ('bringing', 'reading', 'held', 'applied')
     AND id <= (
-        SELECT id FROM penstock.fetch_run WHERE customer = :customer
+        SELECT id FROM penstock.fetch_run WHERE customer = :customer AND is_whole = :is_whole
         ORDER BY id DESC OFFSET :runs_kept LIMIT 1
-    );
+    )
+RETURNING id;
+
+-- name: forget_dry_runs
+-- Drop the customer's oldest dry runs, each of which may hold a change for every item.
+DELETE FROM penstock.fetch_run WHERE customer = :customer AND state = 'dry' AND id <= (
+    SELECT id FROM penstock.fetch_run WHERE customer = :customer AND state = 'dry'
+    ORDER BY id DESC OFFSET :runs_kept LIMIT 1
+)
+RETURNING id;
+
+-- name: forget_idle_runs
+-- Drop the runs of an unchanged file that had nothing to ask, but the last one.
+DELETE FROM penstock.fetch_run
+WHERE customer = :customer AND id < :run_id AND format = 'same' AND state = 'done' AND photos = 0
+RETURNING id;
+
+-- name: forget_changes
+-- Drop the changes of runs that are gone.
+DELETE FROM penstock.fetch_change WHERE run_id = ANY(:runs::bigint[]);
+
+-- name: forget_needs
+-- Drop the needs of runs that are gone.
+DELETE FROM penstock.fetch_need WHERE run_id = ANY(:runs::bigint[]);
+
+-- name: forget_staged
+-- Drop the staged rows of runs that are gone.
+DELETE FROM penstock.fetch_staged WHERE run_id = ANY(:runs::bigint[]);
+
+-- name: forget_pace
+-- Drop the pace of runs that are gone.
+DELETE FROM penstock.fetch_pace WHERE run_id = ANY(:runs::bigint[]);
+
+-- name: changes
+-- A page of what a run changes, or would, by item.
+SELECT item, kind, version, has_other_photos, fields FROM penstock.fetch_change
+WHERE run_id = :run_id AND item > :after AND kind <> 'retry'
+ORDER BY item LIMIT :rows_max;
+
+-- name: sampled_links
+-- Some of the links that a run would ask, at random.
+SELECT url FROM penstock.fetch_need WHERE run_id = :run_id ORDER BY random() LIMIT :links_max;
+
+-- name: needs_count
+-- How many photos a run asks.
+SELECT count(*) FROM penstock.fetch_need WHERE run_id = :run_id;
+
+-- name: keep_sample
+-- Keep what a dry run saw of the photos it would ask.
+UPDATE penstock.fetch_run SET sample = :sample WHERE id = :run_id;
+
+-- name: stored_fields
+-- The fields of some items as they stand.
+SELECT item, fields FROM penstock.fetch_item
+WHERE customer = :customer AND item = ANY(:items::text[]) AND NOT is_gone;
+
+-- name: analyze_items
+-- Let the planner know of many new items.
+ANALYZE penstock.fetch_item;
 
 -- name: runs
 -- Runs, newest first: one by id, or those of a customer, or all.
-SELECT r.*, counts.by_outcome, coalesce(counts.decided, 0) AS photos_decided
+SELECT r.*, counts.by_outcome, coalesce(counts.decided, 0) AS photos_decided,
+    pace.photos AS paced, pace.seconds AS paced_s, c.starts_max / c.window_s AS rate_per_s
 FROM penstock.fetch_run r
+JOIN penstock.fetch_customer c USING (customer)
 LEFT JOIN LATERAL (
     SELECT jsonb_object_agg(outcome, c.photos)::text AS by_outcome, sum(c.photos) AS decided
     FROM penstock.fetch_count c WHERE c.run_id = r.id
 ) counts ON true
+LEFT JOIN LATERAL (
+    SELECT sum(p.photos)::double precision AS photos,
+        extract(epoch FROM now() - greatest(min(p.minute), r.applied_at))::double precision AS seconds
+    FROM penstock.fetch_pace p
+    WHERE p.run_id = r.id AND p.minute >= date_trunc('minute', now()) - interval '2 min'
+) pace ON r.state = 'applied'
 WHERE (:run_id::bigint IS NULL OR r.id = :run_id) AND (:customer::text IS NULL OR r.customer = :customer)
 ORDER BY r.id DESC LIMIT :rows_max;

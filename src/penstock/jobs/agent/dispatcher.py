@@ -24,6 +24,7 @@ from penstock.jobs.agent.board import Doing
 from penstock.jobs.agent.choosing import Moment
 from penstock.jobs.agent.lines import STOCK_S, Line, Stocked
 from penstock.jobs.agent.seats import Seat
+from penstock.jobs.agent.spending import NOTHING, Spending
 from penstock.jobs.leases import RECONNECT, Desk, require_not_cancelled
 from penstock.jobs.scans import Scan
 from penstock.jobs.slots.messages import (
@@ -40,6 +41,8 @@ from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 
 CLAIMS_AT_ONCE: Final = 3
+LANE_STARTS_MAX: Final = 50
+"""Of calls at once in a slot: more than it begins within their slack would come back unstarted."""
 JOBS_PER_CLAIM_MAX: Final = 2_000
 LEASES_PER_CLAIM_MAX: Final = 50
 STOCK_KEPT_S: Final = 0.25
@@ -64,6 +67,7 @@ class Dispatcher:
         self._seats: dict[Seat, None] = {}
         self._claims: set[asyncio.Task[None]] = set()
         self._asks: set[asyncio.Task[None]] = set()
+        self._spending = Spending(desk.spend)
         self._decisions = 0
         self._is_look_due = asyncio.Event()
         self._is_pump_planned = False
@@ -238,14 +242,13 @@ class Dispatcher:
         self._plan_pump()
 
     async def _spend(self, seat: Seat, ask: Spend) -> None:
-        wait_s = None
         line = self._by_name.get(ask.queue)
-        try:
-            if line is not None:
-                wait_s = await self._desk.spend(line.queue_id, ask.lane, ask.starts, ask.wait_max_s)
-        except PenstockError as error:
-            _log.warning("spend_failed", queue=ask.queue, lane=ask.lane, error=error.text)
-        seat.place.answer(SpendAnswer(ask.call, wait_s))
+        granted = NOTHING
+        if line is not None:
+            granted = await self._spending.ask(
+                line.queue_id, ask.lane, starts=ask.starts, wait_max_s=ask.wait_max_s
+            )
+        seat.place.answer(SpendAnswer(ask.call, granted.wait_s, granted.sent_s))
 
     def _ask(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -291,6 +294,8 @@ class Dispatcher:
             most = max((seat.credit(line) for seat in seats), default=0)
             seats = [seat for seat in seats if 2 * seat.credit(line) >= most]
             batch = min((seat.credit(line) for seat in seats), default=1)
+            if is_lanes:
+                batch = min(batch, LANE_STARTS_MAX)
             leases_max = len(seats)
         leases_max = min(leases_max, LEASES_PER_CLAIM_MAX, max(1, JOBS_PER_CLAIM_MAX // batch))
         if leases_max == 0 or any(stocked.needs_idle for stocked in line.stock):

@@ -7,7 +7,7 @@ commits, or never.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import cached_property
@@ -352,6 +352,10 @@ class Jobs:
         """
         if not await store.leases.is_lease_held(borrow(tx), lease_id):
             raise LeaseLost(lease_id)
+
+    async def lock_leases(self, tx: Transaction, lease_ids: Iterable[int]) -> set[int]:
+        """`lock_lease` of several; the ids of those that are ours. Write nothing of the others."""
+        return await store.leases.held_leases(borrow(tx), lease_ids)
 
     async def declare_queues(self) -> dict[str, store.queues.QueueRow]:
         """Store the queues of the registry; return the rows of all known queues, by name and alias.

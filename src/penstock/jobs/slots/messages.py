@@ -44,6 +44,8 @@ class SpendAnswer(msgspec.Struct, frozen=True, array_like=True, tag="spent"):
 
     call: int
     wait_s: float | None
+    sent_s: float | None = None
+    """CLOCK_MONOTONIC of this machine when the lane was asked; the wait and the slack count from it."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -25,7 +25,7 @@ class SlotReach:
         self._say = say
         self._slack_s = slack_s
         self._calls = count(1)
-        self._waiting: dict[int, asyncio.Future[float | None]] = {}
+        self._waiting: dict[int, asyncio.Future[SpendAnswer]] = {}
         self._told_s: dict[int, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -38,7 +38,7 @@ class SlotReach:
         """An answer came; one that nobody waits for any more is dropped."""
         waiting = self._waiting.pop(answer.call, None)
         if waiting is not None and not waiting.done():
-            waiting.set_result(answer.wait_s)
+            waiting.set_result(answer)
 
     async def spend(self, queue: str, lane: str, starts: int, wait_max_s: float) -> float:
         """Take `starts` out of the lane and wait until they may begin; until when they may, by `time.monotonic`.
@@ -49,13 +49,14 @@ class SlotReach:
         ends_s = time.monotonic() + wait_max_s
         while True:
             asked_s = time.monotonic()
-            wait_s = await self._ask(queue, lane, starts, max(0.0, ends_s - asked_s))
-            if wait_s is None:
+            answer = await self._ask(queue, lane, starts, max(0.0, ends_s - asked_s))
+            if answer is None or answer.wait_s is None:
                 raise LaneExhausted(lane, starts, wait_max_s)
-            # Never early: waited from the answer on. Never late: the slack counts from the question.
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            start_before_s = asked_s + wait_s + slack_s
+            # Never early: waited from the answer on. Never late: the slack counts from the question, of the
+            # agent where it says when that was: it asks for many at once, and some wait for their turn.
+            if answer.wait_s > 0:
+                await asyncio.sleep(answer.wait_s)
+            start_before_s = (answer.sent_s or asked_s) + answer.wait_s + slack_s
             if time.monotonic() <= start_before_s:
                 return start_before_s
 
@@ -78,9 +79,11 @@ class SlotReach:
         self._told_s[job_id] = now_s
         self._loop.call_soon_threadsafe(self._say, Progress(job_id, ratio, text))
 
-    async def _ask(self, queue: str, lane: str, starts: int, wait_max_s: float) -> float | None:
+    async def _ask(
+        self, queue: str, lane: str, starts: int, wait_max_s: float
+    ) -> SpendAnswer | None:
         call = next(self._calls)
-        waiting: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[SpendAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[call] = waiting
         try:
             self._say(

@@ -20,6 +20,10 @@ SELECT * FROM penstock.settle_v2(
 -- Hold a lease until the end of the transaction, if it still is there.
 SELECT 1 FROM penstock.job_lease WHERE id = :lease FOR SHARE;
 
+-- name: lock_leases
+-- Hold leases until the end of the transaction, in order; those that still are there.
+SELECT id FROM penstock.job_lease WHERE id = ANY(:leases::bigint[]) ORDER BY id FOR SHARE;
+
 -- name: leases_of_host
 -- The leases that a host has, to be compared with what it knows of.
 SELECT id FROM penstock.job_lease WHERE host = :host;

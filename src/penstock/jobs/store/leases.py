@@ -237,6 +237,11 @@ async def is_lease_held(tx: Runner, lease_id: int) -> bool:
     return await tx.value(SQL.lock_lease, lease=lease_id) is not None
 
 
+async def held_leases(tx: Runner, lease_ids: Iterable[int]) -> set[int]:
+    """Hold those of the lease rows that are there until the transaction ends; their ids."""
+    return {row["id"] for row in await tx.all(SQL.lock_leases, leases=sorted(set(lease_ids)))}
+
+
 async def leases_of_host(runner: Runner, host_id: int) -> set[int]:
     """Ids of the leases that the host has."""
     return {row["id"] for row in await runner.all(SQL.leases_of_host, host=host_id)}

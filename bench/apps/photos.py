@@ -1,0 +1,7 @@
+"""An application with nothing of its own: its workers run the tasks of fetch."""
+
+from __future__ import annotations
+
+from penstock import Penstock
+
+app = Penstock()

@@ -1,0 +1,34 @@
+"""The room's figures: which module makes which, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from bench import (
+    fetch_broken,
+    fetch_diff,
+    fetch_isolation,
+    fetch_limits,
+    fetch_photos,
+    fetch_routing,
+)
+from bench.figures import Figure
+from bench.harness import Run
+
+Measure = Callable[[Run], Awaitable[list[Figure]]]
+QUESTIONS: Final[dict[str, Measure]] = {
+    "photos": fetch_photos.measure,
+    "isolation": fetch_isolation.measure,
+    "limits": fetch_limits.measure,
+    "routing": fetch_routing.measure,
+    "broken": fetch_broken.measure,
+    "diff": fetch_diff.measure,
+}
+PACKAGES: Final = ["scrapy", "img2dataset"]
+SETTINGS: Final = {
+    "penstock": "agent with 2 slots, a lane a customer, all checks, bytes and names synced",
+    "scrapy images pipeline": "1 process, 200 requests at once, uvloop, no retries; syncs nothing",
+    "img2dataset": "2 processes x 64 threads, files, no encoding anew, SHA-256; syncs nothing",
+    "bare pycurl loop": "100 at once, SHA-256, file and folder synced in 16 threads; no checks",
+}

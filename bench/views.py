@@ -1,0 +1,25 @@
+"""The room's figures: which module makes which, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from bench import views_hits, views_http
+from bench.figures import Figure
+from bench.harness import Run
+
+Measure = Callable[[Run], Awaitable[list[Figure]]]
+QUESTIONS: Final[dict[str, Measure]] = {
+    "most": views_http.measure_most,
+    "wait": views_http.measure_wait,
+    "hits": views_hits.measure_hits,
+    "flush": views_hits.measure_flush,
+}
+PACKAGES: Final[list[str]] = []
+SETTINGS: Final = {
+    "penstock": "4 shards, fast durability, metrics, trace ids, tokens, ETags on; AOF everysec",
+    views_http.RAW: "uvicorn, uvloop, httptools, our multiplexed connection, no metrics, no checks",
+    views_hits.SEED: "script by hash, 20 hits a pipeline, batches of 10,000, two upserts",
+    views_hits.PLAIN: "20 INCR a pipeline; nothing is kept by hour",
+}

@@ -1,0 +1,223 @@
+"""How many hits does the Python client count, how fast does the flusher carry them to PostgreSQL, and
+what does a hit or a total cost in memory?
+
+Hits: one process, 32 callers at once, 20 hits a call, popular items far more often; every total is
+added up at the end. Flush: distinct items, so that each hit is two rows, a total and an hour;
+the seed's scheme writes as many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import accumulate
+
+import asyncpg
+
+from bench.children import BenchFault
+from bench.figures import Figure, Goal, Runs, figure
+from bench.harness import Run
+from bench.peers.seed_views import QUEUE, TABLES, PlainViews, SeedViews
+from bench.views_stage import ITEMS, PER_READ, open_views
+from penstock import Penstock
+from penstock.engines.sql import compile_query
+from penstock.views.worker import Flusher
+
+SEED, PLAIN, TOOL = "seed's scheme", "plain INCR and dump", "benchmark tool"
+CALLERS = 32
+SUM = compile_query(
+    "sum", "-- All views.\nSELECT coalesce(sum(total), 0)::bigint FROM penstock.views_total"
+)
+Hits = Callable[[Sequence[str]], Awaitable[object]]
+
+
+async def measure_hits(run: Run) -> list[Figure]:
+    """Hits a second through the clients."""
+    found = await run.alternate(
+        {"penstock": lambda: _ours(run), SEED: lambda: _seed(run), PLAIN: lambda: _plain(run)}
+    )
+    rates, memory = found.get("hits/s", {}), found.get("B a hit", {})
+    limit = _tool_limit(run)
+    return [
+        figure(
+            "hits through the Python client", "hits/s", f"calls of {PER_READ}, {CALLERS} at once",
+            ours=rates.get("penstock"), peers=_others(rates), limit=limit,
+            goal=Goal(at_least=300_000),
+            not_measured=[] if limit else ["limit: neither valkey-benchmark nor redis-benchmark is here"],
+        ),
+        figure(
+            "memory of a pending hit", "B", f"calls of {PER_READ}", ours=memory.get("penstock"),
+            peers=_others(memory), goal=Goal(at_most=12), is_less_better=True,
+        ),
+        figure(
+            "memory of a cached total", "B", f"{ITEMS:,} items",
+            ours=found.get("B a total", {}).get("penstock"), goal=Goal(at_most=80),
+        ),
+    ]  # fmt: skip
+
+
+async def measure_flush(run: Run) -> list[Figure]:
+    """Rows a second into PostgreSQL."""
+    found = await run.alternate(
+        {"penstock": lambda: _flush_ours(run), SEED: lambda: _flush_seed(run)}
+    )
+    rates = found.get("rows/s", {})
+    return [
+        figure(
+            "flush to PostgreSQL", "rows/s", f"{run.sized(400_000, 100_000):,} distinct items",
+            ours=rates.get("penstock"), peers=_others(rates), goal=Goal(at_least=100_000),
+        )
+    ]  # fmt: skip
+
+
+def _others(rates: Mapping[str, Runs]) -> dict[str, Runs]:
+    return {name: runs for name, runs in rates.items() if name != "penstock"}
+
+
+async def _ours(run: Run) -> Mapping[str, float]:
+    await run.engines.clear_valkey()
+    async with run.cell() as cell:
+        app = open_views(cell)
+        try:
+            items = [f"item:{number}" for number in range(ITEMS)]
+            empty = await _memory(run)
+            for start in range(0, ITEMS, 1_000):
+                await app.views.hits(items[start : start + 1_000])
+            filled = await _memory(run)
+            rate, sent = await _drive(app.views.hits, items, run.sized(6, 3))
+            pending = await _memory(run) - filled
+            totals = 0
+            for start in range(0, ITEMS, 1_000):
+                told = await app.views.totals(items[start : start + 1_000])
+                totals += sum(one.total or 0 for one in told)
+            if totals != sent + ITEMS:
+                raise BenchFault(f"{sent + ITEMS} hits, {totals} counted")
+        finally:
+            await app.close()
+    # The first hits are pending too; their entries of 1,000 take about 8 B a hit.
+    cached = (filled - empty) / ITEMS - pending / sent
+    return {"hits/s": rate, "B a hit": pending / sent, "B a total": cached}
+
+
+async def _seed(run: Run) -> Mapping[str, float]:
+    await run.engines.clear_valkey()
+    seed = SeedViews(run.engines.endpoints.valkey_url)
+    try:
+        items = [f"item:{number}" for number in range(ITEMS)]
+        await seed.client.mset({f"seed:c:{item}": 0 for item in items})
+        filled = await _memory(run)
+        rate, sent = await _drive(seed.hits, items, run.sized(6, 3))
+        if await seed.client.llen(QUEUE) != sent:
+            raise BenchFault("the seed's scheme counted something else")
+        return {"hits/s": rate, "B a hit": (await _memory(run) - filled) / sent}
+    finally:
+        await seed.close()
+        await run.engines.clear_valkey()
+
+
+async def _plain(run: Run) -> Mapping[str, float]:
+    await run.engines.clear_valkey()
+    plain = PlainViews(run.engines.endpoints.valkey_url)
+    try:
+        items = [f"item:{number}" for number in range(ITEMS)]
+        await plain.hits(items)
+        rate, _ = await _drive(plain.hits, items, run.sized(6, 3))
+        return {"hits/s": rate}
+    finally:
+        await plain.close()
+        await run.engines.clear_valkey()
+
+
+async def _drive(hits: Hits, items: Sequence[str], seconds: float) -> tuple[float, int]:
+    """Calls of 20 from CALLERS callers for so long; hits a second, and how many it were."""
+    dice, sent = random.Random(3), 0
+    weights = list(accumulate(1 / (rank + 1) for rank in range(len(items))))
+    calls = [dice.choices(items, cum_weights=weights, k=PER_READ) for _ in range(2_000)]
+    began_s = time.perf_counter()
+    ends_s = began_s + seconds
+
+    async def caller(number: int) -> int:
+        done = 0
+        while time.perf_counter() < ends_s:
+            await hits(calls[(number * 61 + done) % len(calls)])
+            done += 1
+        return done
+
+    sent = sum(await asyncio.gather(*(caller(number) for number in range(CALLERS)))) * PER_READ
+    return sent / (time.perf_counter() - began_s), sent
+
+
+async def _flush_ours(run: Run) -> Mapping[str, float]:
+    await run.engines.clear_valkey()
+    async with run.cell() as cell:
+        app = open_views(cell)
+        try:
+            items = run.sized(400_000, 100_000)
+            for start in range(0, items, 1_000):
+                await app.views.hits([f"item:{n}" for n in range(start, start + 1_000)])
+            return await _flushed(app, items)
+        finally:
+            await app.close()
+
+
+async def _flushed(app: Penstock, items: int) -> Mapping[str, float]:
+    """The flusher's own steps, in this process, so that its start is not counted."""
+    carrier = Flusher(app.engines, app.views.config, name="bench")
+    began_s = time.perf_counter()
+    while await carrier.run_once():
+        continue
+    took_s = time.perf_counter() - began_s
+    written = await app.engines.postgres.value(SUM)
+    if written != items:
+        raise BenchFault(f"{items} hits, {written} in PostgreSQL")
+    return {"rows/s": 2 * items / took_s}
+
+
+async def _flush_seed(run: Run) -> Mapping[str, float]:
+    await run.engines.clear_valkey()
+    seed = SeedViews(run.engines.endpoints.valkey_url)
+    async with run.cell() as cell:
+        connection = await asyncpg.connect(cell.url)
+        try:
+            await connection.execute(TABLES)
+            items = run.sized(400_000, 100_000)
+            for start in range(0, items, 1_000):
+                names = [f"item:{n}" for n in range(start, start + 1_000)]
+                await seed.client.lpush(QUEUE, *names)
+            rows, began_s = 0, time.perf_counter()
+            while written := await seed.flush(connection):
+                rows += written
+            took_s = time.perf_counter() - began_s
+            if await connection.fetchval("SELECT sum(total) FROM seed_total") != items:
+                raise BenchFault("the seed's scheme wrote something else")
+            return {"rows/s": rows / took_s}
+        finally:
+            await connection.close()
+            await seed.close()
+
+
+async def _memory(run: Run) -> int:
+    """Bytes that Valkey's data takes."""
+    client = PlainViews(run.engines.endpoints.valkey_url)
+    try:
+        return int((await client.client.info("memory"))["used_memory_dataset"])
+    finally:
+        await client.close()
+
+
+def _tool_limit(run: Run) -> dict[str, float]:
+    """INCR in pipelines of 20 by the server's own benchmark tool, if it is installed."""
+    tool = shutil.which("valkey-benchmark") or shutil.which("redis-benchmark")
+    if tool is None:
+        return {}
+    path = run.engines.endpoints.valkey_url.removeprefix("unix://")
+    words = [tool, "-s", path, "-t", "incr", "-n", "2000000", "-P", "20", "-c", "32", "-q", "--csv"]
+    out = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout
+    rates = [
+        line.split(",")[1].strip('"') for line in out.splitlines() if line.startswith('"INCR"')
+    ]
+    return {f"INCR/s of {TOOL}, pipelines of 20": float(rates[0])} if rates else {}

@@ -1,0 +1,117 @@
+"""People who open adverts: each opening is counted by `views`, lists of adverts show the totals.
+
+A reader has adverts of its own, so it knows what the next total must be: one more than the last. Every
+answer and every list is compared with that. When an answer is lost nobody knows whether the view was
+counted; then the next total is taken as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import Final
+from zlib import crc32
+
+from examples.bazaar.adverts import Advert
+from examples.bazaar.client import Client, ServerFailedError
+
+READERS: Final = 4
+PER_LIST: Final = 20
+_PAUSE_S: Final = 0.05
+_LIST_SHARE: Final = 0.2
+_FAULTS_KEPT: Final = 20
+
+
+@dataclass(slots=True)
+class Viewed:
+    """What the readers saw until now."""
+
+    views: int = 0
+    lists: int = 0
+    unchanged: int = 0
+    """Lists that were answered with 304."""
+    totals: dict[str, int] = field(default_factory=dict)
+    faults_count: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def fault(self, text: str) -> None:
+        """Remember something that was not right."""
+        self.faults_count += 1
+        if len(self.faults) < _FAULTS_KEPT:
+            self.faults.append(text)
+
+
+class Readers:
+    """The readers, and the adverts they may open."""
+
+    def __init__(self, api_url: str, token: str) -> None:
+        self.viewed = Viewed()
+        self._api_url, self._token = api_url, token
+        self._adverts: list[list[str]] = [[] for _ in range(READERS)]
+
+    def show(self, adverts: list[Advert]) -> None:
+        """From now on open these."""
+        shares: list[list[str]] = [[] for _ in range(READERS)]
+        for advert in adverts:
+            name = f"{advert.shop}:{advert.item}"
+            shares[crc32(name.encode()) % READERS].append(name)
+        self._adverts = shares
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(READERS):
+                group.create_task(self._read_always(number))
+
+    async def _read_always(self, number: int) -> None:
+        client, dice = Client(self._api_url, token=self._token), random.Random(number)
+        try:
+            while True:
+                await asyncio.sleep(_PAUSE_S * dice.uniform(0.5, 1.5))
+                names = self._adverts[number]
+                if not names:
+                    continue
+                if dice.random() < _LIST_SHARE:
+                    await self._list(client, dice.sample(names, min(PER_LIST, len(names))))
+                else:
+                    # Some adverts are looked at far more often than others.
+                    place = int(len(names) * dice.random() ** 3)
+                    await self._open(client, names[place], f"reader{number}")
+        finally:
+            client.close()
+
+    async def _open(self, client: Client, name: str, reader: str) -> None:
+        known = self.viewed.totals.pop(name, None)
+        path = f"/v1/views/items/{name}?viewer={reader}&class=human"
+        try:
+            total = (await client.request("POST", path)).json()["total"]
+        except ServerFailedError as error:
+            self.viewed.fault(str(error))
+            return
+        if total is None:
+            return
+        if known is not None and total != known + 1:
+            self.viewed.fault(f"{name}: expected {known + 1} views, got {total}")
+        self.viewed.totals[name] = total
+        self.viewed.views += 1
+
+    async def _list(self, client: Client, names: list[str]) -> None:
+        path = f"/v1/views?ids={','.join(names)}"
+        try:
+            reply = await client.request("GET", path)
+            told = {row["id"]: row["total"] for row in reply.json()}
+            again = await client.request(
+                "GET", path, headers={"If-None-Match": reply.headers["etag"]}
+            )
+        except ServerFailedError as error:
+            self.viewed.fault(str(error))
+            return
+        for name in names:
+            known = self.viewed.totals.get(name)
+            if known is not None and told[name] != known:
+                self.viewed.fault(f"{name}: expected {known} views in a list, got {told[name]}")
+        if again.status != 304:
+            self.viewed.fault(f"{path}: nothing changed, expected 304, got {again.status}")
+        self.viewed.lists += 1
+        self.viewed.unchanged += again.status == 304

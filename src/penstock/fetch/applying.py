@@ -1,0 +1,137 @@
+"""Making staged rows true: the diff, the items, the photos to ask for and every job, in one transaction.
+
+    staged rows --diff--> changes --> items, needs --> a group of photo jobs an item, or its publishing
+
+The caller's transaction holds all of it, so a crash leaves the whole run or nothing of it. The diff is a
+few statements over whole sets; jobs go in pages of 1,000 items, so memory stays bounded at a million. One
+run of a customer is applied at a time, whoever applies it: a catalogue or items sent by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.engines.postgres import Row, Tx
+from penstock.fetch import store
+from penstock.fetch.model import PUBLISH_QUEUE
+from penstock.fetch.settings import FetchConfig
+from penstock.fetch.speeds import Speeds
+from penstock.fetch.store.sql import SQL
+from penstock.jobs import Jobs, NewGroup, NewJob
+from penstock.kernel.crash import crash_point
+
+ITEMS_OF_PAGE: Final = 1000
+ROWS_TO_ANALYZE: Final = 5000
+APPLY_S_MAX: Final = 600.0
+"""A statement of a diff may take longer than others: a million rows take seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """How many items a run changes, or would."""
+
+    new: int
+    changed: int
+    gone: int
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return self.new + self.changed + self.gone
+
+
+class Applying:
+    """Applies runs, in the transactions of others."""
+
+    def __init__(self, jobs: Jobs, config: FetchConfig, speeds: Speeds) -> None:
+        self._jobs = jobs
+        self._config = config
+        self._speeds = speeds
+
+    async def compare(self, tx: Tx, run_id: int, customer: str, *, is_whole: bool) -> Changes:
+        """Note the changes and their counts, and the photos that they would ask for."""
+        changes = await self._diff(tx, run_id, customer, is_whole=is_whole)
+        await self._note_photos(tx, run_id, customer, is_whole=is_whole)
+        return changes
+
+    async def apply(
+        self,
+        tx: Tx,
+        run_id: int,
+        customer: str,
+        *,
+        is_whole: bool = True,
+        judged: int | None = None,
+    ) -> None:
+        """Apply a run whose rows are staged. `judged`: how many of them have content, if that is known."""
+        changes = await self._diff(tx, run_id, customer, is_whole=is_whole)
+        crash_point("fetch.compared")
+        if changes.new + changes.changed:
+            await tx.run(SQL.store_items, run_id=run_id, customer=customer)
+        if changes.gone:
+            await tx.run(SQL.mark_gone, run_id=run_id, customer=customer)
+        if not is_whole:
+            await tx.run(SQL.note_sent, run_id=run_id, customer=customer)
+        elif judged is None or judged > changes.new + changes.changed:
+            await tx.run(SQL.remember_rows, run_id=run_id, customer=customer)
+        if changes.new > ROWS_TO_ANALYZE:
+            await tx.run(SQL.analyze_items)
+        crash_point("fetch.items_stored")
+        await self.ask_photos(tx, run_id, customer, is_whole=is_whole)
+
+    async def ask_photos(self, tx: Tx, run_id: int, customer: str, *, is_whole: bool) -> None:
+        """Note the photos of a run's changes and of links that are due, and enqueue all of its jobs."""
+        await self._note_photos(tx, run_id, customer, is_whole=is_whole)
+        await tx.run(SQL.refuse_links, run_id=run_id, customer=customer)
+        await self._enqueue(tx, run_id, customer)
+        crash_point("fetch.jobs_enqueued")
+        await store.runs.close_applied(tx, run_id, customer, is_whole=is_whole)
+
+    async def _diff(self, tx: Tx, run_id: int, customer: str, *, is_whole: bool) -> Changes:
+        if is_whole:
+            await tx.allow_long_statements(APPLY_S_MAX)
+        found: Row = await tx.one(SQL.diff, run_id=run_id, customer=customer, is_whole=is_whole)
+        changes = Changes(found["new"], found["changed"], found["gone"])
+        await tx.run(
+            SQL.note_counts,
+            run_id=run_id,
+            new=changes.new,
+            changed=changes.changed,
+            gone=changes.gone,
+        )
+        if changes.count > ROWS_TO_ANALYZE:
+            await tx.run(SQL.analyze_changes)
+        return changes
+
+    async def _note_photos(self, tx: Tx, run_id: int, customer: str, *, is_whole: bool) -> None:
+        await store.runs.note_photos(
+            tx, run_id, customer, is_whole=is_whole, recheck_s=self._config.recheck_s
+        )
+
+    async def _enqueue(self, tx: Tx, run_id: int, customer: str) -> None:
+        """A group of photo jobs an item, or its publishing at once where nothing is to be asked."""
+        after = ""
+        while rows := await tx.all(
+            SQL.changes_page, run_id=run_id, after=after, rows_max=ITEMS_OF_PAGE
+        ):
+            after = rows[-1]["item"]
+            urls = {url for row in rows for url in row["urls"] or ()}
+            queues = await self._speeds.queues(tx, customer, urls) if urls else {}
+            groups: list[NewGroup] = []
+            at_once: list[NewJob] = []
+            for row in rows:
+                publish = NewJob(queue=PUBLISH_QUEUE, payload={"run": run_id, "item": row["item"]})
+                if row["urls"]:
+                    about = {"run": run_id, "customer": customer, "item": row["item"]}
+                    photos = [
+                        NewJob(queue=queues[url], payload={**about, "url": url}, lane=customer)
+                        for url in row["urls"]
+                    ]
+                    groups.append(NewGroup(members=photos, on_done=publish))
+                else:
+                    at_once.append(publish)
+            if groups:
+                await self._jobs.enqueue_groups(groups, tx=tx)
+            if at_once:
+                await self._jobs.enqueue_many(at_once, tx=tx)

@@ -1,0 +1,52 @@
+"""What a format is: a name, how its files are told by their first bytes, and what reads them.
+
+A new format is one file that ends with its `Format` and one line in `recognise.FORMATS`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.fetch.mappings import Mapping
+from penstock.fetch.readers.row import RawRow
+
+ACCEPTED: Final = (
+    "accepted are CSV and TSV with a header line (id, name, price, photos ...), JSON, NDJSON, Yandex YML,"
+    " Avito XML and Google product RSS or Atom, gzip or not; a mapping names the fields of any other"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The outermost element of an XML file."""
+
+    name: str
+    attributes: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first bytes of a file as text; `root` where they are XML. `mapping` names its fields."""
+
+    text: str
+    encoding: str
+    root: Root | None = None
+    mapping: Mapping | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A catalogue format; `title` is what people call it.
+
+    `takes_mapping` where the format says nothing about the names of fields, so that a mapping may;
+    the others mean one thing only and are not looked for once a mapping is given.
+    """
+
+    name: str
+    title: str
+    recognises: Callable[[Head], bool]
+    read: Callable[[io.BufferedReader, Head], Iterator[RawRow]]
+    takes_mapping: bool = False

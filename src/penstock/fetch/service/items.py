@@ -1,0 +1,47 @@
+"""The verbs of items and of their results."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.engines.postgres import Postgres
+from penstock.fetch import store
+from penstock.fetch.errors import ItemUnknown
+from penstock.fetch.model import BIGINT_MAX, Result, StoredItem
+from penstock.fetch.store.sql import SQL
+from penstock.kernel.ids import USER_ID
+from penstock.kernel.limits import PAGE_ROWS_MAX
+
+
+class Items:
+    """Items as they stand, and what was published of them."""
+
+    def __init__(self, postgres: Postgres) -> None:
+        self._postgres = postgres
+
+    async def get(self, customer: str, item: str) -> StoredItem:
+        """An item as it stands, with its photos. Raises: ItemUnknown."""
+        is_named = USER_ID.fullmatch(customer) and USER_ID.fullmatch(item)
+        row = is_named and await self._postgres.one(SQL.item, customer=customer, item=item)
+        if not row:
+            raise ItemUnknown(
+                f"customer {customer[:128]!r} has no item {item[:128]!r}: no catalogue named it"
+            )
+        photos = await store.photos.item_photos(self._postgres, [(customer, item)])
+        return StoredItem(
+            customer=customer,
+            id=item,
+            version=row["version"],
+            is_gone=row["is_gone"],
+            run=row["run_id"],
+            fields=msgspec.json.decode(row["fields"]),
+            photos=photos[customer, item],
+        )
+
+    async def results(self, *, after: int, results_max: int, customer: str | None) -> list[Result]:
+        """Results behind `after` in the order of their commits."""
+        after = min(max(0, after), BIGINT_MAX)
+        rows_max = min(max(1, results_max), PAGE_ROWS_MAX)
+        return await store.results.find_results(
+            self._postgres, after=after, rows_max=rows_max, customer=customer
+        )

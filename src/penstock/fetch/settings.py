@@ -1,0 +1,95 @@
+"""The settings of fetch: section `fetch` of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.fetch.routing import parse_classes
+from penstock.kernel.config import (
+    parse_count,
+    parse_duration_s,
+    parse_networks,
+    parse_ports,
+    parse_share,
+    parse_size_bytes,
+    parse_text,
+    setting,
+)
+
+
+def parse_crawl_delay(text: str) -> str:
+    """`off` or `honour`. Raises: ValueError."""
+    if text.strip() not in ("off", "honour"):
+        raise ValueError("off or honour")
+    return text.strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchConfig:
+    """Section `fetch`."""
+
+    user_agent: str = setting(
+        "PenstockFetch/0.1 (+https://example.org/about-our-fetcher)",
+        "The User-Agent sent to every host; put an address there where its owner reaches you.",
+        parse_text,
+    )
+    allow_networks: tuple[str, ...] = setting(
+        "", "Networks that may be connected to although they are not public.", parse_networks
+    )
+    allow_ports: tuple[int, ...] = setting(
+        "80, 443", "Ports that may be connected to.", parse_ports
+    )
+    classes: tuple[float, ...] = setting(
+        "1s, 5s, 30s",
+        "Timeout classes: the longest time of one photo with its redirects, from class to class.",
+        parse_classes,
+    )
+    former_classes: tuple[float, ...] = setting(
+        "",
+        "Classes no longer used whose waiting photos are still worked off, until their queues are empty.",
+        parse_classes,
+    )
+    speed_half_life_s: float = setting(
+        "6h", "What was measured of a host counts half as much after so long.", parse_duration_s
+    )
+    crawl_delay: str = setting(
+        "off", "Whether a Crawl-delay in robots.txt is kept: off or honour.", parse_crawl_delay
+    )
+    photo_max_bytes: int = setting("25MiB", "Largest photo accepted.", parse_size_bytes)
+    decode_share: float = setting(
+        "0.01",
+        "Share of the photos, 0 to 1, that is decoded whole before it is stored; odd ones always are.",
+        parse_share,
+    )
+    catalogue_max_bytes: int = setting(
+        "1GiB", "Largest catalogue accepted, also after unpacking.", parse_size_bytes
+    )
+    catalogue_timeout_s: float = setting(
+        "10m", "Longest time of bringing a catalogue file from its URL.", parse_duration_s
+    )
+    host_connections: int = setting(
+        "8",
+        "Connections to one host of the whole fleet; each slot that fetches keeps to its share.",
+        parse_count,
+    )
+    recheck_s: float = setting(
+        "24h",
+        "A stored photo whose host gave no ETag and no Last-Modified is not asked for again sooner.",
+        parse_duration_s,
+    )
+    handler_timeout_s: float = setting(
+        "60s",
+        "Longest time of one call of an on_item handler; over it the item is delivered again later.",
+        parse_duration_s,
+    )
+    webhook_timeout_s: float = setting(
+        "15s", "Longest time of one message to a webhook.", parse_duration_s
+    )
+    name_servers: str | None = setting(
+        None,
+        "Name servers such as 10.0.0.2, 10.0.0.3:5353; unset: those of the machine.",
+        parse_text,
+    )
+    ca_file: str | None = setting(
+        None, "File of trusted certificates for https; unset: those of certifi.", parse_text
+    )

@@ -1,0 +1,123 @@
+-- name: note_round
+-- Give a run its round, and the moment before which a failed link must have been asked to be asked whatever its round.
+UPDATE penstock.fetch_run r SET
+    round = coalesce(p.round, 0) + :is_round::boolean::integer,
+    is_round = :is_round,
+    prior_at = p.started_at,
+    asks_before = now() - make_interval(secs => CASE WHEN :is_round THEN greatest(0,
+        :wait_max_s::double precision
+        - :gap_slack::double precision * coalesce(extract(epoch FROM r.started_at - p.started_at), 0)
+    ) ELSE :sent_wait_s::double precision END)
+FROM (
+    SELECT max(round) AS round, max(started_at) FILTER (WHERE is_round) AS started_at
+    FROM penstock.fetch_run WHERE customer = :customer AND id <> :run_id AND state IN ('applied', 'done')
+) p
+WHERE r.id = :run_id;
+
+-- name: refuse_links
+-- Links refused at the door get their outcome at once; no request was made, so they wait for nothing.
+INSERT INTO penstock.fetch_link (customer, url, outcome, failures, run_id)
+SELECT DISTINCT ON (d.key) :customer, d.key, 'refused:' || d.value, 1, :run_id::bigint
+FROM penstock.fetch_change c
+JOIN penstock.fetch_staged s USING (run_id, item)
+CROSS JOIN LATERAL jsonb_each_text(s.refused) d
+WHERE c.run_id = :run_id AND c.kind <> 'gone'
+ORDER BY d.key
+ON CONFLICT (customer, url) DO UPDATE SET outcome = excluded.outcome, run_id = excluded.run_id,
+    failures = penstock.fetch_link.failures + 1, due_round = 0, checked_at = now();
+
+-- name: count_refused
+-- Photos refused at the door, by outcome.
+INSERT INTO penstock.fetch_count (run_id, outcome, photos)
+SELECT :run_id::bigint, 'refused:' || d.value, count(*)
+FROM penstock.fetch_change c
+JOIN penstock.fetch_staged s USING (run_id, item)
+CROSS JOIN LATERAL jsonb_each_text(s.refused) d
+WHERE c.run_id = :run_id AND c.kind <> 'gone'
+GROUP BY d.value;
+
+-- name: note_needs
+-- The photos to ask for: every link of a list that changed, and failed links that are due; counts those that wait.
+WITH photos AS (
+    SELECT c.item, p.url, l.url IS NULL OR c.has_other_photos AND (
+        l.outcome NOT IN ('stored', 'unchanged')
+        OR coalesce(l.etag, l.last_modified) IS NOT NULL
+        OR l.checked_at < now() - make_interval(secs => :recheck_s::double precision)
+    ) AS is_asked,
+    l.outcome NOT IN ('stored', 'unchanged') AS has_failed,
+    l.due_round <= r.round OR l.checked_at < r.asks_before AS is_due
+    FROM penstock.fetch_run r
+    JOIN penstock.fetch_change c ON c.run_id = r.id AND c.kind <> 'gone'
+    JOIN penstock.fetch_staged s ON s.run_id = r.id AND s.item = c.item
+    CROSS JOIN LATERAL unnest(s.photos) p (url)
+    LEFT JOIN penstock.fetch_link l ON l.customer = :customer AND l.url = p.url
+    WHERE r.id = :run_id AND NOT s.refused ? p.url
+), needs AS (
+    INSERT INTO penstock.fetch_need (run_id, item, url)
+    SELECT :run_id::bigint, item, url FROM photos WHERE is_asked OR has_failed AND is_due
+    ON CONFLICT DO NOTHING
+)
+INSERT INTO penstock.fetch_count (run_id, outcome, photos)
+SELECT :run_id::bigint, 'waiting', count(*) FROM photos
+WHERE NOT is_asked AND has_failed AND NOT is_due HAVING count(*) > 0;
+
+-- name: count_known
+-- Photos of new and changed items that need no request.
+INSERT INTO penstock.fetch_count (run_id, outcome, photos)
+SELECT :run_id::bigint, 'known', photos - needs - counted FROM (
+    SELECT (
+        SELECT coalesce(sum(cardinality(s.photos)), 0)
+        FROM penstock.fetch_change c JOIN penstock.fetch_staged s USING (run_id, item)
+        WHERE c.run_id = :run_id AND c.kind <> 'gone'
+    ) AS photos,
+    (SELECT count(*) FROM penstock.fetch_need WHERE run_id = :run_id) AS needs,
+    (SELECT coalesce(sum(photos), 0) FROM penstock.fetch_count WHERE run_id = :run_id) AS counted
+) sums
+WHERE photos - needs - counted > 0;
+
+-- name: avoid_nested_loops
+-- Links that failed minutes ago are in no statistics yet: a nested loop over them takes hours.
+SET LOCAL enable_nestloop = off;
+
+-- name: allow_nested_loops
+-- Back to what is usual, for the rest of the transaction.
+SET LOCAL enable_nestloop = on;
+
+-- name: note_retries
+-- Unchanged items: failed links that are due are asked again, the others counted as waiting; those whose link got another
+-- copy since the last round are looked at too. Left alone: items that this or an earlier run is still about.
+WITH links AS MATERIALIZED (
+    SELECT l.url, l.run_id, false AS has_copy,
+        l.due_round <= r.round OR l.checked_at < r.asks_before AS is_due
+    FROM penstock.fetch_run r JOIN penstock.fetch_link l ON l.customer = r.customer
+        AND l.outcome NOT IN ('stored', 'unchanged')
+    WHERE r.id = :run_id
+    UNION ALL
+    SELECT l.url, l.run_id, true, false
+    FROM penstock.fetch_run r JOIN penstock.fetch_link l ON l.customer = r.customer
+        AND l.outcome IN ('stored', 'unchanged') AND l.copied_at > r.prior_at - interval '5 minutes'
+    WHERE r.id = :run_id
+), photos AS MATERIALIZED (
+    SELECT i.item, i.version, l.url, l.has_copy, l.is_due
+    FROM penstock.fetch_staged s
+    JOIN penstock.fetch_item i ON i.customer = :customer AND i.item = s.item AND NOT i.is_gone
+    CROSS JOIN LATERAL unnest(i.photos) p (url)
+    JOIN links l ON l.url = p.url AND (NOT l.has_copy OR i.run_id < l.run_id)
+    WHERE EXISTS (SELECT FROM links) AND s.run_id = :run_id AND s.hash IS NOT NULL
+        AND NOT s.refused ? p.url AND NOT EXISTS (
+        SELECT FROM penstock.fetch_run r
+        JOIN penstock.fetch_change c ON c.run_id = r.id AND c.item = s.item
+        WHERE r.customer = :customer
+            AND (r.id = :run_id OR r.state = 'applied' AND c.published_at IS NULL)
+    )
+), needs AS (
+    INSERT INTO penstock.fetch_need (run_id, item, url)
+    SELECT :run_id::bigint, item, url FROM photos WHERE is_due
+    ON CONFLICT DO NOTHING
+), waiting AS (
+    INSERT INTO penstock.fetch_count AS c (run_id, outcome, photos)
+    SELECT :run_id::bigint, 'waiting', count(*) FROM photos WHERE NOT is_due AND NOT has_copy HAVING count(*) > 0
+    ON CONFLICT (run_id, outcome) DO UPDATE SET photos = c.photos + excluded.photos
+)
+INSERT INTO penstock.fetch_change (run_id, item, kind, version, has_other_photos)
+SELECT DISTINCT :run_id::bigint, item, 'retry', version, false FROM photos WHERE is_due OR has_copy;

@@ -1,0 +1,68 @@
+"""What the commands of views read and print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from penstock.views.errors import InvalidSpan
+from penstock.views.model import Total
+
+
+class Moment(click.ParamType[datetime]):
+    """`2026-11-21`, `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`; without an offset it is UTC."""
+
+    name = "moment"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,  # noqa: ARG002 - click's signature
+    ) -> datetime:
+        """The moment."""
+        if isinstance(value, datetime):
+            return value
+        try:
+            moment = datetime.fromisoformat(str(value))
+        except ValueError as error:
+            raise InvalidSpan(
+                f"--{param.name if param else 'at'}: expected a moment such as 2026-11-21T10:00Z, got"
+                f" {str(value)[:40]!r}"
+            ) from error
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def describe_totals(totals: Sequence[Total]) -> str:
+    """Totals as a table of what was asked for."""
+    names = [
+        name
+        for name in ("total", "today", "unique")
+        if name == "total" or any(getattr(row, name) is not None for row in totals)
+    ]
+    classes = sorted({name for row in totals for name in row.classes or ()})
+    rows = [
+        [
+            row.id,
+            *(_number(getattr(row, name)) for name in names),
+            *(_number((row.classes or {}).get(name)) for name in classes),
+            "stale" if row.stale else "",
+        ]
+        for row in totals
+    ]
+    return table(["id", *names, *classes, ""], rows)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows under a head, in aligned columns."""
+    texts = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in texts]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)

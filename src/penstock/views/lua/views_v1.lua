@@ -1,0 +1,328 @@
+#!lua name=penstock_views_v1
+
+-- Views of one shard. KEYS[1] of every function is the shard's stream, `<prefix>:{v:<shard>}:q`; all else of the shard
+-- has the same beginning, and so the same hash slot:
+--   q          the stream; an entry is one call, its field `v` the hits as they are written below, separated by commas
+--   m          hash: `through`, the flush offset as last told; `corrections`, how often counts were moved between classes
+--   c:<id>     the total of an entity plus one, so that what INCRBY makes anew is told from a total of 0; the text x: deleted
+--   e:<id>!<e> an event id that was counted, for 24 hours
+--   u:<day>:<id>  viewers of a day, a HyperLogLog        t, tw  which of these changed since they were last written down
+-- All of it is rebuilt from PostgreSQL, but for hits that were not flushed and viewers of the last three days.
+-- A hit is `id`, `id*5` (five views), `id/b` (class: b bot, o owner, s staff; none: human), `id!event`, `id=viewer`, in this
+-- order: `ad:1*5/b!e7=u9`.
+-- Entries keep their offset's entry as an anchor: where it is missing, the stream lost its end or was trimmed.
+
+local EVENT_S, UNIQUE_S = 86400, 259200
+local HIT = '^([^*/!=]+)%*?(%d*)/?(%a?)!?([^=]*)=?(.*)$'
+local SCAN_ENTRIES, SCAN_BYTES, SCAN_STEP = 8192, 524288, 256
+
+local function base_of(stream)
+  return string.sub(stream, 1, -2)
+end
+
+-- A total out of what is kept; x if deleted, - if it is not cached.
+local function told(kept)
+  if not kept then
+    return '-'
+  end
+  return kept == 'x' and 'x' or string.format('%.0f', tonumber(kept) - 1)
+end
+
+-- Raise a cached total; its new value, or x or - as above.
+local function raise(key, n)
+  local kept = server.pcall('INCRBY', key, n)
+  if type(kept) == 'table' then
+    return 'x'
+  end
+  if kept == n then
+    server.call('DEL', key)
+    return '-'
+  end
+  return kept - 1
+end
+
+local function note_viewer(base, day, id, viewer)
+  local key = base .. 'u:' .. day .. ':' .. id
+  if server.call('PFADD', key, viewer) == 1 then
+    server.call('EXPIRE', key, UNIQUE_S)
+    server.call('SADD', base .. 't', day .. ':' .. id)
+    server.call('EXPIRE', base .. 't', UNIQUE_S)
+  end
+end
+
+-- Add an entry; its id, above `floor`, or nil where there is no stream.
+local function add_entry(stream, floor, line)
+  local id = server.call('XADD', stream, 'NOMKSTREAM', '*', 'v', line)
+  if id and id < floor then
+    server.call('XDEL', stream, id)
+    id = server.call('XADD', stream, string.format('%.0f', tonumber(floor) + 1) .. '-*', 'v', line)
+  end
+  return id
+end
+
+-- Hits with events, viewers, weights or classes.
+local function hit_marked(stream, floor, offset_s, line)
+  local base, hits, kept = base_of(stream), {}, {}
+  if server.call('EXISTS', stream) == 0 then
+    return {false, ''}
+  end
+  for text in string.gmatch(line, '[^,]+') do
+    local id, n, class, event, viewer = string.match(text, HIT)
+    local hit = {id = id, n = tonumber(n) or 1, class = class, viewer = viewer}
+    hit.counts = event == ''
+      or server.call('SET', base .. 'e:' .. id .. '!' .. event, '', 'NX', 'EX', EVENT_S) and true
+    if hit.counts then
+      kept[#kept + 1] = id .. (n ~= '' and '*' .. n or '') .. (class ~= '' and '/' .. class or '')
+    end
+    hits[#hits + 1] = hit
+  end
+  local entry = ''
+  if #kept > 0 then
+    entry = add_entry(stream, floor, table.concat(kept, ','))
+  end
+  local totals = {}
+  for i, hit in ipairs(hits) do
+    local key = base .. 'c:' .. hit.id
+    if hit.counts and (hit.class == '' or hit.class == 'h') then
+      totals[i] = raise(key, hit.n)
+      if hit.viewer ~= '' and totals[i] ~= 'x' then
+        local ms = tonumber(string.match(entry, '^%d+'))
+        note_viewer(base, math.floor((ms / 1000 + offset_s) / 86400), hit.id, hit.viewer)
+      end
+    else
+      totals[i] = told(server.call('GET', key))
+    end
+  end
+  return {entry, table.concat(totals, ',')}
+end
+
+-- penstock_views_hit_v1: count hits. ARGV: hits; the least milliseconds its entry may have (0: any); seconds by which the
+-- days' time zone is ahead of UTC. Reply: the entry's id (nil: the shard is not set up, nothing was counted; empty: every
+-- hit was a known event), and for each hit its total, - (not cached) or x (deleted), separated by commas. One XADD, and one
+-- INCRBY for each hit.
+local function hit(keys, args)
+  local stream, line = keys[1], args[1]
+  local floor, offset_s = args[2] or '0', tonumber(args[3] or '0')
+  if string.find(line, '[*/!=]') then
+    return hit_marked(stream, floor, offset_s, line)
+  end
+  local entry = add_entry(stream, floor, line)
+  if not entry then
+    return {false, ''}
+  end
+  local prefix, totals, count = base_of(stream) .. 'c:', {}, 0
+  for id in string.gmatch(line, '[^,]+') do
+    count = count + 1
+    totals[count] = raise(prefix .. id, 1)
+  end
+  return {entry, table.concat(totals, ',')}
+end
+
+-- Add to `found` the people's views in one entry of the entities in `found`.
+local function add_views(found, line)
+  for text in string.gmatch(line, '[^,]+') do
+    local id, n, class = string.match(text, HIT)
+    if found[id] and (class == '' or class == 'h') then
+      found[id] = found[id] + (tonumber(n) or 1)
+    end
+  end
+end
+
+-- penstock_views_fill_v1: cache totals of entities. KEYS[2] m. ARGV: offset and corrections of the same snapshot as the
+-- totals; then id and total by turns. Reply: ok, retry (the snapshot is too old) or behind (too much
+-- is pending to be looked through); with ok the totals, pending hits included, or x. Looks through all that is pending.
+local function fill(keys, args)
+  local stream, mark, through, corrections = keys[1], keys[2], args[1], args[2]
+  if tonumber(corrections) < tonumber(server.call('HGET', mark, 'corrections') or '0') then
+    return {'retry', ''}
+  end
+  local found = {}
+  for i = 3, #args, 2 do
+    found[args[i]] = 0
+  end
+  local from, entries_left, bytes_left = through, SCAN_ENTRIES, SCAN_BYTES
+  local rows = server.call('XRANGE', stream, through, '+', 'COUNT', SCAN_STEP)
+  if not rows[1] or rows[1][1] ~= through then
+    return {'retry', ''}
+  end
+  while #rows > 0 do
+    for _, row in ipairs(rows) do
+      from = row[1]
+      if from ~= through then
+        bytes_left = bytes_left - #row[2][2]
+        add_views(found, row[2][2])
+      end
+    end
+    entries_left = entries_left - #rows
+    if entries_left < 0 or bytes_left < 0 then
+      return {'behind', ''}
+    end
+    rows = server.call('XRANGE', stream, '(' .. from, '+', 'COUNT', SCAN_STEP)
+  end
+  local totals = {}
+  for i = 3, #args, 2 do
+    local key = base_of(stream) .. 'c:' .. args[i]
+    local kept = server.call('GET', key)
+    if not kept then
+      kept = string.format('%.0f', tonumber(args[i + 1]) + found[args[i]] + 1)
+      server.call('SET', key, kept)
+    end
+    totals[#totals + 1] = told(kept)
+  end
+  return {'ok', table.concat(totals, ',')}
+end
+
+-- Snapshots from before so many corrections are refused from here on.
+local function note_corrections(mark, corrections)
+  if tonumber(corrections) > tonumber(server.call('HGET', mark, 'corrections') or '-1') then
+    server.call('HSET', mark, 'corrections', corrections)
+  end
+end
+
+-- penstock_views_init_v1: set a shard up at PostgreSQL's offset. KEYS[2] m. ARGV: offset, corrections. Reply: ok (the
+-- offset's entry is there), raised (the stream ended before it; new ids come after it) or gap (it goes on after it, without
+-- that entry).
+local function init(keys, args)
+  local stream, mark, through = keys[1], keys[2], args[1]
+  server.call('HSET', mark, 'through', through)
+  note_corrections(mark, args[2])
+  if server.call('XRANGE', stream, through, through)[1] then
+    return 'ok'
+  end
+  if type(server.pcall('XADD', stream, through, 'a', '')) == 'string' then
+    return 'raised'
+  end
+  if not server.call('XRANGE', stream, '(' .. through, '+', 'COUNT', 1)[1] then
+    server.call('XADD', stream, '*', 'a', '')
+  end
+  return 'gap'
+end
+
+-- penstock_views_pending_v1: what is to be flushed. Read-only. ARGV: offset; the last id wanted, or +; entries at most.
+-- Reply: 1 if the offset's entry is there, else 0; the id of the last entry of all, or nothing; then id and hits of each
+-- entry by turns.
+local function pending(keys, args)
+  local rows = server.call('XRANGE', keys[1], args[1], args[2], 'COUNT', args[3] + 1)
+  local last = server.call('XREVRANGE', keys[1], '+', '-', 'COUNT', 1)[1]
+  local reply = {0, last and last[1] or ''}
+  for _, row in ipairs(rows) do
+    if row[1] == args[1] then
+      reply[1] = 1
+    else
+      reply[#reply + 1] = row[1]
+      reply[#reply + 1] = row[2][2]
+    end
+  end
+  return reply
+end
+
+-- penstock_views_lag_v1: how much is to be flushed. Read-only. ARGV: offset. Reply: entries after it (10,000: at least so
+-- many), and the milliseconds in the id of the first (0: there is none).
+local function lag(keys, args)
+  local first_ms, count, from = 0, 0, args[1]
+  repeat
+    local rows = server.call('XRANGE', keys[1], '(' .. from, '+', 'COUNT', 1000)
+    if #rows > 0 then
+      first_ms = count == 0 and tonumber(string.match(rows[1][1], '^%d+')) or first_ms
+      count, from = count + #rows, rows[#rows][1]
+    end
+  until #rows < 1000 or count >= 10000
+  return {count, first_ms}
+end
+
+-- penstock_views_flushed_v1: note the offset that PostgreSQL has, and trim. KEYS[2] m. ARGV: offset; the offset up to which
+-- entries may go, or nothing. That one stays.
+local function flushed(keys, args)
+  server.call('HSET', keys[2], 'through', args[1])
+  if args[2] ~= '' then
+    return server.call('XTRIM', keys[1], 'MINID', '~', args[2])
+  end
+  return 0
+end
+
+-- penstock_views_bury_v1: forget entities that were deleted, and count nothing for them. ARGV: seconds, ids.
+local function bury(keys, args)
+  local base, today = base_of(keys[1]), math.floor(server.call('TIME')[1] / 86400)
+  for i = 2, #args do
+    server.call('SET', base .. 'c:' .. args[i], 'x', 'EX', args[1])
+    for day = today - 4, today + 1 do
+      server.call('DEL', base .. 'u:' .. day .. ':' .. args[i])
+    end
+  end
+  return #args - 1
+end
+
+-- penstock_views_correct_v1: forget the cached total of an entity whose counts were moved. KEYS[2] m. ARGV: corrections of the
+-- shard after it, id.
+local function correct(keys, args)
+  note_corrections(keys[2], args[1])
+  local key = base_of(keys[1]) .. 'c:' .. args[2]
+  if server.call('GET', key) ~= 'x' then
+    server.call('DEL', key)
+  end
+  return 1
+end
+
+-- penstock_views_uncorrect_v1: PostgreSQL failed over to a copy from before a correction. KEYS[2] m. ARGV: corrections as
+-- they were found here, and as PostgreSQL has them. Reply: 1 if that was still so.
+local function uncorrect(keys, args)
+  if server.call('HGET', keys[2], 'corrections') ~= args[1] then
+    return 0
+  end
+  server.call('HSET', keys[2], 'corrections', args[2])
+  return 1
+end
+
+-- penstock_views_sweep_v1: forget totals that nobody asked for. ARGV: seconds without being asked for, ids. Reply: how many.
+local function sweep(keys, args)
+  local removed = 0
+  for i = 2, #args do
+    local key = base_of(keys[1]) .. 'c:' .. args[i]
+    local idle_s = server.pcall('OBJECT', 'IDLETIME', key)
+    if type(idle_s) == 'number' and idle_s >= tonumber(args[1]) and server.call('GET', key) ~= 'x' then
+      removed = removed + server.call('DEL', key)
+    end
+  end
+  return removed
+end
+
+-- penstock_views_uniques_v1: numbers of viewers that changed. ARGV: how many at most, then the `day:id` that are written
+-- down. Reply: `day:id` and viewers by turns.
+local function uniques(keys, args)
+  local base, reply = base_of(keys[1]), {}
+  for i = 2, #args do
+    server.call('SREM', base .. 'tw', args[i])
+  end
+  if server.call('EXISTS', base .. 'tw') == 0 and server.call('EXISTS', base .. 't') == 1 then
+    server.call('RENAME', base .. 't', base .. 'tw')
+  end
+  for _, name in ipairs(server.call('SRANDMEMBER', base .. 'tw', args[1])) do
+    reply[#reply + 1] = name
+    reply[#reply + 1] = server.call('PFCOUNT', base .. 'u:' .. name)
+  end
+  return reply
+end
+
+-- penstock_views_viewers_v1: viewers of a day so far. ARGV: day since 1970, ids. Reply: a number for each id; -1 where none
+-- is known. PFCOUNT keeps its result in the key, so this is no read-only function.
+local function viewers(keys, args)
+  local reply = {}
+  for i = 2, #args do
+    local key = base_of(keys[1]) .. 'u:' .. args[1] .. ':' .. args[i]
+    reply[i - 1] = server.call('EXISTS', key) == 1 and server.call('PFCOUNT', key) or -1
+  end
+  return reply
+end
+
+server.register_function('penstock_views_hit_v1', hit)
+server.register_function('penstock_views_fill_v1', fill)
+server.register_function{function_name = 'penstock_views_init_v1', callback = init, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_views_pending_v1', callback = pending, flags = {'no-writes'}}
+server.register_function{function_name = 'penstock_views_lag_v1', callback = lag, flags = {'no-writes'}}
+server.register_function{function_name = 'penstock_views_flushed_v1', callback = flushed, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_views_bury_v1', callback = bury, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_views_correct_v1', callback = correct, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_views_uncorrect_v1', callback = uncorrect, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_views_sweep_v1', callback = sweep, flags = {'allow-oom'}}
+server.register_function('penstock_views_uniques_v1', uniques)
+server.register_function('penstock_views_viewers_v1', viewers)

@@ -1,0 +1,149 @@
+"""Reads of many entities at once: totals from Valkey in one command, what it lacks from PostgreSQL in one statement.
+
+A read writes nothing: what is looked at without being hit does not push out what is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from penstock.engines.postgres import Postgres
+from penstock.engines.valkey import ValkeyDown
+from penstock.kernel.errors import Unavailable
+from penstock.views import store
+from penstock.views.errors import FieldUnknown, TooManyIds
+from penstock.views.hot import Hot
+from penstock.views.model import FIELDS, IDS_PER_READ_MAX, Total, require_ids, shard_of
+from penstock.views.service.shards import Shards
+from penstock.views.settings import totals_untold
+
+KEYS_KEPT_MAX: Final = 100_000
+"""Keys of entities that were asked for, about 25 MB; then it begins anew."""
+_EPOCH: Final = date(1970, 1, 1)
+
+
+class Reading:
+    """Answers reads from wherever there is an answer."""
+
+    def __init__(self, postgres: Postgres, hot: Hot, shards: Shards, *, time_zone: str) -> None:
+        self._postgres = postgres
+        self._hot = hot
+        self._shards = shards
+        self._zone = ZoneInfo(time_zone)
+        self._keys: dict[str, str] = {}
+
+    async def totals(self, ids: Sequence[str], fields: Sequence[str]) -> list[Total]:
+        """One for each id, in order; 0 for what was never hit.
+
+        Raises: InvalidHit, TooManyIds, FieldUnknown; ValkeyDown, PostgresDown where neither answers.
+        """
+        for field in fields:
+            if field not in FIELDS:
+                raise FieldUnknown(field, FIELDS)
+        keys = self._keys_of(ids)
+        if not keys:
+            return []
+        if not self._shards.is_ready:
+            await self._ready()
+        found = await self._totals(list(ids), keys)
+        extra = [field for field in fields if field != "total"]
+        return await self._with_fields(found, extra) if extra else found
+
+    async def _ready(self) -> None:
+        try:
+            await self._shards.ready()
+        except Unavailable:
+            # Neither engine can say how many shards there are now; what is configured is as good for a read.
+            return
+
+    def _keys_of(self, ids: Sequence[str]) -> list[str]:
+        """Where the totals are. An id is judged and its shard found when it is first asked for: 20 ids cost 20 us else."""
+        known = self._keys
+        try:
+            keys = [known[entity] for entity in ids]
+        except (KeyError, TypeError):
+            names, count = require_ids(ids), self._shards.count
+            keys = self._hot.total_keys(names, [shard_of(name, count) for name in names])
+            if len(known) > KEYS_KEPT_MAX:
+                known.clear()
+            known.update(zip(names, keys, strict=True))
+        if len(keys) > IDS_PER_READ_MAX:
+            raise TooManyIds(len(keys), IDS_PER_READ_MAX)
+        return keys
+
+    async def _totals(self, names: list[str], keys: list[str]) -> list[Total]:
+        try:
+            cached = await self._hot.totals(keys)
+        except ValkeyDown:
+            totals_untold.labels(reason="valkey").inc(len(names))
+            stored = await store.totals.totals(self._postgres, names)
+            return [Total(id=name, total=stored.get(name, 0), stale=True) for name in names]
+        if None not in cached:
+            return [Total(id=name, total=total) for name, total in zip(names, cached, strict=True)]
+        return await self._with_missing(names, cached)
+
+    async def _with_missing(self, names: list[str], cached: list[int | None]) -> list[Total]:
+        missing = [name for name, total in zip(names, cached, strict=True) if total is None]
+        stored: dict[str, int] | None = None
+        try:
+            stored = await store.totals.totals(self._postgres, missing)
+        except Unavailable:
+            totals_untold.labels(reason="postgres").inc(len(missing))
+        answer = []
+        for name, total in zip(names, cached, strict=True):
+            if total is not None:
+                answer.append(Total(id=name, total=total))
+            elif stored is not None:
+                answer.append(Total(id=name, total=stored.get(name, 0)))
+            else:
+                answer.append(Total(id=name, total=None, stale=True))
+        return answer
+
+    async def _with_fields(self, totals: list[Total], fields: Sequence[str]) -> list[Total]:
+        """The totals with what PostgreSQL (and for viewers Valkey) adds. Raises: PostgresDown."""
+        names = list(dict.fromkeys(total.id for total in totals))
+        added: dict[str, dict[str, object]] = {name: {} for name in names}
+        if "today" in fields:
+            views = await store.totals.day_totals(
+                self._postgres, names, since_at=self._midnight_at()
+            )
+            for name in names:
+                added[name]["today"] = views.get(name, 0)
+        if "classes" in fields:
+            classes = await store.totals.class_totals(self._postgres, names)
+            for name in names:
+                added[name]["classes"] = classes.get(name, {})
+        if "unique" in fields:
+            viewers = await self._viewers(names)
+            for name in names:
+                added[name]["unique"] = viewers.get(name, 0)
+        return [msgspec.structs.replace(total, **added[total.id]) for total in totals]
+
+    async def _viewers(self, names: list[str]) -> dict[str, int]:
+        """Viewers today: Valkey's number, and what was written down where it is more (Valkey was emptied)."""
+        today = datetime.now(self._zone).date()
+        stored = await store.totals.day_uniques(self._postgres, names, day=today)
+        by_shard: dict[int, list[str]] = {}
+        for name in names:
+            by_shard.setdefault(shard_of(name, self._shards.count), []).append(name)
+        day = (today - _EPOCH) // timedelta(days=1)
+        try:
+            parts = await asyncio.gather(
+                *[self._hot.viewers(shard, part, day=day) for shard, part in by_shard.items()]
+            )
+        except ValkeyDown:
+            return stored
+        for part in parts:
+            for name, count in part.items():
+                stored[name] = max(count, stored.get(name, 0))
+        return stored
+
+    def _midnight_at(self) -> datetime:
+        now_at = datetime.now(self._zone)
+        return datetime.combine(now_at.date(), datetime.min.time(), self._zone).astimezone(UTC)

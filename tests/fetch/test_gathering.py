@@ -1,0 +1,77 @@
+"""Questions that share a statement: order, company, bounds, and what errors do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.fetch.gathering import ASKED_MAX, RUNS_AT_ONCE, Gathering
+
+
+async def test_questions_asked_together_share_an_answer_and_keep_their_order():
+    calls: list[list[int]] = []
+
+    async def double(asked: list[int]) -> list[int]:
+        calls.append(asked)
+        return [2 * number for number in asked]
+
+    gathering: Gathering[int, int] = Gathering(double)
+    answers = await asyncio.gather(*[gathering.ask(n) for n in range(20)])
+    assert answers == [2 * n for n in range(20)]
+    assert calls == [list(range(20))]
+
+
+async def test_while_statements_are_under_way_the_next_one_gathers():
+    calls: list[int] = []
+    gate = asyncio.Event()
+    running = most = 0
+
+    async def slow(asked: list[int]) -> list[int]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        calls.append(len(asked))
+        await gate.wait()
+        running -= 1
+        return asked
+
+    gathering: Gathering[int, int] = Gathering(slow)
+    first = [asyncio.create_task(gathering.ask(n)) for n in range(RUNS_AT_ONCE * ASKED_MAX)]
+    rest = [asyncio.create_task(gathering.ask(n)) for n in range(ASKED_MAX + 50)]
+    await asyncio.wait([*first, *rest], timeout=0.05)
+    assert calls == [ASKED_MAX] * RUNS_AT_ONCE
+    gate.set()
+    assert await asyncio.gather(*first, *rest) == [
+        *range(RUNS_AT_ONCE * ASKED_MAX),
+        *range(ASKED_MAX + 50),
+    ]
+    assert most == RUNS_AT_ONCE
+    assert calls[RUNS_AT_ONCE:] == [ASKED_MAX, 50]
+
+
+async def test_an_error_reaches_whom_it_concerns():
+    async def picky(asked: list[int]) -> list[int | Exception]:
+        if 7 in asked:
+            raise RuntimeError("all of them")
+        return [ValueError("you") if number < 0 else number for number in asked]
+
+    gathering: Gathering[int, int] = Gathering(picky)
+    answers = await asyncio.gather(gathering.ask(1), gathering.ask(-1), return_exceptions=True)
+    assert answers[0] == 1
+    assert isinstance(answers[1], ValueError)
+    with pytest.raises(RuntimeError):
+        await asyncio.gather(gathering.ask(1), gathering.ask(7))
+    assert await gathering.ask(3) == 3
+
+
+async def test_a_caller_that_left_costs_the_others_nothing():
+    async def echo(asked: list[int]) -> list[int]:
+        return asked
+
+    gathering: Gathering[int, int] = Gathering(echo)
+    leaving = asyncio.create_task(gathering.ask(1))
+    staying = asyncio.create_task(gathering.ask(2))
+    await asyncio.wait([leaving], timeout=0)
+    leaving.cancel()
+    assert await staying == 2

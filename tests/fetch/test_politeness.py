@@ -1,0 +1,492 @@
+"""Limits as the seller's own log counts them: redirects, second sends, jams, pauses, connections."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from name_server import NameServer
+from origin import Answer, photo
+from paced import PacedOrigin, most_in_window
+
+from penstock.engines.sql import compile_query
+from penstock.fetch import FetchConfig
+from penstock.fetch.asking import Asked, pause_s
+from penstock.fetch.download import Downloader
+from penstock.fetch.lanes import LaneReach
+from penstock.fetch.places import Places
+from penstock.fetch.robots import crawl_delay_s
+from penstock.fetch.share import planned_slots, share_of
+from penstock.fetch.starts import NotStarted, Starts
+from penstock.jobs.errors import LaneExhausted
+from penstock.testing.waiting import wait_true
+
+DUE = compile_query(
+    "due",
+    "-- What waits for its time is due.\n"
+    "WITH ready AS (UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now() RETURNING 1)"
+    " SELECT count(*) FROM ready",
+)
+
+
+@pytest.fixture
+async def origin():
+    """A host whose pace a test decides."""
+    origin = PacedOrigin()
+    await origin.start()
+    yield origin
+    await origin.close()
+
+
+@pytest.fixture
+def config(origin):
+    """Three classes, shorter than any real ones."""
+    return FetchConfig(
+        allow_networks=("127.0.0.0/8",),
+        allow_ports=(origin.port,),
+        classes=(0.5, 1.5, 8.0),
+        host_connections=8,
+    )
+
+
+@pytest.fixture
+async def downloader(config):
+    downloader = Downloader(config)
+    yield downloader
+    await downloader.close()
+
+
+def rows(shop, paths, *, item: str = "i") -> str:
+    """A catalogue with an item a path."""
+    lines = [f"{item}{n},Item,{shop.origin.url(path)}" for n, path in enumerate(paths)]
+    return "\n".join(["id,name,photos", *lines, ""])
+
+
+async def limit(shop, starts_max: int, window_s: float, connections: int = 50) -> None:
+    await shop.fetch.set_customer(
+        "shop", starts_max=starts_max, window_s=window_s, connections=connections
+    )
+
+
+# ---- starts, with a real lane
+
+
+async def test_the_first_request_is_the_jobs_own_and_further_ones_are_spent(shop):
+    await limit(shop, 3, 60.0)
+    starts = await LaneReach(shop.jobs).starts("shop", wait_max_s=0)
+    await starts.take()
+    assert starts.send()
+    assert not starts.send(), "a second request has no start yet"
+    for _ in range(2):
+        await starts.take()
+        assert starts.send()
+    with pytest.raises(LaneExhausted):
+        await starts.take()
+    assert starts.sent == 3
+
+
+async def test_a_start_that_is_late_goes_back_unless_it_went_back_before(shop):
+    await limit(shop, 2, 60.0)
+    reach = LaneReach(shop.jobs)
+    lane = (await reach.starts("shop", wait_max_s=0))._lane
+    with pytest.raises(NotStarted):
+        await Starts(lane, time.monotonic() - 1).take()
+    paid = Starts(lane, time.monotonic() - 1, may_return=False)
+    await paid.take()
+    assert paid.before_s > time.monotonic()
+    with pytest.raises(LaneExhausted):
+        await Starts(lane, time.monotonic() - 1, may_return=False).take()
+
+
+async def test_without_a_lane_nothing_is_counted():
+    starts = Starts()
+    for _ in range(3):
+        await starts.take()
+        assert starts.send()
+    assert starts.sent == 3
+
+
+# ---- downloads
+
+
+async def test_every_request_of_a_chain_is_counted(downloader, origin):
+    for n in range(3):
+        origin.answers[f"/hop{n}"] = [Answer(302, headers={"Location": f"/hop{n + 1}"})]
+    origin.answers["/hop3"] = [Answer(200, photo("far"))]
+    found = await downloader.download(origin.url("/hop0"))
+    assert (found.outcome, found.requests, len(origin.came)) == ("received", 4, 4)
+    assert [step.status for step in found.steps] == [302, 302, 302, 200]
+
+
+async def test_a_second_send_over_a_dead_connection_is_a_request_of_its_own(downloader, origin):
+    """libcurl sends again by itself where a kept connection dies: the host sees two requests."""
+    await downloader.download(origin.url("/photo/1"))
+    origin.dies_after["/photo/2"] = 1
+    found = await downloader.download(origin.url("/photo/2"))
+    assert (found.outcome, found.requests) == ("received", 2)
+    assert len(origin.times("/photo/2")) == 2
+
+
+async def test_a_second_send_without_a_start_is_not_made(shop, downloader, origin):
+    await limit(shop, 2, 60.0)
+    reach = LaneReach(shop.jobs)
+    first = await reach.starts("shop", wait_max_s=0)
+    await downloader.download(origin.url("/photo/1"), starts=first)
+    origin.dies_after["/photo/2"] = 1
+    with pytest.raises(LaneExhausted):
+        await downloader.download(
+            origin.url("/photo/2"), starts=await reach.starts("shop", wait_max_s=0)
+        )
+    assert len(origin.times("/photo/2")) == 1
+
+
+async def test_a_chain_that_had_to_stop_goes_on_where_it_was(shop, downloader, origin):
+    await limit(shop, 1, 60.0)
+    origin.answers["/a"] = [Answer(302, headers={"Location": "/photo/b"})]
+    starts = await LaneReach(shop.jobs).starts("shop", wait_max_s=0)
+    with pytest.raises(LaneExhausted):
+        await downloader.download(origin.url("/a"), starts=starts)
+    found = await downloader.download(origin.url("/a"))
+    assert found.outcome == "received"
+    assert found.hops == [origin.url("/a"), origin.url("/photo/b")]
+    assert [path for _, path in origin.came] == ["/a", "/photo/b"]
+
+
+async def test_a_full_host_is_not_waited_for_longer_than_the_start_is_good(shop, config, origin):
+    origin.jam()
+    busy = Downloader(config)
+    lane = (await LaneReach(shop.jobs).starts("shop", wait_max_s=0))._lane
+    try:
+        waiting = [asyncio.create_task(busy.download(origin.url(f"/photo/{n}"))) for n in range(8)]
+        await wait_true(lambda: len(origin.came) == 8, what="all places are taken")
+        began_s = time.monotonic()
+        with pytest.raises(NotStarted):
+            await busy.download(origin.url("/photo/8"), starts=Starts(lane, began_s + 0.1))
+        assert time.monotonic() - began_s < 0.4
+        origin.release()
+        assert {d.outcome for d in await asyncio.gather(*waiting)} == {"received"}
+        assert len(origin.came) == 8
+    finally:
+        await busy.close()
+
+
+# ---- places
+
+
+async def test_places_are_given_in_order_and_never_twice():
+    places = Places(2)
+    assert await places.take("a", until_s=None)
+    assert await places.take("a", until_s=None)
+    assert await places.take("b", until_s=time.monotonic())
+    assert not await places.take("a", until_s=time.monotonic() + 0.01)
+    third = asyncio.create_task(places.take("a", until_s=None))
+    fourth = asyncio.create_task(places.take("a", until_s=None))
+    await asyncio.sleep(0)
+    fourth.cancel()
+    places.leave("a")
+    assert await third
+    places.leave("a")
+    assert await places.take("a", until_s=time.monotonic())
+    assert not await places.take("a", until_s=time.monotonic())
+
+
+async def test_no_place_is_lost_or_given_twice_however_waits_end():
+    """500 who come, wait, are given up and leave, in an order of chance."""
+    places, chance, busy, most = Places(3), random.Random(7), 0, 0
+
+    async def visit() -> None:
+        nonlocal busy, most
+        until_s = time.monotonic() + chance.random() / 50
+        if not await places.take("a", until_s=until_s, is_patient=chance.random() < 0.8):
+            return
+        busy += 1
+        most = max(most, busy)
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+        busy -= 1
+        places.leave("a", is_answered=chance.random() < 0.5)
+
+    visits = [asyncio.create_task(visit()) for _ in range(500)]
+    for visitor in chance.sample(visits, 100):
+        asyncio.get_running_loop().call_later(chance.random() / 50, visitor.cancel)
+    await asyncio.gather(*visits, return_exceptions=True)
+    found = places._of("a")
+    assert most <= 3
+    # Who was cancelled while it held a place left without giving it back: a task of the test's own.
+    assert not found.waiting
+    assert found.busy == busy
+
+
+def test_a_process_keeps_to_its_share_of_a_hosts_connections():
+    assert [share_of(8, slots) for slots in (0, 1, 3, 8, 20)] == [8, 8, 3, 1, 1]
+    assert planned_slots({"fetch.1s": 2, "mail": 9}, {"fetch.1s", "fetch.5s"}) == 2
+
+
+# ---- pauses and crawl delays
+
+
+@pytest.mark.parametrize(
+    ("outcome", "retry_after_s", "pause"),
+    [
+        ("failed:rate_limited", 30.0, 30.0),
+        ("failed:rate_limited", None, 10.0),
+        ("failed:http_503", 5.0, 5.0),
+        ("failed:http_503", None, 0.0),
+        ("failed:http_500", 5.0, 0.0),
+        ("stored", None, 0.0),
+    ],
+)
+def test_what_asks_all_photos_to_wait(outcome, retry_after_s, pause):
+    assert pause_s(Asked(outcome, "", retry_after_s=retry_after_s)) == pause
+
+
+@pytest.mark.parametrize(
+    ("text", "delay_s"),
+    [
+        ("User-agent: *\nCrawl-delay: 3\n", 3.0),
+        ("User-agent: PenstockFetch\nCrawl-delay: 7\n\nUser-agent: *\nCrawl-delay: 3\n", 7.0),
+        ("User-agent: other\nCrawl-delay: 3\n", None),
+        ("User-agent: *\nCrawl-delay: 99999\n", 60.0),
+        ("User-agent: *\nCrawl-delay: often\n", None),
+        ("User-agent: *\nDisallow: /\n", None),
+        ("<html>", None),
+        ("\0\ufffd", None),
+        ("", None),
+    ],
+)
+def test_the_delay_that_a_robots_txt_asks(text, delay_s):
+    assert crawl_delay_s(text, "PenstockFetch") == delay_s
+
+
+# ---- through the whole room
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+async def test_redirects_and_second_sends_keep_the_window(shop, origin):
+    """10 requests a second, 30 photos: half redirect, some connections die."""
+    await limit(shop, 10, 1.0)
+    paths = [f"/photo/{n}" for n in range(15)]
+    for n in range(15):
+        origin.answers[f"/to/{n}"] = [Answer(302, headers={"Location": f"/photo/r{n}"})]
+    origin.dies_after = {"/photo/7": 1, "/photo/9": 1}
+    run = await shop.run_to_end(rows(shop, [*paths, *(f"/to/{n}" for n in range(15))]))
+    assert run.photos_by_outcome == {"stored": 30}
+    assert most_in_window(origin.times(), 1.0) <= 10
+    assert len(origin.came) >= 45
+
+
+async def jammed_run(shop, origin, *, jam_s: float, photos: int) -> None:
+    """A host is silent for `jam_s`, then answers all at once: no window is over the limit, then or later."""
+    await limit(shop, 10, 1.0, connections=20)
+    run = await shop.run(rows(shop, [f"/photo/{n}" for n in range(photos)]))
+    await wait_true(lambda: len(origin.came) >= 10, what="it runs")
+    origin.jam()
+    jammed_s = time.monotonic()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), jam_s)
+    origin.release()
+    done = asyncio.create_task(shop.wait_done(run))
+    while not done.done():
+        # What ran out of time in the longest class waits for its backoff.
+        await asyncio.wait([done], timeout=0.5)
+        await shop.postgres.value(DUE)
+    assert (await done).photos_by_outcome == {"stored": photos}
+    assert most_in_window(origin.times(), 1.0) <= 10
+    during = [at for at in origin.times() if jammed_s < at < jammed_s + jam_s]
+    assert len(during) <= 10 + 8 * (jam_s / 0.5 + 1), "places bound what a silent host is asked"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+async def test_a_jam_grants_no_burst(shop, origin):
+    await jammed_run(shop, origin, jam_s=3.0, photos=40)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("worker")
+async def test_a_long_jam_grants_no_burst(shop, origin):
+    await jammed_run(shop, origin, jam_s=25.0, photos=80)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+async def test_a_timeout_moves_a_photo_on_and_costs_no_try(shop, origin):
+    origin.delays_s["/photo/slow"] = 1.0
+    run = await shop.run_to_end(rows(shop, ["/photo/slow", "/photo/fast"]))
+    assert run.photos_by_outcome == {"stored": 2}
+    assert len(origin.times("/photo/slow")) == 2
+    host = (await _host(shop))[0]
+    assert host.photos_by_outcome == {"failed:timeout": 1, "stored": 2}
+
+
+async def _host(shop):
+    async def ask():
+        found = await shop.fetch.hosts()
+        return found if found and sum(found[0].photos_by_outcome.values()) > 2 else None
+
+    return await wait_true(ask, what="the host was told of")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+async def test_a_host_that_is_known_to_be_slow_is_asked_in_the_right_class_at_once(shop, origin):
+    origin.delays_s["/photo/"] = 0.8
+    await shop.run_to_end(rows(shop, ["/photo/1", "/photo/2"]))
+    await _host(shop)
+    before = len(origin.came)
+    run = await shop.run_to_end(rows(shop, [f"/photo/{n}" for n in range(1, 12)]))
+    assert run.photos_by_outcome["stored"] == 9
+    assert len(origin.came) - before == 9, "no photo was begun twice"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+async def test_a_retry_after_stops_all_photos_of_the_host(shop, origin):
+    await limit(shop, 1000, 1.0, connections=4)
+    origin.refusal = Answer(429, headers={"Retry-After": "2"})
+    run = await shop.run(rows(shop, [f"/photo/{n}" for n in range(20)]))
+    done = asyncio.create_task(shop.wait_done(run))
+    await wait_true(lambda: origin.statuses()[429] > 0, what="it said so")
+    await asyncio.wait([done], timeout=1.5)
+    assert len(origin.came) <= 8, "only what was under way when it was said"
+    origin.refusal = None
+    while not done.done():
+        # The backoff of the photos that it told; the others wait for the pause all the same.
+        await asyncio.wait([done], timeout=0.5)
+        await shop.postgres.value(DUE)
+    assert (await done).photos_by_outcome == {"stored": 20}
+    assert origin.statuses()[429] <= 8
+
+
+@pytest.mark.slow
+async def test_a_crawl_delay_is_kept_when_the_operator_says_so(process, config, shop, origin):
+    origin.answers["/robots.txt"] = [Answer(200, b"User-agent: *\nCrawl-delay: 1\n")]
+    run = await shop.run(rows(shop, ["/photo/1", "/photo/2", "/photo/3"]))
+    honest = replace(config, crawl_delay="honour")
+    async with process(_told, config=honest):
+        done = asyncio.create_task(shop.wait_done(run))
+        while not done.done():
+            await asyncio.wait([done], timeout=0.3)
+            await shop.postgres.value(DUE)
+        await done
+    times = origin.times("/photo/")
+    assert len(times) == 3
+    assert min(b - a for a, b in pairwise(times)) > 0.9
+    assert len(origin.times("/robots.txt")) == 1
+
+
+async def _told(_item) -> None:
+    """A consumer."""
+
+
+# ---- isolation
+
+
+@pytest.fixture
+async def names():
+    """A name server that knows no hurry."""
+    transport, server = await asyncio.get_running_loop().create_datagram_endpoint(
+        NameServer, local_addr=("127.0.0.1", 0)
+    )
+    yield server
+    transport.close()
+
+
+class Crowd:
+    """Customers with hosts of their own on one port, of which some never answer."""
+
+    def __init__(self, fetch, folder, port: int) -> None:
+        self.fetch = fetch
+        self.folder = folder
+        self.port = port
+
+    async def begin(self, customer: str, host: str, paths: list[str]) -> None:
+        """A customer's catalogue: an item a photo."""
+        await self.fetch.set_customer(customer, starts_max=1000, window_s=1.0, connections=50)
+        lines = [f"i{n},Item,http://{host}:{self.port}{path}" for n, path in enumerate(paths)]
+        path = self.folder / f"{customer}.csv"
+        path.write_text("\n".join(["id,name,photos", *lines, ""]))
+        await self.fetch.run_catalogue(path, customer)
+
+    async def p95_s(self, seen: dict[str, list[float]], *, fast: str, hanging: list[str]) -> float:
+        """95 % of the items of 14 fast customers come so soon after their catalogue, beside hanging ones."""
+        for number, host in enumerate(hanging):
+            await self.begin(f"slow{number}", host, [f"/hang/{n}" for n in range(60)])
+        began_s = {}
+        for number in range(14):
+            name = f"{fast}{number}"
+            paths = [f"/photo/{name}-{n}" for n in range(10)]
+            await self.begin(name, f"127.0.1.{number + 1}", paths)
+            began_s[name] = time.monotonic()
+
+        def took_s() -> list[float]:
+            return [at - began_s[name] for name in began_s for at in seen.get(name, ())]
+
+        await wait_true(lambda: len(took_s()) >= 140, what=f"all items of {fast}")
+        return sorted(took_s())[int(0.95 * 140)]
+
+
+@pytest.mark.slow
+async def test_customers_whose_hosts_hang_delay_nobody(process, config, shop, names):
+    """30 % of the customers hang, in every class and in DNS; the others' items come as without them."""
+    origin = PacedOrigin()
+    hanging = [f"127.0.2.{n}" for n in range(1, 5)]
+    await origin.start("127.0.0.1", *hanging, *(f"127.0.1.{n}" for n in range(1, 15)))
+    origin.delays_s["/hang/"] = 60.0
+    names.silent = {"mute.example", "dumb.example"}
+    site = replace(config, allow_ports=(origin.port,), name_servers=f"127.0.0.1:{names.port}")
+    seen: dict[str, list[float]] = {}
+
+    async def publish(item) -> None:
+        seen.setdefault(item.customer, []).append(time.monotonic())
+
+    try:
+        async with process(publish, config=site) as other:
+            crowd = Crowd(other.fetch, shop.folder, origin.port)
+            alone_s = await crowd.p95_s(seen, fast="a", hanging=[])
+            hanging += sorted(names.silent)
+            beside_s = await crowd.p95_s(seen, fast="b", hanging=hanging)
+    finally:
+        await origin.close()
+    print(f"p95 of items: {alone_s:.2f} s alone, {beside_s:.2f} s beside customers that hang")
+    assert beside_s < alone_s * 1.5 + 0.5
+
+
+# ---- what a late or silent request costs, and classes that go
+
+
+async def test_a_request_that_left_late_is_charged_again(shop):
+    await limit(shop, 10, 60.0)
+    starts = await LaneReach(shop.jobs).starts("shop", wait_max_s=0)
+    starts.before_s = time.monotonic() - 0.1
+    assert starts.send(), "libcurl has connected: what it sends now is late and leaves all the same"
+
+    async def is_charged() -> bool:
+        return await spent(shop) == 2
+
+    await wait_true(is_charged, what="a second start is taken")
+
+
+SPENT = compile_query(
+    "spent",
+    "-- Starts that the lane of shop counts.\n"
+    "SELECT coalesce((SELECT sum(n) FROM unnest(n) AS n), 0) FROM penstock.lane WHERE name = 'shop'",
+)
+
+
+async def spent(shop) -> int:
+    return int(await shop.postgres.value(SPENT))
+
+
+@pytest.mark.slow
+async def test_photos_of_a_class_that_was_taken_away_are_worked_off(process, config, shop, origin):
+    run = await shop.run(rows(shop, [f"/photo/{n}" for n in range(5)]))
+    fewer = replace(config, classes=(1.5, 8.0), former_classes=(0.5,))
+    async with process(_told, config=fewer):
+        assert (await shop.wait_done(run)).photos_by_outcome == {"stored": 5}

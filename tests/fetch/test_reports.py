@@ -1,0 +1,292 @@
+"""Reports: harmless in a spreadsheet and a browser, whole however long, in the reader's language."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import csv
+import hashlib
+import io
+import re
+import tomllib
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engines.sql import compile_query
+from penstock.fetch.errors import LanguageUnknown, RunUnknown
+from penstock.fetch.model import (
+    OUTCOME_CODES,
+    PhotoProblem,
+    RowProblem,
+    Run,
+    RunState,
+    hold_reason,
+)
+from penstock.fetch.reports import (
+    BOM,
+    COLUMNS,
+    POLICY,
+    csv_head,
+    csv_of,
+    line_of_photo,
+    line_of_row,
+    page_of,
+    safe_cell,
+)
+from penstock.fetch.texts import Texts, languages, placeholders, preferred
+
+SOURCES = Path(__file__).parents[2] / "src" / "penstock" / "fetch"
+FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =cmd|' /C calc'!A0", "\uff1d1", "|x")
+MANY = compile_query(
+    "many",
+    "-- As many photos without a copy.\n"
+    "INSERT INTO penstock.fetch_need (run_id, item, url, outcome)"
+    " SELECT :run_id::bigint, 'a', 'http://h.example/' || n, 'failed:http_404'"
+    " FROM generate_series(1, :count::bigint) n",
+)
+
+
+def problem(**values) -> RowProblem:
+    fields = {"row": 2, "line": 3, "item": "a", "field": "price", "code": "too_long", "text": "x"}
+    return RowProblem(**{**fields, **values})
+
+
+def run_of(**values) -> Run:
+    counts = dict.fromkeys(
+        ("rows", "invalid", "new", "changed", "unchanged", "gone", "problems"), 0
+    )
+    fields = {
+        **counts,
+        "run": 7,
+        "customer": "shop",
+        "state": RunState.DONE,
+        "file_name": "<b>c.csv</b>",
+        "format": "csv",
+        "reason": None,
+        "started_at": datetime(2026, 1, 2, tzinfo=UTC),
+        "ended_at": None,
+        "items_pending": 0,
+        "photos": 0,
+        "photos_pending": 0,
+        "photos_by_outcome": {},
+    }
+    return Run(**{**fields, **values})
+
+
+@pytest.mark.parametrize("cell", FORMULAS)
+def test_no_cell_is_a_formula(cell):
+    assert safe_cell(cell) == f"'{cell}"
+
+
+@given(st.text())
+def test_any_cell_comes_back_as_text(cell):
+    line = line_of_photo(PhotoProblem(item=cell, url=cell, outcome="failed:dns", text=cell))
+    (row,) = list(csv.reader(io.StringIO(csv_of([line]), newline="")))
+    told = dict(zip(COLUMNS, row, strict=True))
+    assert told["item"].removeprefix("'") == cell.removeprefix("'")
+    assert not told["link"].lstrip().startswith(("=", "+", "-", "@"))
+
+
+def test_the_csv_is_taken_for_utf_8():
+    assert csv_head().startswith(BOM)
+    assert csv_head().rstrip() == BOM + ",".join(f'"{name}"' for name in COLUMNS)
+
+
+class Page(HTMLParser):
+    """What a page holds."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@given(st.text(alphabet=st.sampled_from("<>&\"'/ab=x\x00é"), max_size=40))
+def test_nothing_of_a_file_becomes_markup(text):
+    photo = PhotoProblem(item=text, url=f"javascript:{text}", outcome="failed:dns", text=text)
+    rows = [line_of_row(problem(text=text, item=text, field=text))]
+    page = Page(page_of(run_of(file_name=text), rows, [line_of_photo(photo)], Texts.load("ru")))
+    allowed = [
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "h1",
+        "h2",
+        "table",
+        "tr",
+        "th",
+        "td",
+        "thead",
+        "tbody",
+        "code",
+        "p",
+    ]
+    assert set(page.tags) <= set(allowed)
+    assert set(page.attributes) == {("lang", "ru"), ("charset", "utf-8")}
+
+
+def test_the_page_says_what_there_is_and_that_there_is_more():
+    texts = Texts.load("en")
+    good = page_of(run_of(), [], [], texts)
+    assert "No problems" in good
+    assert "&lt;b&gt;c.csv" in good
+    rows = [line_of_row(problem())]
+    assert "The first 1 are shown" in page_of(run_of(problems=2), rows, [], texts)
+    assert "The first" not in page_of(run_of(problems=1), rows, [], texts)
+    style = re.search(r"<style>(.*)</style>", good)[1]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in POLICY
+
+
+def documents() -> dict[str, dict]:
+    return {
+        lang: tomllib.loads(files("penstock.fetch.texts").joinpath(f"{lang}.toml").read_text())
+        for lang in languages()
+    }
+
+
+def test_every_language_has_every_sentence_with_the_same_values():
+    found = documents()
+    assert next(iter(found)) == "en"
+    assert len(found) >= 2
+    for lang, document in found.items():
+        assert document["language"]
+        for section, sentences in found["en"].items():
+            if section == "language":
+                continue
+            assert document[section].keys() == sentences.keys(), f"{lang} [{section}]"
+            for code, sentence in sentences.items():
+                ours = placeholders(document[section][code])
+                assert ours == placeholders(sentence), f"{lang} [{section}] {code}"
+                assert not re.search(r"\w_\w", re.sub(r"fetch\.\w+|\{\w+\}", "", sentence)), code
+
+
+def test_every_outcome_and_every_code_of_a_row_has_a_sentence():
+    """Those that the code names; what a host makes up is said by its kind."""
+    texts = documents()["en"]
+    code = "\n".join(path.read_text() for path in SOURCES.rglob("*.py"))
+    named = set(re.findall(r'"((?:refused|failed):[a-z_]+)"', code))
+    named |= {outcome for outcome in OUTCOME_CODES if not outcome.startswith("failed:http_")}
+    assert named - texts["photo"].keys() == set()
+    for lang in languages():
+        for outcome in (*named, *OUTCOME_CODES, "failed:http_418", "refused:made_up", "odd"):
+            words = Texts.load(lang).outcome(outcome)
+            assert words
+            assert "{" not in words
+
+
+def faults_in_code():
+    """(code, names of its values, None where they are no literal) of each fault that the code tells."""
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "Fault":
+                continue
+            code = node.args[1] if len(node.args) > 1 else None
+            if isinstance(code, ast.Constant):
+                given = node.args[2] if len(node.args) > 2 else ast.Dict([], [])
+                literal = isinstance(given, ast.Dict)
+                yield code.value, {key.value for key in given.keys} if literal else None
+
+
+def test_every_fault_of_a_row_has_a_sentence_and_the_values_that_it_shows():
+    sentences = documents()["en"]["row"]
+    found = list(faults_in_code())
+    assert len(found) > 10
+    for code, values in found:
+        assert code in sentences, f"{code}: give it a sentence in each file of fetch/texts"
+        if values is not None:
+            missing = placeholders(sentences[code]) - values - {"field"}
+            assert not missing, f"{code}: its sentence shows {missing}, which no fault gives"
+
+
+def test_a_sentence_shows_its_values_or_falls_back():
+    texts = Texts.load("en")
+    told = texts.of_row(problem(values={"length": 1200, "most": 1000}))
+    assert told == "the field price has 1,200 characters, at most 1,000 are taken"
+    assert texts.of_row(problem(text="as it was kept")) == "as it was kept"
+    assert texts.of_row(problem(code="made_up", text="as it was kept")) == "as it was kept"
+    assert "made_up" in texts.of_row(problem(code="made_up", values={"a": 1}))
+    long = texts.of_row(problem(code="invalid_number", values={"value": "9\x00" * 500}))
+    assert len(long) < 250
+    assert "\x00" not in long
+    link = problem(field="photos[0]", code="scheme", values={"value": "ftp://x"})
+    assert "must start with http://" in texts.of_row(link)
+
+
+def test_why_a_run_is_held_is_said_in_words():
+    reason = hold_reason(rows_valid=3, published=50, is_truncated=None)
+    told = Texts.load("ru").reason(reason)
+    assert (told.count("3"), told.count("50")) == (1, 1)
+    for lang in languages():
+        for reason in (
+            hold_reason(rows_valid=0, published=5, is_truncated=None),
+            hold_reason(rows_valid=1, published=5, is_truncated="line 7"),
+            "would be held, empty: no valid row",
+            "its process ended",
+        ):
+            assert Texts.load(lang).reason(reason) != reason
+        assert Texts.load(lang).reason("something else") == "something else"
+
+
+@pytest.mark.parametrize(
+    ("header", "lang"),
+    [
+        ("", "en"),
+        ("ru", "ru"),
+        ("ru-RU,ru;q=0.9,en;q=0.8", "ru"),
+        ("en;q=0.2, ru;q=0.9", "ru"),
+        ("de, fr;q=0.5", "en"),
+        ("de, *;q=0.5", "en"),
+        ("ru;q=0", "en"),
+        ("ru;q=x,,;;=", "en"),
+        (",".join(["ru"] * 10_000), "ru"),
+    ],
+)
+def test_the_best_language_there_is(header, lang):
+    assert preferred(header) == lang
+
+
+def test_a_language_that_is_not_there():
+    with pytest.raises(LanguageUnknown, match="use one of en, ru"):
+        Texts.load("xx")
+    assert Texts.load("RU").lang == "ru"
+
+
+async def test_a_report_is_whole_however_long(shop):
+    run = await shop.run("id,name,price,photos\na,A,5,\nb,B,five,\n,C,5,\n")
+    await shop.postgres.run(MANY, run_id=run.run, count=2500)
+    parts = [part async for part in shop.fetch.reports.csv(run.run)]
+    rows = list(csv.DictReader(io.StringIO("".join(parts).removeprefix(BOM), newline="")))
+    assert len(rows) == 2502
+    assert [(r["row"], r["item"], r["field"]) for r in rows[:2]] == [
+        ("2", "b", "price"),
+        ("3", "", "id"),
+    ]
+    assert rows[-1]["link"] == "http://h.example/2500"
+    assert rows[-1]["text"] == "there is nothing at this link (404)"
+    russian = [part async for part in shop.fetch.reports.csv(run.run, lang="ru")]
+    assert "ничего нет" in russian[-1]
+    page = await shop.fetch.reports.page(run.run, lang="ru")
+    assert page.count("ничего нет") == 1000
+    with pytest.raises(RunUnknown):
+        await shop.fetch.reports.page(999)
+    with pytest.raises(LanguageUnknown):
+        await shop.fetch.problems(run.run, lang="xx")

@@ -1,0 +1,161 @@
+"""Hits that are written down as they are asked and answered, and what must then be true of every number.
+
+Of each entity: `asked`, how many hits were sent; `acked`, how many were answered. Counted must be between them, and
+exactly `acked` where every answer came. A reader that asked in between must see no less than what was acked before it
+asked, and no more than what was asked when it was answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import suppress
+
+from penstock.engines import Engines
+from penstock.engines.blobs import Blobs
+from penstock.engines.multiplex import Multiplexer
+from penstock.engines.postgres import Postgres, PostgresConfig
+from penstock.engines.sql import compile_query
+from penstock.engines.valkey import Valkey, ValkeyConfig
+from penstock.jobs import Jobs, JobsConfig, Registry
+from penstock.kernel.errors import Unavailable
+from penstock.testing.waiting import wait_true
+from penstock.views import Views, ViewsConfig
+from penstock.views.worker import Flusher
+
+STORED = compile_query(
+    "stored",
+    "-- What is counted.\n"
+    "SELECT id, total, (SELECT sum(views) FROM penstock.views_hour h WHERE h.id = t.id) AS hours"
+    " FROM penstock.views_total t WHERE class = 0",
+)
+
+
+class CountedViews:
+    """Clients, readers and flushers of this process on two engines, and their notes."""
+
+    def __init__(self, postgres_url, valkey_url, folder, *, prefix="penstock", **settings) -> None:
+        self.urls = (postgres_url, valkey_url)
+        config = ValkeyConfig(prefix=prefix)
+        short = PostgresConfig(connect_timeout_s=2.0, statement_timeout_s=5.0)
+        self.engines = Engines(
+            Postgres(postgres_url, short),
+            Valkey(valkey_url, config),
+            Multiplexer(valkey_url, config),
+            Blobs((folder / "blobs").as_uri()),
+        )
+        self.config = ViewsConfig(flush_every_s=0.05, **settings)
+        self.views = self.new_views()
+        self.asked: Counter = Counter()
+        self.acked: Counter = Counter()
+        self.entities = [f"ad:{number}" for number in range(20)]
+        self.wrong_reads: list[str] = []
+        self.stop = asyncio.Event()
+        self._tasks: list[asyncio.Task] = []
+        self._random = random.Random(7)
+
+    def new_views(self) -> Views:
+        """Another instance of the service."""
+        jobs = Jobs(self.engines.postgres, JobsConfig(), Registry())
+        return Views(self.engines, jobs, self.config)
+
+    async def hit(self) -> bool:
+        """One call of some hits, noted before and after; whether it was answered."""
+        ids = self._random.choices(self.entities, k=self._random.randint(1, 6))
+        self.asked.update(ids)
+        try:
+            await self.views.hits(ids)
+        except Unavailable:
+            return False
+        self.acked.update(ids)
+        return True
+
+    async def read(self) -> None:
+        """One read, judged by what was noted before and after it."""
+        before = {entity: self.acked[entity] for entity in self.entities}
+        try:
+            found = await self.views.totals(self.entities)
+        except Unavailable:
+            return
+        for total in found:
+            if total.total is None or total.stale:
+                continue
+            if not before[total.id] <= total.total <= self.asked[total.id]:
+                self.wrong_reads.append(
+                    f"{total.id}: {before[total.id]} <= {total.total} <= {self.asked[total.id]}"
+                )
+
+    def start(self, *, hitters=4, readers=1, flushers=0) -> None:
+        """Let them run until `finish`."""
+        for _ in range(hitters):
+            self._tasks.append(asyncio.create_task(self._repeat(self.hit)))
+        for _ in range(readers):
+            self._tasks.append(asyncio.create_task(self._repeat(self.read)))
+        for number in range(flushers):
+            flusher = Flusher(self.engines, self.config, name=f"f{number}")
+            self._tasks.append(asyncio.create_task(flusher.run(self.stop)))
+
+    async def pass_more(self, hits=50) -> None:
+        """Wait until so many more hits were answered."""
+        wanted = self.acked.total() + hits
+        await wait_true(lambda: self.acked.total() >= wanted, what="more hits", deadline_s=60)
+
+    async def finish(self) -> None:
+        """End all of them."""
+        self.stop.set()
+        await asyncio.gather(*self._tasks)
+        self._tasks.clear()
+        self.stop = asyncio.Event()
+
+    async def settle(self) -> dict[str, int]:
+        """Flush all there is; what is then counted, with totals and hours compared."""
+        flusher = Flusher(self.engines, self.config, name="last")
+        ended = asyncio.Event()
+        running = asyncio.create_task(flusher.run(ended))
+        await wait_true(self._is_flushed, what="all flushed", deadline_s=60)
+        ended.set()
+        await running
+        verified = await self.views.verify()
+        assert verified.differences == []
+        rows = await self.engines.postgres.all(STORED)
+        assert all(row["total"] == row["hours"] for row in rows)
+        return {row["id"]: row["total"] for row in rows}
+
+    async def require_exact(self) -> None:
+        """Nothing lost, nothing doubled, every read between its bounds, every cached total that of PostgreSQL."""
+        counted = await self.settle()
+        assert self.wrong_reads == []
+        off = {
+            entity: (self.acked[entity], counted.get(entity, 0), self.asked[entity])
+            for entity in self.entities
+            if not self.acked[entity] <= counted.get(entity, 0) <= self.asked[entity]
+        }
+        assert off == {}, "acked, counted, asked"
+        await self.require_cached(counted)
+
+    async def require_cached(self, counted) -> None:
+        """Every instance tells what PostgreSQL has counted."""
+        for views in (self.views, self.new_views()):
+            told = {total.id: total.total for total in await views.totals(self.entities)}
+            assert told == {entity: counted.get(entity, 0) for entity in self.entities}
+
+    async def close(self) -> None:
+        """End what runs, close what is open."""
+        self.stop.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.engines.close()
+
+    async def _is_flushed(self) -> bool:
+        with suppress(Unavailable):
+            lags = await self.views.lag()
+            return all(lag.pending == 0 and lag.flusher is not None for lag in lags)
+        return False
+
+    async def _repeat(self, step) -> None:
+        while not self.stop.is_set():
+            await step()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stop.wait(), 0.002)

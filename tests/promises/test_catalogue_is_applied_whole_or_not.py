@@ -1,0 +1,110 @@
+"""A process that dies while it stages, compares or applies leaves everything as it was, or all of the run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.engines.sql import compile_query
+from penstock.fetch.store.sql import SQL
+
+PROGRAM = Path(__file__).with_name("catalogue_process.py")
+ROWS = 9000
+HEAD = "id,name,price,photos\n"
+OLD = HEAD + "".join(f"i{n},Old,5,https://x.example/{n}.jpg\n" for n in range(300))
+NEW = HEAD + "".join(f"i{n},New,5,https://x.example/{n}.jpg\n" for n in range(150, 150 + ROWS))
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def run(database_url, tmp_path):
+    """Run a program to its end, dying at a named point; (exit code, what it printed)."""
+
+    async def start(what: str, *, crash_at: str = "") -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(PROGRAM), database_url, str(tmp_path), what),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PENSTOCK_CRASH_AT": crash_at},
+        )
+        printed, _ = await asyncio.wait_for(process.communicate(), 120)
+        return process.returncode, printed.decode().strip()
+
+    return start
+
+
+@pytest.fixture
+async def files(postgres, tmp_path, run):
+    """The old catalogue, run, and the new one."""
+    await postgres.run(SQL.set_customer, customer="shop", starts_max=1, window_s=1, connections=1)
+    for name, text in (("old.csv", OLD), ("new.csv", NEW)):
+        (tmp_path / name).write_text(text)
+    code, _ = await run(str(tmp_path / "old.csv"))
+    assert code == 0
+    return tmp_path
+
+
+async def facts(postgres) -> dict[str, int]:
+    """Everything that a run leaves behind, but its own row."""
+    text = """-- What there is.
+    SELECT
+    (SELECT count(*) FROM penstock.fetch_item WHERE NOT is_gone) AS items,
+    (SELECT count(*) FROM penstock.fetch_item WHERE is_gone) AS gone,
+    (SELECT count(*) FROM penstock.fetch_item WHERE fields LIKE '%Old%') AS old,
+    (SELECT count(*) FROM penstock.fetch_change) AS changes,
+    (SELECT count(*) FROM penstock.fetch_need) AS needs,
+    (SELECT count(*) FROM penstock.lane_job) + (SELECT count(*) FROM penstock.job_ready) AS jobs,
+    (SELECT count(*) FROM penstock.job_group) AS groups,
+    (SELECT count(*) FROM penstock.fetch_run WHERE state IN ('applied', 'done')) AS runs"""
+    return dict(await postgres.one(compile_query("facts", text)))
+
+
+POINTS = ("rows_staged:2", "compared", "items_stored", "jobs_enqueued")
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_catalogue_that_died_changed_nothing_and_the_next_one_works(
+    postgres, run, files, point
+):
+    before = await facts(postgres)
+    code, _ = await run(str(files / "new.csv"), crash_at=f"fetch.{point}")
+    assert code == -signal.SIGKILL
+    assert await facts(postgres) == before
+    code, run_id = await run(str(files / "new.csv"))
+    assert code == 0
+    after = await facts(postgres)
+    assert (after["items"], after["gone"], after["runs"]) == (ROWS, 150, 2)
+    rows = await postgres.all(SQL.runs, run_id=None, customer="shop", rows_max=10)
+    assert [row["state"] for row in rows] == ["applied", "abandoned", "applied"]
+    assert rows[0]["id"] == int(run_id)
+    left = compile_query("left", "-- Staged rows.\nSELECT count(*) FROM penstock.fetch_staged")
+    assert await postgres.value(left) == 0
+
+
+async def test_a_catalogue_that_was_applied_stays_so(postgres, run, files):
+    code, _ = await run(str(files / "new.csv"), crash_at="fetch.run_applied")
+    assert code == -signal.SIGKILL
+    after = await facts(postgres)
+    assert (after["items"], after["gone"], after["runs"]) == (ROWS, 150, 2)
+    assert after["changes"] == 300 + ROWS + 150
+    # A changed name alone asks photos again only where no outcome is known yet.
+    assert after["jobs"] == after["needs"] + 150
+    code, _ = await run(str(files / "new.csv"))
+    assert code == 0
+    assert (await facts(postgres))["changes"] == after["changes"]
+
+
+@pytest.mark.parametrize("point", ["items_stored", "jobs_enqueued", "items_sent"])
+async def test_items_sent_are_taken_all_or_none(postgres, run, files, point):
+    before = await facts(postgres)
+    code, _ = await run("send", crash_at=f"fetch.{point}")
+    assert code == -signal.SIGKILL
+    assert await facts(postgres) == before
+    code, _ = await run("send")
+    assert code == 0
+    after = await facts(postgres)
+    assert (after["items"], after["changes"]) == (300, before["changes"] + 50)

@@ -1,0 +1,191 @@
+"""A hit and its total: exact at once, whatever is pending, cached or not, however it is marked."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from penstock.views import Hit, Total, Traffic
+from penstock.views.errors import FieldUnknown, ShardsFixed
+
+
+async def total_of(views, entity):
+    [total] = await views.totals([entity])
+    return total.total
+
+
+async def test_a_hit_is_answered_with_the_total_after_it(views):
+    assert await views.hit("ad:1") == Total(id="ad:1", total=1)
+    assert (await views.hit("ad:1", n=5)).total == 6
+    assert await total_of(views, "ad:1") == 6
+    assert await total_of(views, "ad:2") == 0
+
+
+async def test_a_call_of_hits_counts_each_and_answers_in_order(views):
+    ids = [f"ad:{number % 7}" for number in range(50)]
+    totals = await views.hits(ids)
+    assert [total.id for total in totals] == ids
+    found = {total.id: total.total for total in await views.totals(sorted(set(ids)))}
+    assert found == {f"ad:{number}": 8 if number == 0 else 7 for number in range(7)}
+
+
+async def test_many_callers_at_once_get_totals_that_each_of_them_raised(views):
+    totals = await asyncio.gather(*[views.hit("ad:1") for _ in range(200)])
+    # Those of the first call were filled together: they are told the total after all of it.
+    assert max(total.total for total in totals) == 200
+    again = await asyncio.gather(*[views.hit("ad:1") for _ in range(200)])
+    assert sorted(total.total for total in again) == list(range(201, 401))
+
+
+async def test_several_instances_see_the_same_numbers(make_views):
+    instances = [make_views() for _ in range(4)]
+    for _ in range(5):
+        await asyncio.gather(*[each.hits(["a", "b", "b"]) for each in instances])
+    for each in instances:
+        assert [t.total for t in await each.totals(["a", "b"])] == [20, 40]
+
+
+async def test_a_total_that_was_dropped_comes_back_with_what_is_pending(views, hot, flusher):
+    await views.hits(["ad:1"] * 10)
+    await flusher.run_once()
+    await views.hits(["ad:1"] * 3 + [Hit(id="ad:1", n=4), Hit(id="ad:1", traffic=Traffic.BOT)])
+    assert await hot.drop_totals([0, 1, 2, 3]) == 1
+    assert (await views.hit("ad:1")).total == 18
+    assert await total_of(views, "ad:1") == 18
+
+
+async def test_fills_that_race_hits_are_exact(make_views, hot, flusher):
+    """Totals are dropped all the time, while four instances count and a flusher flushes."""
+    instances = [make_views() for _ in range(4)]
+    seen: list[int] = []
+    for step in range(30):
+        calls = [each.hit("ad:1") for each in instances for _ in range(3)]
+        seen += [
+            total.total
+            for total in await asyncio.gather(*calls, hot.drop_totals([1]))
+            if type(total) is Total
+        ]
+        if step % 7 == 0:
+            await flusher.run_once()
+    assert max(seen) == 360
+    assert (await instances[0].hit("ad:1", traffic="bot")).total == 360
+    await flusher.run_once()
+    await hot.drop_totals([0, 1, 2, 3])
+    assert await total_of(instances[0], "ad:1") == 360
+
+
+async def test_classes_are_counted_apart_and_people_are_the_total(views, flusher):
+    await views.hit("ad:1")
+    for traffic, times in ((Traffic.BOT, 3), (Traffic.OWNER, 2), (Traffic.STAFF, 1)):
+        total = await views.hit("ad:1", n=times, traffic=traffic)
+        assert total.total == 1
+    assert (await views.hit("only-bots", traffic="bot")).total == 0
+    assert (await views.hit("only-bots")).total == 1
+    await flusher.run_once()
+    [ad, bots] = await views.totals(["ad:1", "only-bots"], fields=("total", "classes"))
+    assert ad.classes == {"human": 1, "bot": 3, "owner": 2, "staff": 1}
+    assert bots.classes == {"human": 1, "bot": 1}
+
+
+async def test_an_event_counts_once(views, flusher):
+    first = await views.hit("ad:1", event="e1")
+    again = await views.hit("ad:1", event="e1")
+    assert (first.total, again.total) == (1, 1)
+    totals = await views.hits([Hit(id="ad:1", event="e2"), Hit(id="ad:1", event="e2"), "ad:1"])
+    assert [total.total for total in totals][-1] == 3
+    assert (await views.hit("ad:2", event="e1")).total == 1, "an event is of its entity"
+    assert (await views.hit("ad:1", event="e1", traffic="bot")).total == 3
+    await flusher.run_once()
+    assert [t.classes for t in await views.totals(["ad:1"], fields=("classes",))] == [{"human": 3}]
+
+
+async def test_viewers_of_a_day_are_estimated(views, flusher, hot):
+    for number in range(100):
+        await views.hits([Hit(id="ad:1", viewer=f"u{n}") for n in range(number, number + 10)])
+    [ad, none] = await views.totals(["ad:1", "ad:2"], fields=("unique",))
+    assert 105 <= ad.unique <= 113
+    assert none.unique == 0
+    await flusher.run_once()
+    assert await flusher.write_uniques() == 1
+    assert await flusher.write_uniques() == 0
+
+
+async def test_viewers_written_down_outlive_valkey(views, flusher, engines):
+    await views.hits([Hit(id="ad:1", viewer=f"u{n}") for n in range(20)])
+    await flusher.run_once()
+    await flusher.write_uniques()
+    await drop_all(engines)
+    [ad] = await views.totals(["ad:1"], fields=("unique",))
+    assert 19 <= ad.unique <= 21
+
+
+async def test_today_begins_at_midnight_of_the_deployment(make_views, flusher, sql):
+    await make_views().hit("ad:1")
+    await flusher.run_once()
+    [ad] = await make_views(time_zone="Asia/Tokyo").totals(["ad:1"], fields=("today",))
+    assert ad.today == 1
+    await sql("UPDATE penstock.views_hour SET hour = hour - interval '24 hours'")
+    [ad] = await make_views(time_zone="Asia/Tokyo").totals(["ad:1"], fields=("today",))
+    assert ad.today == 0
+
+
+async def test_a_field_that_does_not_exist_is_named(views):
+    with pytest.raises(FieldUnknown, match="yesterday"):
+        await views.totals(["a"], fields=("yesterday",))
+
+
+async def test_the_number_of_shards_stays(make_views):
+    await make_views(shards=4).hit("a")
+    with pytest.raises(ShardsFixed, match="begun with 4"):
+        await make_views(shards=8).hit("a")
+
+
+@pytest.mark.parametrize("hits", [[], None])
+async def test_nothing_is_counted_for_nothing(views, hits):
+    assert await views.hits(hits or []) == []
+    assert await views.totals([]) == []
+
+
+async def test_totals_nobody_asks_for_are_forgotten_once_flushed(views, flusher, hot, make_flusher):
+    await views.hits(["ad:1", "ad:2"])
+    await views.delete("ad:3")
+    await flusher.run_once()
+    shards = [0, 1, 2, 3]
+    await hot.sweep(b"0", shards, idle_s=3_600)
+    assert await hot.totals(hot.total_keys(["ad:1", "ad:2"], [1, 3])) == [1, 1]
+    while await hot.sweep(b"0", shards, idle_s=0) != b"0":
+        continue
+    assert await hot.totals(hot.total_keys(["ad:1", "ad:2", "ad:3"], [1, 3, 1])) == [None, None, 0]
+    assert (await views.hit("ad:1")).total == 2
+
+
+async def test_hits_of_one_tick_are_one_entry_a_shard(views, engines):
+    await views.hit("ad:1")
+    before = await length(engines, 1)
+    await asyncio.gather(*[views.hit("ad:1") for _ in range(50)])
+    assert await length(engines, 1) == before + 1
+
+
+async def test_a_hit_comes_after_the_latest_moment_that_is_known(views, engines, flusher, sql):
+    """As where a server lost its tail and its clock is behind: PostgreSQL's offset is ahead of the clock."""
+    await views.hit("ad:1")
+    await flusher.run_once()
+    ahead_ms = int(datetime.now(UTC).timestamp() * 1000) + 3_600_000
+    await sql(f"UPDATE penstock.views_shard SET through = '{ahead_ms}-7'")
+    for each in (views,):
+        each._shards.floors_ms[1] = str(ahead_ms)
+        await each.hit("ad:1")
+    rows = await engines.valkey.command("XRANGE", f"{engines.valkey.prefix}:{{v:1}}:q", "-", "+")
+    last = rows[-1][0].decode()
+    assert int(last.split("-")[0]) == ahead_ms + 1
+
+
+async def length(engines, shard):
+    return await engines.valkey.command("XLEN", f"{engines.valkey.prefix}:{{v:{shard}}}:q")
+
+
+async def drop_all(engines):
+    keys = await engines.valkey.command("KEYS", f"{engines.valkey.prefix}:*")
+    await engines.valkey.command("DEL", *keys)

@@ -1,0 +1,105 @@
+"""Hits as lines, shards, classes of user agents, and adding up: no engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.views import Hit, Traffic, traffic_of_user_agent
+from penstock.views.errors import InvalidHit, TooManyHits, TooManyIds
+from penstock.views.flush import Tally
+from penstock.views.model import (
+    NUMBER,
+    id_key,
+    line_of,
+    parse_line,
+    require_hits,
+    require_ids,
+    shard_of,
+)
+
+IDS = st.text(alphabet="aB9._:@~-", min_size=1, max_size=6)
+HITS = st.builds(Hit, id=IDS, n=st.integers(1, 1_000_000), traffic=st.sampled_from(list(Traffic)))
+
+
+@given(HITS)
+def test_a_line_says_what_the_hit_said(hit):
+    assert parse_line(line_of(hit)) == (hit.id, NUMBER[hit.traffic], hit.n)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.lists(HITS, min_size=1, max_size=5)), max_size=8))
+def test_adding_up_loses_nothing_and_names_each_row_once(entries):
+    tally = Tally("0-1")
+    wanted: Counter = Counter()
+    for number, (hour, hits) in enumerate(entries):
+        ms = hour * 3_600_000 + 5
+        tally.add([(f"{ms}-{number}", ",".join(map(line_of, hits)))])
+        for hit in hits:
+            wanted[hit.id, NUMBER[hit.traffic], hour] += hit.n
+    counts = tally.counts()
+    assert {count[:3]: count.views for count in counts} == wanted
+    assert len({count[:3] for count in counts}) == len(counts)
+
+
+def test_the_shard_of_an_id_is_its_crc_32():
+    assert [shard_of("ad:1", 4), shard_of("ad:2", 4), shard_of("ad:3", 4)] == [1, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("hit", "named"),
+    [
+        ("", "id ''"),
+        ("a,b", "id 'a,b'"),
+        ("a*5", "id 'a\\*5'"),
+        ("x" * 129, "id"),
+        (Hit(id="a", n=0), "n '0'"),
+        (Hit(id="a", n=1_000_001), "n '1000001'"),
+        (Hit(id="a", n=True), "n 'True'"),
+        (Hit(id="a", viewer="a b"), "viewer 'a b'"),
+        (Hit(id="a", event="é"), "event 'é'"),
+        (Hit(id="a", event=""), "event ''"),
+        (Hit(id="a", traffic="robot"), "class 'robot'"),
+    ],
+)
+def test_a_hit_that_means_nothing_is_refused_by_name(hit, named):
+    with pytest.raises(InvalidHit, match=named):
+        require_hits(["good", hit])
+
+
+def test_calls_are_bounded():
+    assert len(require_hits(["a"] * 1_000)) == 1_000
+    with pytest.raises(TooManyHits):
+        require_hits(["a"] * 1_001)
+    with pytest.raises(TooManyIds):
+        require_ids(["a"] * 1_001)
+
+
+@pytest.mark.parametrize(
+    ("user_agent", "traffic"),
+    [
+        (
+            "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 Chrome/126.0 Safari/537.36",
+            "human",
+        ),
+        (
+            "Mozilla/5.0 (iPhone; CPU iPhone OS 17_5 like Mac OS X) Version/17.5 Mobile Safari",
+            "human",
+        ),
+        ("Mozilla/5.0 (X11; CrOS x86_64) Cubot/1.0 Firefox/127.0", "bot"),
+        ("Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)", "bot"),
+        ("facebookexternalhit/1.1", "bot"),
+        ("curl/8.5.0", "bot"),
+        ("python-requests/2.32", "bot"),
+        ("", "bot"),
+        (None, "bot"),
+    ],
+)
+def test_user_agents_that_name_themselves_are_bots(user_agent, traffic):
+    assert traffic_of_user_agent(user_agent) == traffic
+
+
+def test_ids_of_entries_are_in_order_as_numbers():
+    assert id_key("9-1") < id_key("10-0") < id_key("10-9") < id_key("10-10")

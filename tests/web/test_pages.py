@@ -1,0 +1,128 @@
+"""Publishable keys: what web pages of anybody may do, and nothing more."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+from litestar import get, post
+from litestar.params import JSONBody
+
+from penstock.web import cli
+from penstock.web.model import PUBLISHABLE_SCOPES, ScopeNotPublishable
+from penstock.web.server import describe_api
+from penstock.web.tokens import KEY_PREFIX, PREFIX, Tokens, is_token, make_token
+
+ELSEWHERE = {"origin": "https://shop.example"}
+
+
+@post(
+    "/v1/seen", operation_id="seen", status_code=200, opt={"scope": "views:hit", "for_pages": True}
+)
+async def see(data: JSONBody[list[str]]) -> dict[str, int]:
+    """Count what was seen."""
+    return {"seen": len(data)}
+
+
+@get("/v1/seen", operation_id="getSeen", opt={"scope": "views:read"})
+async def get_seen() -> dict[str, int]:
+    """What was seen."""
+    return {"seen": 1}
+
+
+@post("/v1/hidden", operation_id="hide", status_code=200, opt={"scope": "views:hit"})
+async def hide() -> dict[str, int]:
+    """Not for pages."""
+    return {"hidden": 1}
+
+
+@pytest.fixture
+def house(make_house):
+    """A house with a route for pages."""
+    return make_house(routes=[see, get_seen, hide])
+
+
+@pytest.fixture
+async def key(postgres):
+    """A publishable key."""
+    made = await Tokens(postgres).create("site", ("views:hit",), publishable=True)
+    return made.text
+
+
+def test_keys_and_tokens_are_told_apart():
+    key = make_token(KEY_PREFIX)
+    assert key.startswith("psk_")
+    assert is_token(key)
+    assert not is_token(key.replace(KEY_PREFIX, PREFIX)[:-1])
+    assert {"views:hit"} == PUBLISHABLE_SCOPES
+
+
+async def test_a_key_carries_no_other_scope(postgres):
+    for scopes in (("views:read",), ("views:hit", "jobs:write"), ("*",)):
+        with pytest.raises(ScopeNotPublishable, match="views:hit"):
+            await Tokens(postgres).create("site", scopes, publishable=True)
+
+
+async def test_a_page_of_another_origin_may_count(api, key):
+    answer = await api.post(f"/v1/seen?k={key}", headers=ELSEWHERE, json=["a", "b"])
+    assert (answer.status_code, answer.json()) == (200, {"seen": 2})
+    assert answer.headers["access-control-allow-origin"] == "*"
+    beacon = {**ELSEWHERE, "content-type": "text/plain;charset=UTF-8"}
+    answer = await api.post(f"/v1/seen?k={key}", headers=beacon, content=b'["a"]')
+    assert (answer.status_code, answer.json()) == (200, {"seen": 1})
+
+
+async def test_the_question_beforehand_is_answered(api, key):
+    asked = {**ELSEWHERE, "access-control-request-method": "POST"}
+    answer = await api.options(f"/v1/seen?k={key}", headers=asked)
+    assert answer.status_code == 204
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert answer.headers["access-control-allow-headers"] == "content-type"
+    answer = await api.options("/v1/seen", headers=asked)
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET /v1/seen?k={key}", 401),
+        ("POST /v1/hidden?k={key}", 401),
+        ("POST /v1/seen", 403),
+        ("POST /v1/seen?k={token}", 403),
+        ("POST /v1/seen?k=psk_short", 401),
+        ("POST /v1/seen?xk={key}", 401),
+    ],
+)
+async def test_a_key_opens_nothing_else(api, key, postgres, request_line, status):
+    token = (await Tokens(postgres).create("secret", ("views:hit",))).text
+    method, place = request_line.format(key=key, token=token).split()
+    body = {"json": ["a"]} if method == "POST" else {}
+    answer = await api.request(method, place, headers=ELSEWHERE, **body)
+    assert answer.status_code == status
+
+
+async def test_a_secret_token_is_never_taken_out_of_an_address(api, postgres):
+    token = (await Tokens(postgres).create("secret", ("views:hit",))).text
+    answer = await api.post(f"/v1/seen?k={token}", json=["a"])
+    assert answer.status_code == 401
+
+
+async def test_text_is_read_as_json_on_routes_for_pages_alone(api, key):
+    headers = {"content-type": "text/plain"}
+    answer = await api.post(f"/v1/seen?k={key}", headers=headers, content=b"no json")
+    assert (answer.status_code, answer.json()["code"]) == (400, "web.malformed_json")
+    answer = await api.post(f"/v1/seen?k={key}", headers={"content-type": "a/b"}, content=b"[]")
+    assert answer.status_code == 415
+
+
+async def test_the_description_says_which_routes_take_a_key(house):
+    document = describe_api(house)
+    operation = document["paths"]["/v1/seen"]["post"]
+    assert operation["security"] == [{"bearer": ["views:hit"]}, {"publishable": ["views:hit"]}]
+    assert document["components"]["securitySchemes"]["publishable"]["name"] == "k"
+
+
+def test_the_command_wants_a_scope_or_the_flag():
+    tokens = next(command for command in cli.COMMANDS if command.name == "tokens")
+    ran = CliRunner().invoke(tokens, ["create", "x"])
+    assert ran.exit_code == 2
+    assert "--scope" in ran.output
