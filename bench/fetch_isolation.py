@@ -43,7 +43,7 @@ class Shape:
 
 async def measure(run: Run) -> list[Figure]:
     """Pairs of both, and their ratio."""
-    quick = Shape(6, 2.0, "500ms, 2s, 6s")
+    quick = Shape(4, 1.5, "500ms, 2s, 6s")
     shape = quick if run.quick else Shape(20, 4.0, "1s, 5s, 30s")
     size = f"{FAST} fast customers, {SLOW} whose hosts hang, classes {shape.classes}"
     series: dict[str, list[tuple[float, float]]] = {}

@@ -31,7 +31,7 @@ from penstock.testing.processes import descendants
 
 STARTS_MAX = 20
 CUSTOMERS = 100
-CONNECTIONS = 16
+CONNECTIONS = 8
 WORKERS = SLOTS = 2
 PHOTOS_OF_ITEM = 5
 PAUSE_S = (2.0, 5.0)
@@ -54,27 +54,30 @@ class Shape:
 
 
 async def measure(run: Run) -> list[Figure]:
-    """Undisturbed, disturbed, and the jam."""
-    shape = Shape(10.0, 2) if run.quick else Shape(20.0, 4)
+    """Undisturbed, disturbed (not in a quick run), and the jam."""
+    shape = Shape(10.0, 1) if run.quick else Shape(20.0, 4)
     size = f"{CUSTOMERS} customers x {STARTS_MAX} in {shape.window_s:.0f} s"
     figures: list[Figure] = []
     for name, is_disturbed in (("", False), (", slots, agents and schedulers killed", True)):
-        cell = partial(_requests, run, shape, is_disturbed=is_disturbed)
-        found = await run.alternate({OURS.name: cell}, pairs=1)
+        missing = ["left out of a quick run"] if run.quick and is_disturbed else []
+        cells = {OURS.name: partial(_requests, run, shape, is_disturbed=is_disturbed)}
+        found = await run.alternate({} if missing else cells, pairs=1)
         figures += [
             figure(
                 f"share of the allowed rate used, by the sellers' logs{name}",
                 "%",
                 size,
                 ours=found.get("share", {}).get(OURS.name),
-                goal=SHARE_GOAL,
+                goal=None if missing else SHARE_GOAL,
+                not_measured=missing,
             ),
             figure(
                 f"windows over the limit in the sellers' logs{name}",
                 "windows",
                 size,
                 ours=found.get("over", {}).get(OURS.name),
-                goal=OVER_GOAL,
+                goal=None if missing else OVER_GOAL,
+                not_measured=missing,
             ),
         ]
     return [*figures, *await _jam_figures(run)]
@@ -196,7 +199,7 @@ class Jam:
 
 
 async def _jam_figures(run: Run) -> list[Figure]:
-    jam = Jam(50, 5.0, 5.0, 13.0, 25.0) if run.quick else Jam(100, 10.0, 15.0, 40.0, 80.0)
+    jam = Jam(50, 5.0, 4.0, 9.0, 20.0) if run.quick else Jam(100, 10.0, 15.0, 40.0, 80.0)
     size = f"{jam.starts_max} in {jam.window_s:g} s, jammed for {jam.to_s - jam.from_s:g} s"
     found = await run.alternate({OURS.name: partial(_jammed, run, jam)}, pairs=1)
     return [

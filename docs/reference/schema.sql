@@ -374,6 +374,22 @@ BEGIN
     RETURN v_ids;
 END $$;
 
+CREATE FUNCTION penstock.delete_views_v1(p_id text, p_shard integer, p_kept_s double precision, OUT total bigint, OUT until_at timestamp with time zone) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM FROM penstock.views_shard s WHERE s.shard = p_shard FOR UPDATE;
+    INSERT INTO penstock.views_tombstone AS t (id, until_at)
+    VALUES (p_id, now() + p_kept_s * interval '1 second')
+    ON CONFLICT (id) DO UPDATE SET until_at = excluded.until_at
+    RETURNING t.until_at INTO until_at;
+    WITH gone AS (DELETE FROM penstock.views_total t WHERE t.id = p_id RETURNING t.class, t.total)
+    SELECT coalesce(sum(g.total) FILTER (WHERE g.class = 0), 0) INTO total FROM gone g;
+    DELETE FROM penstock.views_hour h WHERE h.id = p_id;
+    DELETE FROM penstock.views_unique u WHERE u.id = p_id;
+END $$;
+
 CREATE FUNCTION penstock.end_waiting_v1(p_ids bigint[], p_is_kept boolean) RETURNS bigint[]
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -484,6 +500,76 @@ BEGIN
     RETURN v_ids;
 END $$;
 
+CREATE FUNCTION penstock.ensure_view_shards_v1(p_shards integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    v_shards integer;
+BEGIN
+    SELECT count(*) INTO v_shards FROM penstock.views_shard;
+    IF v_shards = 0 THEN
+        LOCK TABLE penstock.views_shard IN SHARE ROW EXCLUSIVE MODE;
+        IF NOT EXISTS (SELECT FROM penstock.views_shard) THEN
+            INSERT INTO penstock.views_shard (shard) SELECT generate_series(0, p_shards - 1);
+            INSERT INTO penstock.views_lease (shard) SELECT generate_series(0, p_shards - 1);
+        END IF;
+        SELECT count(*) INTO v_shards FROM penstock.views_shard;
+    END IF;
+    RETURN v_shards;
+END $$;
+
+CREATE FUNCTION penstock.fetch_decide_v1(p_runs bigint[], p_customers text[], p_items text[], p_urls text[], p_outcomes text[], p_etags text[], p_last_modifieds text[], p_touch_links boolean[], p_hashes text[], p_keys text[], p_formats text[], p_sizes_bytes bigint[], p_widths integer[], p_heights integer[]) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+BEGIN
+    INSERT INTO penstock.fetch_photo (sha256, key, format, size_bytes, width, height)
+    SELECT DISTINCT ON (sha256) * FROM unnest(p_hashes, p_keys, p_formats, p_sizes_bytes, p_widths, p_heights)
+        AS g (sha256, key, format, size_bytes, width, height)
+    WHERE sha256 IS NOT NULL ORDER BY sha256
+    ON CONFLICT (sha256) DO NOTHING;
+
+    INSERT INTO penstock.fetch_link AS l
+        (customer, url, outcome, sha256, etag, last_modified, failures, run_id, due_round)
+    SELECT DISTINCT ON (customer, url) customer, url, outcome, sha256, etag, last_modified,
+        CASE WHEN outcome IN ('stored', 'unchanged', 'failed:lost') THEN 0 ELSE 1 END, run_id,
+        CASE WHEN outcome IN ('stored', 'unchanged', 'failed:lost') THEN 0 ELSE coalesce(
+            (SELECT r.round FROM penstock.fetch_run r WHERE r.id = g.run_id), 0) + 2 END
+    FROM unnest(p_customers, p_urls, p_outcomes, p_hashes, p_etags, p_last_modifieds, p_runs, p_touch_links)
+        AS g (customer, url, outcome, sha256, etag, last_modified, run_id, touches_link)
+    WHERE touches_link ORDER BY customer, url
+    ON CONFLICT (customer, url) DO UPDATE SET
+        outcome = excluded.outcome,
+        sha256 = coalesce(excluded.sha256, l.sha256),
+        etag = CASE excluded.outcome WHEN 'stored' THEN excluded.etag
+            WHEN 'unchanged' THEN coalesce(excluded.etag, l.etag) ELSE l.etag END,
+        last_modified = CASE excluded.outcome WHEN 'stored' THEN excluded.last_modified
+            WHEN 'unchanged' THEN coalesce(excluded.last_modified, l.last_modified) ELSE l.last_modified END,
+        failures = CASE WHEN excluded.outcome = 'failed:lost' THEN l.failures
+            WHEN excluded.failures = 0 THEN 0 ELSE l.failures + 1 END,
+        due_round = CASE WHEN excluded.failures = 0 THEN 0 ELSE excluded.due_round + l.failures END,
+        copied_at = CASE WHEN excluded.sha256 <> coalesce(l.sha256, '') THEN now() ELSE l.copied_at END,
+        checked_at = now(),
+        run_id = excluded.run_id;
+
+    -- How fast the run gets on is told from the photos of its last minutes.
+    WITH decided AS (
+        UPDATE penstock.fetch_need n SET outcome = g.outcome
+        FROM unnest(p_runs, p_items, p_urls, p_outcomes) AS g (run_id, item, url, outcome)
+        WHERE n.run_id = g.run_id AND n.item = g.item AND n.url = g.url AND n.outcome IS NULL
+        RETURNING n.run_id, n.outcome
+    ), paced AS (
+        INSERT INTO penstock.fetch_pace AS p (run_id, minute, photos)
+        SELECT run_id, date_trunc('minute', now()), count(*) FROM decided GROUP BY run_id ORDER BY run_id
+        ON CONFLICT (run_id, minute) DO UPDATE SET photos = p.photos + excluded.photos
+    )
+    INSERT INTO penstock.fetch_count AS c (run_id, outcome, photos)
+    SELECT run_id, outcome, count(*) FROM decided GROUP BY run_id, outcome ORDER BY run_id, outcome
+    ON CONFLICT (run_id, outcome) DO UPDATE SET photos = c.photos + excluded.photos;
+END $$;
+
 CREATE FUNCTION penstock.finish_members_v2(p_groups bigint[], p_states text[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -521,6 +607,39 @@ BEGIN
             ), 'UTF8') || substring(v.payload FROM 2)],
             ARRAY[v.version], v.traceparent, true);
     END LOOP;
+END $$;
+
+CREATE FUNCTION penstock.flush_views_v1(p_shard integer, p_from text, p_to text, p_ids text[], p_classes smallint[], p_hours timestamp with time zone[], p_views bigint[]) RETURNS text[]
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    v_dead text[] := '{}';
+BEGIN
+    UPDATE penstock.views_shard s SET through = p_to WHERE s.shard = p_shard AND s.through = p_from;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF EXISTS (SELECT FROM penstock.views_tombstone) THEN
+        WITH dead AS (
+            UPDATE penstock.views_tombstone t SET dropped = t.dropped + g.views
+            FROM (SELECT u.id, sum(u.views) AS views FROM unnest(p_ids, p_views) u (id, views) GROUP BY 1) g
+            WHERE t.id = g.id AND t.until_at > now()
+            RETURNING t.id
+        ) SELECT coalesce(array_agg(d.id), '{}') INTO v_dead FROM dead d;
+    END IF;
+    INSERT INTO penstock.views_total AS t (id, class, total)
+    SELECT u.id, u.class, sum(u.views)
+    FROM unnest(p_ids, p_classes, p_views) u (id, class, views)
+    WHERE v_dead = '{}' OR u.id <> ALL (v_dead)
+    GROUP BY 1, 2 ORDER BY 1, 2
+    ON CONFLICT (id, class) DO UPDATE SET total = t.total + excluded.total;
+    INSERT INTO penstock.views_hour AS h (id, hour, class, views)
+    SELECT u.id, u.hour, u.class, u.views
+    FROM unnest(p_ids, p_classes, p_hours, p_views) u (id, class, hour, views)
+    WHERE v_dead = '{}' OR u.id <> ALL (v_dead)
+    ORDER BY 1, 2, 3
+    ON CONFLICT (id, hour, class) DO UPDATE SET views = h.views + excluded.views;
+    RETURN v_dead;
 END $$;
 
 CREATE FUNCTION penstock.fold_lanes_v2(p_queue integer, p_max integer) RETURNS void
@@ -668,6 +787,37 @@ BEGIN
            e.payload, coalesce(e.version, 1)
     FROM ended e WHERE e.word <> 'done';
 END $$;
+
+CREATE FUNCTION penstock.lease_view_shards_v1(p_name text, p_lease_s double precision) RETURNS TABLE(shard integer, through text, corrections bigint)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    v_share integer;
+BEGIN
+    LOCK TABLE penstock.views_flusher IN SHARE ROW EXCLUSIVE MODE;
+    INSERT INTO penstock.views_flusher (name, expires_at) VALUES (p_name, now() + p_lease_s * interval '1 second')
+    ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at;
+    DELETE FROM penstock.views_flusher WHERE expires_at < now();
+    v_share := (SELECT ceil((SELECT count(*) FROM penstock.views_shard)::numeric / count(*)) FROM penstock.views_flusher);
+    UPDATE penstock.views_lease l SET flusher = NULL, expires_at = NULL
+    WHERE l.flusher = p_name AND l.shard NOT IN (
+        SELECT k.shard FROM penstock.views_lease k WHERE k.flusher = p_name ORDER BY k.shard LIMIT v_share);
+    UPDATE penstock.views_lease l SET flusher = p_name, expires_at = now() + p_lease_s * interval '1 second'
+    WHERE l.shard IN (
+        SELECT k.shard FROM penstock.views_lease k
+        WHERE k.flusher = p_name OR k.flusher IS NULL OR k.expires_at < now()
+        ORDER BY (k.flusher = p_name) IS NOT TRUE, k.shard LIMIT v_share);
+    RETURN QUERY SELECT s.shard, s.through, s.corrections
+        FROM penstock.views_shard s JOIN penstock.views_lease l USING (shard) WHERE l.flusher = p_name;
+END $$;
+
+CREATE FUNCTION penstock.leave_view_shards_v1(p_name text) RETURNS void
+    LANGUAGE sql
+    AS $$
+    UPDATE penstock.views_lease SET flusher = NULL, expires_at = NULL WHERE flusher = p_name;
+    DELETE FROM penstock.views_flusher WHERE name = p_name;
+$$;
 
 CREATE FUNCTION penstock.limit_lanes_v1(p_limiter text, p_names text[], p_starts_max integer, p_window_s double precision, p_slack_s double precision, p_concurrency integer) RETURNS void
     LANGUAGE plpgsql
@@ -821,6 +971,51 @@ BEGIN
     SELECT u.limiter, u.name, m.starts_max, m.window_s, m.slack_s, m.concurrency
     FROM unnest(v_limiters, v_names) AS u(limiter, name) JOIN penstock.limiter m ON m.name = u.limiter
     ORDER BY 1, 2 ON CONFLICT DO NOTHING;
+END $$;
+
+CREATE FUNCTION penstock.note_hosts_v1(p_customers text[], p_hosts text[], p_requests integer[], p_photos integer[], p_seconds double precision[], p_pauses_s double precision[], s_customers text[], s_hosts text[], s_classes_s double precision[], s_photos integer[], o_customers text[], o_hosts text[], o_outcomes text[], o_photos integer[], p_half_life_s double precision, p_recent double precision) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    AS $$
+BEGIN
+    INSERT INTO penstock.fetch_host AS h
+        (customer, host, requests, photos, seconds, paused_until)
+    SELECT g.customer, g.host, g.requests, g.photos, g.seconds,
+           CASE WHEN g.pause_s > 0 THEN now() + g.pause_s * interval '1 s' END
+    FROM unnest(p_customers, p_hosts, p_requests, p_photos, p_seconds, p_pauses_s)
+        AS g(customer, host, requests, photos, seconds, pause_s)
+    ORDER BY g.customer, g.host
+    ON CONFLICT (customer, host) DO UPDATE SET
+        requests = h.requests + excluded.requests,
+        left_share = power(0.5, extract(epoch FROM now() - h.last_seen_at) / p_half_life_s)
+            * greatest(0, 1 - excluded.photos / p_recent),
+        photos = excluded.photos + h.photos
+            * power(0.5, extract(epoch FROM now() - h.last_seen_at) / p_half_life_s)
+            * greatest(0, 1 - excluded.photos / p_recent),
+        seconds = excluded.seconds + h.seconds
+            * power(0.5, extract(epoch FROM now() - h.last_seen_at) / p_half_life_s)
+            * greatest(0, 1 - excluded.photos / p_recent),
+        paused_until = greatest(h.paused_until, excluded.paused_until),
+        last_seen_at = now();
+    UPDATE penstock.fetch_speed s SET weight = s.weight * h.left_share
+    FROM (
+        SELECT t.ctid, r.left_share FROM unnest(p_customers, p_hosts) AS g(customer, host)
+        CROSS JOIN LATERAL (SELECT r.left_share FROM penstock.fetch_host r
+                            WHERE r.customer = g.customer AND r.host = g.host OFFSET 0) r
+        CROSS JOIN LATERAL (SELECT t.ctid FROM penstock.fetch_speed t
+                            WHERE t.customer = g.customer AND t.host = g.host OFFSET 0) t
+    ) h WHERE s.ctid = h.ctid;
+    INSERT INTO penstock.fetch_speed AS s (customer, host, class_s, weight)
+    SELECT g.customer, g.host, g.class_s, g.photos
+    FROM unnest(s_customers, s_hosts, s_classes_s, s_photos) AS g(customer, host, class_s, photos)
+    ORDER BY 1, 2, 3
+    ON CONFLICT (customer, host, class_s) DO UPDATE SET weight = s.weight + excluded.weight;
+    INSERT INTO penstock.fetch_host_outcome AS o (customer, host, outcome, photos)
+    SELECT g.customer, g.host, g.outcome, g.photos
+    FROM unnest(o_customers, o_hosts, o_outcomes, o_photos) AS g(customer, host, outcome, photos)
+    ORDER BY 1, 2, 3
+    ON CONFLICT (customer, host, outcome) DO UPDATE SET
+        photos = o.photos + excluded.photos, last_at = now();
 END $$;
 
 CREATE FUNCTION penstock.pause_lane_v1(p_limiter text, p_name text, p_paused boolean) RETURNS void
@@ -979,6 +1174,30 @@ BEGIN
     WHERE p_queue IS NULL OR q.name = p_queue
        OR q.id = (SELECT a.queue FROM penstock.queue_alias a WHERE a.name = p_queue
                   AND NOT EXISTS (SELECT FROM penstock.queue o WHERE o.name = p_queue));
+END $$;
+
+CREATE FUNCTION penstock.reclassify_views_v1(p_id text, p_shard integer, p_from timestamp with time zone, p_to timestamp with time zone, p_source smallint, p_target smallint, OUT views bigint, OUT corrections bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE penstock.views_shard s SET corrections = s.corrections + 1 WHERE s.shard = p_shard
+    RETURNING s.corrections INTO corrections;
+    WITH moved AS (
+        DELETE FROM penstock.views_hour h
+        WHERE h.id = p_id AND h.class = p_source AND h.hour >= p_from AND h.hour < p_to
+        RETURNING h.hour, h.views
+    ), placed AS (
+        INSERT INTO penstock.views_hour AS h (id, hour, class, views)
+        SELECT p_id, m.hour, p_target, m.views FROM moved m
+        ON CONFLICT (id, hour, class) DO UPDATE SET views = h.views + excluded.views
+    )
+    SELECT coalesce(sum(m.views), 0) INTO views FROM moved m;
+    IF views > 0 THEN
+        UPDATE penstock.views_total t SET total = t.total - views WHERE t.id = p_id AND t.class = p_source;
+        INSERT INTO penstock.views_total AS t (id, class, total) VALUES (p_id, p_target, views)
+        ON CONFLICT (id, class) DO UPDATE SET total = t.total + excluded.total;
+    END IF;
 END $$;
 
 CREATE FUNCTION penstock.remove_idle_lanes_v1(p_limiter text, p_name text, p_max integer, p_idle_s double precision) RETURNS TABLE(last_limiter text, last_name text, removed integer)
@@ -1725,6 +1944,12 @@ CREATE TABLE penstock.cron (
     CONSTRAINT cron_source_check CHECK ((source = ANY (ARRAY['code'::text, 'api'::text])))
 );
 
+CREATE TABLE penstock.fetch_absent (
+    consumer text NOT NULL,
+    seq bigint NOT NULL,
+    since timestamp with time zone DEFAULT now() NOT NULL
+);
+
 CREATE TABLE penstock.fetch_change (
     run_id bigint NOT NULL,
     item text NOT NULL,
@@ -1732,6 +1957,7 @@ CREATE TABLE penstock.fetch_change (
     version bigint NOT NULL,
     has_other_photos boolean NOT NULL,
     published_at timestamp with time zone,
+    fields text[] DEFAULT '{}'::text[] NOT NULL,
     CONSTRAINT fetch_change_kind_check CHECK ((kind = ANY (ARRAY['new'::text, 'changed'::text, 'gone'::text, 'retry'::text])))
 );
 
@@ -1775,6 +2001,28 @@ CREATE TABLE penstock.fetch_delivery (
     busy_until timestamp with time zone
 );
 
+CREATE TABLE penstock.fetch_host (
+    customer text NOT NULL,
+    host text NOT NULL,
+    requests bigint DEFAULT 0 NOT NULL,
+    photos double precision DEFAULT 0 NOT NULL,
+    seconds double precision DEFAULT 0 NOT NULL,
+    left_share double precision DEFAULT 1 NOT NULL,
+    paused_until timestamp with time zone,
+    first_seen_at timestamp with time zone DEFAULT now() NOT NULL,
+    last_seen_at timestamp with time zone DEFAULT now() NOT NULL
+)
+WITH (fillfactor='70');
+
+CREATE TABLE penstock.fetch_host_outcome (
+    customer text NOT NULL,
+    host text NOT NULL,
+    outcome text NOT NULL,
+    photos bigint NOT NULL,
+    last_at timestamp with time zone DEFAULT now() NOT NULL
+)
+WITH (fillfactor='70');
+
 CREATE TABLE penstock.fetch_item (
     customer text NOT NULL,
     item text NOT NULL,
@@ -1783,7 +2031,9 @@ CREATE TABLE penstock.fetch_item (
     run_id bigint NOT NULL,
     hash bytea NOT NULL,
     fields text NOT NULL,
-    photos text[] NOT NULL
+    photos text[] NOT NULL,
+    raw_hash bytea,
+    sent_run bigint DEFAULT 0 NOT NULL
 );
 
 CREATE TABLE penstock.fetch_link (
@@ -1795,7 +2045,15 @@ CREATE TABLE penstock.fetch_link (
     last_modified text,
     checked_at timestamp with time zone DEFAULT now() NOT NULL,
     failures integer DEFAULT 0 NOT NULL,
-    run_id bigint NOT NULL
+    run_id bigint NOT NULL,
+    due_round bigint DEFAULT 0 NOT NULL,
+    copied_at timestamp with time zone
+);
+
+CREATE TABLE penstock.fetch_mapping (
+    name text NOT NULL,
+    mapping json NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
 CREATE TABLE penstock.fetch_need (
@@ -1813,6 +2071,12 @@ ALTER TABLE penstock.fetch_need ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY
     NO MINVALUE
     NO MAXVALUE
     CACHE 1
+);
+
+CREATE TABLE penstock.fetch_pace (
+    run_id bigint NOT NULL,
+    minute timestamp with time zone NOT NULL,
+    photos bigint NOT NULL
 );
 
 CREATE TABLE penstock.fetch_photo (
@@ -1833,7 +2097,8 @@ CREATE TABLE penstock.fetch_problem (
     item text,
     field text NOT NULL,
     code text NOT NULL,
-    problem text NOT NULL
+    problem text NOT NULL,
+    parameters text DEFAULT '{}'::text NOT NULL
 );
 
 ALTER TABLE penstock.fetch_problem ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -1866,6 +2131,15 @@ ALTER TABLE penstock.fetch_result ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENT
     CACHE 1
 );
 
+CREATE TABLE penstock.fetch_robots (
+    host text NOT NULL,
+    crawl_delay_s double precision,
+    begun_at timestamp with time zone NOT NULL,
+    read_at timestamp with time zone,
+    next_at timestamp with time zone DEFAULT now() NOT NULL
+)
+WITH (fillfactor='70');
+
 CREATE TABLE penstock.fetch_run (
     id bigint NOT NULL,
     customer text NOT NULL,
@@ -1883,7 +2157,14 @@ CREATE TABLE penstock.fetch_run (
     items_pending integer DEFAULT 0 NOT NULL,
     photos integer DEFAULT 0 NOT NULL,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
-    ended_at timestamp with time zone
+    ended_at timestamp with time zone,
+    is_whole boolean DEFAULT true NOT NULL,
+    applied_at timestamp with time zone,
+    sample text,
+    round bigint,
+    is_round boolean DEFAULT false NOT NULL,
+    prior_at timestamp with time zone,
+    asks_before timestamp with time zone
 );
 
 ALTER TABLE penstock.fetch_run ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -1895,13 +2176,78 @@ ALTER TABLE penstock.fetch_run ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY 
     CACHE 1
 );
 
+CREATE TABLE penstock.fetch_schema (
+    plain text NOT NULL,
+    category text NOT NULL,
+    schema json NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE penstock.fetch_source (
+    customer text NOT NULL,
+    url text NOT NULL,
+    cron text NOT NULL,
+    tz text NOT NULL,
+    format text,
+    mapping text,
+    etag text,
+    last_modified text,
+    sha256 text,
+    rules bytea,
+    good_run bigint,
+    outcome text,
+    problem text,
+    run_id bigint,
+    tried_at timestamp with time zone,
+    failures integer DEFAULT 0 NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE penstock.fetch_speed (
+    customer text NOT NULL,
+    host text NOT NULL,
+    class_s double precision NOT NULL,
+    weight double precision NOT NULL
+)
+WITH (fillfactor='70');
+
 CREATE TABLE penstock.fetch_staged (
     run_id bigint NOT NULL,
     item text NOT NULL,
     hash bytea,
     fields text NOT NULL,
     photos text[] NOT NULL,
-    refused jsonb NOT NULL
+    refused jsonb NOT NULL,
+    raw_hash bytea,
+    is_gone boolean DEFAULT false NOT NULL
+);
+
+CREATE TABLE penstock.fetch_webhook (
+    customer text NOT NULL,
+    id bigint NOT NULL,
+    url text NOT NULL,
+    secret text NOT NULL,
+    old_secret text,
+    old_until timestamp with time zone,
+    taken_seq bigint NOT NULL,
+    turn bigint DEFAULT 0 NOT NULL,
+    failures integer DEFAULT 0 NOT NULL,
+    failing_since timestamp with time zone,
+    next_at timestamp with time zone,
+    last_at timestamp with time zone,
+    last_status integer,
+    last_error text,
+    disabled_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+ALTER TABLE penstock.fetch_webhook ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.fetch_webhook_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
 );
 
 CREATE TABLE penstock.fleet_decision (
@@ -2345,6 +2691,52 @@ ALTER TABLE penstock.token ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+CREATE TABLE penstock.views_flusher (
+    name text NOT NULL,
+    expires_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE penstock.views_hour (
+    id text NOT NULL COLLATE pg_catalog."C",
+    hour timestamp with time zone NOT NULL,
+    class smallint NOT NULL,
+    views bigint NOT NULL
+)
+WITH (fillfactor='85');
+
+CREATE TABLE penstock.views_lease (
+    shard integer NOT NULL,
+    flusher text,
+    expires_at timestamp with time zone
+)
+WITH (fillfactor='50');
+
+CREATE TABLE penstock.views_shard (
+    shard integer NOT NULL,
+    through text DEFAULT '0-1'::text NOT NULL,
+    corrections bigint DEFAULT 0 NOT NULL
+)
+WITH (fillfactor='50');
+
+CREATE TABLE penstock.views_tombstone (
+    id text NOT NULL COLLATE pg_catalog."C",
+    until_at timestamp with time zone NOT NULL,
+    dropped bigint DEFAULT 0 NOT NULL
+);
+
+CREATE TABLE penstock.views_total (
+    id text NOT NULL COLLATE pg_catalog."C",
+    class smallint NOT NULL,
+    total bigint NOT NULL
+)
+WITH (fillfactor='85');
+
+CREATE TABLE penstock.views_unique (
+    id text NOT NULL COLLATE pg_catalog."C",
+    day date NOT NULL,
+    viewers bigint NOT NULL
+);
+
 ALTER TABLE ONLY penstock.job_done ATTACH PARTITION penstock.job_done_rest DEFAULT;
 
 ALTER TABLE ONLY penstock.alert
@@ -2352,6 +2744,9 @@ ALTER TABLE ONLY penstock.alert
 
 ALTER TABLE ONLY penstock.cron
     ADD CONSTRAINT cron_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY penstock.fetch_absent
+    ADD CONSTRAINT fetch_absent_pkey PRIMARY KEY (consumer, seq);
 
 ALTER TABLE ONLY penstock.fetch_change
     ADD CONSTRAINT fetch_change_pkey PRIMARY KEY (run_id, item);
@@ -2368,14 +2763,26 @@ ALTER TABLE ONLY penstock.fetch_customer
 ALTER TABLE ONLY penstock.fetch_delivery
     ADD CONSTRAINT fetch_delivery_pkey PRIMARY KEY (consumer, customer, item);
 
+ALTER TABLE ONLY penstock.fetch_host_outcome
+    ADD CONSTRAINT fetch_host_outcome_pkey PRIMARY KEY (customer, host, outcome);
+
+ALTER TABLE ONLY penstock.fetch_host
+    ADD CONSTRAINT fetch_host_pkey PRIMARY KEY (customer, host);
+
 ALTER TABLE ONLY penstock.fetch_item
     ADD CONSTRAINT fetch_item_pkey PRIMARY KEY (customer, item);
 
 ALTER TABLE ONLY penstock.fetch_link
     ADD CONSTRAINT fetch_link_pkey PRIMARY KEY (customer, url);
 
+ALTER TABLE ONLY penstock.fetch_mapping
+    ADD CONSTRAINT fetch_mapping_pkey PRIMARY KEY (name);
+
 ALTER TABLE ONLY penstock.fetch_need
     ADD CONSTRAINT fetch_need_pkey PRIMARY KEY (run_id, item, url);
+
+ALTER TABLE ONLY penstock.fetch_pace
+    ADD CONSTRAINT fetch_pace_pkey PRIMARY KEY (run_id, minute);
 
 ALTER TABLE ONLY penstock.fetch_photo
     ADD CONSTRAINT fetch_photo_pkey PRIMARY KEY (sha256);
@@ -2389,11 +2796,29 @@ ALTER TABLE ONLY penstock.fetch_result
 ALTER TABLE ONLY penstock.fetch_result
     ADD CONSTRAINT fetch_result_pkey PRIMARY KEY (seq);
 
+ALTER TABLE ONLY penstock.fetch_robots
+    ADD CONSTRAINT fetch_robots_pkey PRIMARY KEY (host);
+
 ALTER TABLE ONLY penstock.fetch_run
     ADD CONSTRAINT fetch_run_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY penstock.fetch_schema
+    ADD CONSTRAINT fetch_schema_pkey PRIMARY KEY (plain);
+
+ALTER TABLE ONLY penstock.fetch_source
+    ADD CONSTRAINT fetch_source_pkey PRIMARY KEY (customer);
+
+ALTER TABLE ONLY penstock.fetch_speed
+    ADD CONSTRAINT fetch_speed_pkey PRIMARY KEY (customer, host, class_s);
+
 ALTER TABLE ONLY penstock.fetch_staged
     ADD CONSTRAINT fetch_staged_pkey PRIMARY KEY (run_id, item);
+
+ALTER TABLE ONLY penstock.fetch_webhook
+    ADD CONSTRAINT fetch_webhook_id_key UNIQUE (id);
+
+ALTER TABLE ONLY penstock.fetch_webhook
+    ADD CONSTRAINT fetch_webhook_pkey PRIMARY KEY (customer);
 
 ALTER TABLE ONLY penstock.fleet_decision
     ADD CONSTRAINT fleet_decision_pkey PRIMARY KEY (id);
@@ -2467,17 +2892,44 @@ ALTER TABLE ONLY penstock.token
 ALTER TABLE ONLY penstock.token
     ADD CONSTRAINT token_sha256_key UNIQUE (sha256);
 
+ALTER TABLE ONLY penstock.views_flusher
+    ADD CONSTRAINT views_flusher_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY penstock.views_hour
+    ADD CONSTRAINT views_hour_pkey PRIMARY KEY (id, hour, class);
+
+ALTER TABLE ONLY penstock.views_lease
+    ADD CONSTRAINT views_lease_pkey PRIMARY KEY (shard);
+
+ALTER TABLE ONLY penstock.views_shard
+    ADD CONSTRAINT views_shard_pkey PRIMARY KEY (shard);
+
+ALTER TABLE ONLY penstock.views_tombstone
+    ADD CONSTRAINT views_tombstone_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.views_total
+    ADD CONSTRAINT views_total_pkey PRIMARY KEY (id, class);
+
+ALTER TABLE ONLY penstock.views_unique
+    ADD CONSTRAINT views_unique_pkey PRIMARY KEY (id, day);
+
 CREATE UNIQUE INDEX alert_open ON penstock.alert USING btree (rule, subject) WHERE (cleared_at IS NULL);
 
 CREATE INDEX alert_raised ON penstock.alert USING btree (raised_at);
 
 CREATE INDEX cron_next ON penstock.cron USING btree (next_at) WHERE (NOT paused);
 
-CREATE INDEX fetch_link_bad ON penstock.fetch_link USING btree (customer, url) WHERE (sha256 IS NULL);
+CREATE INDEX fetch_host_host ON penstock.fetch_host USING btree (host, customer);
+
+CREATE INDEX fetch_link_copied ON penstock.fetch_link USING btree (customer, copied_at) WHERE (copied_at IS NOT NULL);
+
+CREATE INDEX fetch_link_failed ON penstock.fetch_link USING btree (customer, url) WHERE (outcome <> ALL (ARRAY['stored'::text, 'unchanged'::text]));
 
 CREATE INDEX fetch_link_url ON penstock.fetch_link USING btree (url);
 
 CREATE INDEX fetch_need_bad ON penstock.fetch_need USING btree (run_id, id) WHERE ((outcome ~~ 'failed:%'::text) OR (outcome ~~ 'refused:%'::text));
+
+CREATE INDEX fetch_result_customer ON penstock.fetch_result USING btree (customer, seq);
 
 CREATE INDEX fetch_run_customer ON penstock.fetch_run USING btree (customer, id);
 
@@ -2521,12 +2973,11 @@ CREATE INDEX queue_minute_minute ON penstock.queue_minute USING btree (minute);
 
 CREATE UNIQUE INDEX token_name_taken ON penstock.token USING btree (name) WHERE (revoked_at IS NULL);
 
+CREATE INDEX views_hour_range ON penstock.views_hour USING brin (hour) WITH (pages_per_range='32', autosummarize='on');
+
 ALTER INDEX penstock.job_done_pkey ATTACH PARTITION penstock.job_done_rest_pkey;
 
 ALTER INDEX penstock.job_done_queue ATTACH PARTITION penstock.job_done_rest_queue_id_idx;
-
-ALTER TABLE ONLY penstock.fetch_change
-    ADD CONSTRAINT fetch_change_run_id_fkey FOREIGN KEY (run_id) REFERENCES penstock.fetch_run(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY penstock.fetch_count
     ADD CONSTRAINT fetch_count_run_id_fkey FOREIGN KEY (run_id) REFERENCES penstock.fetch_run(id) ON DELETE CASCADE;
@@ -2534,20 +2985,23 @@ ALTER TABLE ONLY penstock.fetch_count
 ALTER TABLE ONLY penstock.fetch_link
     ADD CONSTRAINT fetch_link_sha256_fkey FOREIGN KEY (sha256) REFERENCES penstock.fetch_photo(sha256);
 
-ALTER TABLE ONLY penstock.fetch_need
-    ADD CONSTRAINT fetch_need_run_id_fkey FOREIGN KEY (run_id) REFERENCES penstock.fetch_run(id) ON DELETE CASCADE;
-
 ALTER TABLE ONLY penstock.fetch_problem
     ADD CONSTRAINT fetch_problem_run_id_fkey FOREIGN KEY (run_id) REFERENCES penstock.fetch_run(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY penstock.fetch_run
     ADD CONSTRAINT fetch_run_customer_fkey FOREIGN KEY (customer) REFERENCES penstock.fetch_customer(customer);
 
-ALTER TABLE ONLY penstock.fetch_staged
-    ADD CONSTRAINT fetch_staged_run_id_fkey FOREIGN KEY (run_id) REFERENCES penstock.fetch_run(id) ON DELETE CASCADE;
+ALTER TABLE ONLY penstock.fetch_source
+    ADD CONSTRAINT fetch_source_customer_fkey FOREIGN KEY (customer) REFERENCES penstock.fetch_customer(customer);
+
+ALTER TABLE ONLY penstock.fetch_webhook
+    ADD CONSTRAINT fetch_webhook_customer_fkey FOREIGN KEY (customer) REFERENCES penstock.fetch_customer(customer);
 
 ALTER TABLE ONLY penstock.queue_alias
     ADD CONSTRAINT queue_alias_queue_fkey FOREIGN KEY (queue) REFERENCES penstock.queue(id);
 
 ALTER TABLE ONLY penstock.queue_override
     ADD CONSTRAINT queue_override_queue_fkey FOREIGN KEY (queue) REFERENCES penstock.queue(id);
+
+ALTER TABLE ONLY penstock.views_lease
+    ADD CONSTRAINT views_lease_shard_fkey FOREIGN KEY (shard) REFERENCES penstock.views_shard(shard);

@@ -160,8 +160,9 @@ async def test_puts_at_once_share_their_syncs_and_fail_alone(tmp_path):
             assert await store.get(key) == f"{key}".encode() * 1000
     assert list((tmp_path / "store").rglob(".*")) == [], "no drafts are left"
     shutil.rmtree(tmp_path / "store" / "d")
-    await store.put("d/1/again.bin", b"x")
-    assert await store.get("d/1/again.bin") == b"x"
+    again = [f"d/1/again{n}.bin" for n in range(20)]
+    await asyncio.gather(*[store.put(key, b"x") for key in again])
+    assert [await store.get(key) for key in again] == [b"x"] * 20
     await store.close()
 
 

@@ -9,10 +9,11 @@ import random
 import signal
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from origin import photo
+from origin import Answer, photo
 from PIL import Image
 
 from penstock.fetch.decoding import DecodeLimits, Decoder, DecoderDown
@@ -194,3 +195,14 @@ async def test_any_bytes_end_in_an_answer(decoding, seed):
                 "refused:too_many_pixels",
                 "refused:too_many_frames",
             )
+
+
+async def test_a_run_says_which_photos_cannot_be_decoded(shop, process, config):
+    bad = damaged(photo("damage", size=(900, 700)), 3)
+    shop.origin.answers["/bad.jpg"] = [Answer(200, bad)]
+    rows = f"a,A,5,{shop.origin.url('/bad.jpg')}|{shop.origin.url('/photo/1')}\n"
+    async with process(config=replace(config, decode_share=1.0)):
+        run = await shop.run_to_end("id,name,price,photos\n" + rows)
+    assert run.photos_by_outcome == {"refused:undecodable": 1, "stored": 1}
+    (problem,) = await shop.fetch.photo_problems(run.run)
+    assert "decoded" in problem[1].text

@@ -131,7 +131,7 @@ class CountedViews:
             for entity in self.entities
             if not self.acked[entity] <= counted.get(entity, 0) <= self.asked[entity]
         }
-        assert off == {}, "acked, counted, asked"
+        assert off == {}, f"acked, counted, asked: {off}"
         await self.require_cached(counted)
 
     async def require_cached(self, counted) -> None:
@@ -151,7 +151,8 @@ class CountedViews:
     async def _is_flushed(self) -> bool:
         with suppress(Unavailable):
             lags = await self.views.lag()
-            return all(lag.pending == 0 and lag.flusher is not None for lag in lags)
+            done = [lag.pending == 0 and lag.flusher is not None for lag in lags]
+            return len(done) == self.config.shards and all(done)
         return False
 
     async def _repeat(self, step) -> None:

@@ -72,12 +72,15 @@ async def test_commits_that_postgres_lost_many_times_are_made_again(tmp_path):
 
 async def _lose_commits(tmp_path, *, times):
     """As after a failover to a standby that misses the last ones: here they were only in its memory."""
-    async with counted_on_own_engines(tmp_path) as (counted, engines):
+    async with counted_on_own_engines(tmp_path, durable=False) as (counted, engines):
         postgres = counted.engines.postgres
+        await counted.hit()
+        await counted.settle()
         async with postgres.session() as session:
             for setting in ("synchronous_commit = off", "wal_writer_delay = '10s'"):
                 await session.connection.execute(f"ALTER SYSTEM SET {setting}")
             await session.connection.execute("SELECT pg_reload_conf()")
+            await session.connection.execute("CHECKPOINT")
         lost = 0
         counted.start(flushers=1)
         for _ in range(times):

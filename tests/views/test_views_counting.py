@@ -56,6 +56,7 @@ async def test_a_total_that_was_dropped_comes_back_with_what_is_pending(views, h
     assert await total_of(views, "ad:1") == 18
 
 
+@pytest.mark.slow
 async def test_fills_that_race_hits_are_exact(make_views, hot, flusher):
     """Totals are dropped all the time, while four instances count and a flusher flushes."""
     instances = [make_views() for _ in range(4)]
@@ -101,6 +102,7 @@ async def test_an_event_counts_once(views, flusher):
     assert [t.classes for t in await views.totals(["ad:1"], fields=("classes",))] == [{"human": 3}]
 
 
+@pytest.mark.slow
 async def test_viewers_of_a_day_are_estimated(views, flusher, hot):
     for number in range(100):
         await views.hits([Hit(id="ad:1", viewer=f"u{n}") for n in range(number, number + 10)])

@@ -37,6 +37,7 @@ async def test_hits_reach_totals_and_hours_once(views, flusher, sql):
     assert (await views.verify()).differences == []
 
 
+@pytest.mark.slow
 async def test_racing_flushers_count_once(views, make_flusher, sql):
     """All believe that all shards are theirs."""
     flushers = [make_flusher(f"f{number}") for number in range(3)]

@@ -30,6 +30,7 @@ def test_a_line_says_what_the_hit_said(hit):
     assert parse_line(line_of(hit)) == (hit.id, NUMBER[hit.traffic], hit.n)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(HITS, min_size=1, max_size=5)), max_size=8))
 def test_adding_up_loses_nothing_and_names_each_row_once(entries):
     tally = Tally("0-1")

@@ -80,6 +80,17 @@ async def test_heads_are_bounded(at, talk):
         assert b"problem+json" in answer
 
 
+async def test_a_head_in_pieces_is_bounded_as_a_whole_one(at, talk):
+    """Also behind another request, where no single read is long."""
+    cut = b"GET /healthz HTTP/1.1\r\n" + HOST + b"X-A: " + b"a" * 4500
+    for first in (b"", NEXT):
+        answer = await talk(at, first + cut, b"a" * 4500 + b"\r\n\r\n")
+        assert statuses(answer)[-1] == 431, answer[:300]
+    good = b"GET /healthz HTTP/1.1\r\n" + HOST + b"X-A: a"
+    answer = await talk(at, NEXT + good, b"b\r\nConnection: close\r\n\r\n")
+    assert statuses(answer) == [200, 200]
+
+
 async def test_pipelined_requests_are_answered_in_order(at, talk):
     last = NEXT.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     assert statuses(await talk(at, NEXT + NEXT.replace(b"healthz", b"v1/no") + last)) == [

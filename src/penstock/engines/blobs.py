@@ -58,7 +58,9 @@ class BlobsConfig:
         parse_url("file", "s3"),
         secret=True,
     )
-    put_threads: int = setting("16", "Threads that write and sync objects.", parse_count)
+    put_threads: int = setting(
+        "2", "Threads that write and sync objects; each takes all that wait.", parse_count
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,13 @@ class Robots:
         if await store.speeds.begin_robots(self._postgres, host, kept_s=KEPT_S):
             scheme = url.partition("://")[0]
             bounds = Bounds(READ_WITHIN_S, BYTES_MAX, accept="text/plain")
-            found = await self._downloader.download(
-                f"{scheme}://{host}/robots.txt", bounds=bounds, starts=starts
-            )
+            try:
+                found = await self._downloader.download(
+                    f"{scheme}://{host}/robots.txt", bounds=bounds, starts=starts
+                )
+            except BaseException:
+                await store.speeds.leave_robots(self._postgres, host)
+                raise
             text = ""
             if found.body is not None:
                 with found.body:

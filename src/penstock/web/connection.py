@@ -52,6 +52,9 @@ class Connection(HttpToolsProtocol):
         self._refusal: PenstockError | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = True
+        self._is_head_cut = False
+        """Whether a head began in a read before this one."""
+        self._read_bytes = 0
         self._head_bytes = 0
         self._body_bytes = 0
         self._lingering = False
@@ -60,6 +63,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first head; one connection too many is refused."""
         super().connection_made(transport)
+        self._lingering_transport = _Lingering(transport, self)
         if len(self.connections) > self._limits.connections_max:
             self.refuse(
                 Overloaded(
@@ -84,11 +88,13 @@ class Connection(HttpToolsProtocol):
             return
         if self.transport.is_closing():
             return
-        self._body_bytes += len(data)
+        self._read_bytes = len(data)
+        self._body_bytes += self._read_bytes
         was_in_head = self._in_head
         super().data_received(data)
         if self.transport.is_closing() or self._lingering:
             return
+        self._is_head_cut = self._in_head
         if was_in_head and self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX + TARGET_BYTES_MAX:
@@ -120,7 +126,7 @@ class Connection(HttpToolsProtocol):
         self._check_framing()
         self.scope["extensions"] = WHOLE_ANSWERS
         super().on_headers_complete()
-        self.cycle.transport = _Lingering(self.transport, self)  # type: ignore[assignment]
+        self.cycle.transport = self._lingering_transport  # type: ignore[assignment]
         self.cycle.send = _Sending(self.cycle).send  # type: ignore[method-assign]
         self._body_bytes = 0
 
@@ -173,7 +179,10 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def _check_sizes(self) -> None:
-        """Fields that came in one read; a head that comes in more is bounded while it comes."""
+        """Refuse what is too long or too much; while a head comes in many reads it is bounded by `data_received`."""
+        is_short = self._read_bytes <= HEAD_FIELD_BYTES_MAX and not self._is_head_cut
+        if is_short and len(self.headers) <= HEAD_FIELDS_MAX:
+            return
         sizes = [len(name) + len(value) for name, value in self.headers]
         if (
             len(sizes) > HEAD_FIELDS_MAX
@@ -193,8 +202,10 @@ class Connection(HttpToolsProtocol):
 
     def _check_framing(self) -> None:
         """What the parser lets pass and we do not know how to read is refused, never guessed at."""
-        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
-        if codings not in ([], [b"chunked"]):
+        names = [name for name, _ in self.headers]
+        if b"transfer-encoding" in names and [
+            value.lower() for name, value in self.headers if name == b"transfer-encoding"
+        ] != [b"chunked"]:
             self._refuse_parsing(
                 BadRequest("the only transfer coding taken is chunked, given once")
             )

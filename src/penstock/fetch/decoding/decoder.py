@@ -74,7 +74,7 @@ class _Child:
         with theirs:
             self._process = subprocess.Popen(
                 [python, "-I", "-B", str(_CHILD), *map(str, astuple(limits))],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},

@@ -95,10 +95,10 @@ class Webhooks:
             turn = await store.webhooks.rewind(tx, customer, after=after)
             if turn is None:
                 raise WebhookUnknown(customer)
+            # Counted before it commits: afterwards its job may have sent some of them.
+            [hook] = await store.webhooks.find_webhooks(tx, customer=customer)
             await self._jobs.enqueue_many([webhook_job(turn)], tx=tx)
-        return WebhookReplay(
-            customer=customer, after=after, waiting=(await self.get(customer)).waiting
-        )
+        return WebhookReplay(customer=customer, after=after, waiting=hook.shown.waiting)
 
     async def test(self, customer: str) -> WebhookTrial:
         """Send one signed message without results now and say what came back. Raises: WebhookUnknown."""

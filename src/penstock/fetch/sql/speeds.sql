@@ -59,8 +59,12 @@ SELECT customer, host FROM old;
 INSERT INTO penstock.fetch_robots AS r (host, begun_at) VALUES (:host, now())
 ON CONFLICT (host) DO UPDATE SET begun_at = now()
 WHERE coalesce(r.read_at, '-infinity') < now() - :kept_s::double precision * interval '1 s'
-  AND r.begun_at < now() - interval '1 minute'
+  AND r.begun_at < now() - interval '15 seconds'
 RETURNING host;
+
+-- name: leave_robots
+-- Let another read a host's robots.txt at once: the caller could not.
+UPDATE penstock.fetch_robots SET begun_at = '-infinity' WHERE host = :host;
 
 -- name: note_robots
 -- Keep what a host's robots.txt asks; NULL: no delay.
@@ -77,6 +81,6 @@ RETURNING greatest(0, extract(epoch FROM next_at - crawl_delay_s * interval '1 s
                                          - clock_timestamp()))::double precision AS wait_s;
 
 -- name: find_robots
--- A host's delay, and how long until its next turn.
-SELECT crawl_delay_s, extract(epoch FROM next_at - clock_timestamp())::double precision AS wait_s
+-- A host's delay, whether that is known yet, and how long until its next turn.
+SELECT crawl_delay_s, read_at IS NOT NULL AS is_read, extract(epoch FROM next_at - clock_timestamp())::double precision AS wait_s
 FROM penstock.fetch_robots WHERE host = :host;

@@ -14,6 +14,8 @@ from penstock.fetch.routing import RECENT
 from penstock.fetch.store.sql import SQL
 
 FORGOTTEN_AT_ONCE: Final = 1000
+READING_S: Final = 0.5
+"""How long a host is left alone whose robots.txt somebody is reading."""
 
 
 @dataclass(slots=True)
@@ -102,8 +104,13 @@ async def forget_hosts(runner: Runner, *, kept_s: float) -> int:
 
 
 async def begin_robots(runner: Runner, host: str, *, kept_s: float) -> bool:
-    """Whether the caller is to read a host's robots.txt now; nobody else does within a minute."""
+    """Whether the caller is to read a host's robots.txt now; nobody else does for a while."""
     return await runner.one(SQL.begin_robots, host=host, kept_s=kept_s) is not None
+
+
+async def leave_robots(runner: Runner, host: str) -> None:
+    """Let another read it at once."""
+    await runner.run(SQL.leave_robots, host=host)
 
 
 async def note_robots(runner: Runner, host: str, crawl_delay_s: float | None) -> None:
@@ -117,6 +124,8 @@ async def take_turn(runner: Runner, host: str, *, wait_max_s: float) -> Turn:
     if row is not None:
         return Turn(True, row["wait_s"], 0.0)
     known = await runner.one(SQL.find_robots, host=host)
+    if known is not None and not known["is_read"]:
+        return Turn(False, READING_S, READING_S)
     if known is None or not known["crawl_delay_s"]:
         return Turn(True, 0.0, 0.0)
     return Turn(False, max(0.0, known["wait_s"]), known["crawl_delay_s"])
