@@ -44,14 +44,14 @@ class Shape:
 async def measure(run: Run) -> list[Figure]:
     """Pairs of both, and their ratio."""
     quick = Shape(4, 1.5, "500ms, 2s, 6s")
-    shape = quick if run.quick else Shape(20, 4.0, "1s, 5s, 30s")
+    shape = quick if run.quick else Shape(12, 3.0, "1s, 5s, 30s")
     size = f"{FAST} fast customers, {SLOW} whose hosts hang, classes {shape.classes}"
     series: dict[str, list[tuple[float, float]]] = {}
     cells = {
         WITHOUT: partial(_times, run, shape, series, hanging=0),
         WITH: partial(_times, run, shape, series, hanging=SLOW),
     }
-    found = await run.alternate(cells)
+    found = await run.alternate(cells, pairs=run.sized(2, 1))
     p95, p50 = found.get("p95 s", {}), found.get("p50 s", {})
     ratios = None
     if WITH in p95 and WITHOUT in p95:

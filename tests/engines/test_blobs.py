@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock.engines import folder
 from penstock.engines.blobs import BlobMissing, Blobs, BlobsConfig, BlobsDown, InvalidBlobKey
 from penstock.engines.folder import put_file
 from penstock.testing.processes import wait_until
@@ -190,6 +191,48 @@ def test_a_put_killed_at_any_moment_leaves_the_old_or_the_new_object(tmp_path):
         child.wait(10)
         child.stdout.close()
         assert (tmp_path / "k" / "object.bin").read_bytes() in (b"old" * 100_000, b"new" * 100_000)
+
+
+def test_puts_killed_together_leave_the_old_or_the_new_objects(tmp_path):
+    old, new = b"old" * 10_000, b"new" * 10_000
+    keys = [f"k/{n % 3}/object{n}.bin" for n in range(12)]
+    for key in keys:
+        put_file(tmp_path, key, old)
+    code = (
+        "import asyncio, sys; from pathlib import Path; from penstock.engines.folder import FolderPuts\n"
+        "async def main(puts, keys):\n"
+        "    while True: await asyncio.gather(*[puts.put(k, b'new' * 10_000) for k in keys])\n"
+        "print('go', flush=True)\n"
+        "asyncio.run(main(FolderPuts(Path(sys.argv[1]), 1), sys.argv[2:]))\n"
+    )
+    for _ in range(3):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), *keys], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout.readline() == "go\n"
+        child.send_signal(signal.SIGKILL)
+        child.wait(10)
+        child.stdout.close()
+        assert {(tmp_path / key).read_bytes() for key in keys} <= {old, new}
+
+
+async def test_puts_together_reach_the_disk_before_their_names_and_after(tmp_path):
+    calls: list[str] = []
+    real_sync = folder._sync_disk
+
+    def sync(root: int) -> None:
+        calls.append("sync")
+        real_sync(root)
+
+    sys.addaudithook(lambda event, _: calls.append("rename") if event == "os.rename" else None)
+    folder._sync_disk = sync
+    try:
+        puts = [folder._Put(f"a/{n}.bin", b"x") for n in range(5)]
+        folder._put_together(tmp_path, puts, set())
+    finally:
+        folder._sync_disk = real_sync
+    assert calls[:7] == ["sync", *["rename"] * 5, "sync"]
+    assert [put.error for put in puts] == [None] * 5
 
 
 def test_a_put_syncs_the_file_before_its_name_and_then_the_folder(tmp_path):
