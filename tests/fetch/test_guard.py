@@ -64,8 +64,11 @@ def test_an_ordinary_url_is_sent_in_one_form(url, sent):
 
 
 def test_opened_networks_and_ports_are_open_in_every_form():
-    for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "[::1]"):
+    for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]"):
         judge_url(f"http://{host}:8080/", OPENED)
+    with pytest.raises(UrlRefused):
+        judge_url("http://[::1]:8080/", OPENED)
+    judge_url("http://[::1]:8080/", Policy.of(("::1/128",), (8080,)))
     with pytest.raises(UrlRefused):
         judge_url("http://10.0.0.1:8080/", OPENED)
     with pytest.raises(UrlRefused):

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from penstock.engines.valkey import ValkeyDown
 from penstock.testing.waiting import wait_true
 from penstock.views import Hit
 from penstock.views.model import shard_of
@@ -225,3 +226,43 @@ async def test_functions_that_the_server_lost_are_loaded_again(views, engines, f
     await engines.valkey.command("FUNCTION", "DELETE", "penstock_views_v1")
     await flusher.run_once()
     assert (await views.hit("ad:1")).total == 3
+
+
+NO_HITS = [
+    "",
+    "ad:1!e!e",
+    "ad:1/e",
+    "ad:1*0",
+    "ad:1*1000001",
+    "ad:1 2",
+    "ad:1/b/b",
+    "ad:1=a=b",
+    "ad:2,ad:1\x00",
+    "ad:2," + "x" * 129,
+    "*5",
+]
+
+
+async def test_a_call_of_another_client_that_is_no_hit_counts_nothing(views, engines, flusher, sql):
+    await views.hit("ad:1")
+    key = f"{engines.valkey.prefix}:{{v:{shard_of('ad:1', 4)}}}:q"
+    before = await engines.valkey.command("XLEN", key)
+    for line in NO_HITS:
+        with pytest.raises(ValkeyDown):
+            await engines.valkey.call("penstock_views_hit_v1", [key], [line])
+    assert await engines.valkey.command("XLEN", key) == before
+    await flusher.run_once()
+    assert await stored(sql) == ({"ad:1": 1}, 1)
+
+
+@pytest.mark.parametrize("line", [*NO_HITS[1:], b"\xff\xfe"])
+async def test_what_was_written_into_a_stream_by_hand_stops_no_flush(
+    views, engines, flusher, sql, line
+):
+    await views.hit("ad:1")
+    key = f"{engines.valkey.prefix}:{{v:{shard_of('ad:1', 4)}}}:q"
+    await engines.valkey.command("XADD", key, "*", "v", line)
+    await views.hit("ad:1")
+    await flusher.run_once()
+    totals, _ = await stored(sql)
+    assert totals["ad:1"] == 2

@@ -114,9 +114,7 @@ def _unwrapped(address: Address) -> ipaddress.IPv4Address | None:
         return None
     number = int(address)
     inner: int | None = None
-    if number == 1:
-        inner = int(ipaddress.IPv4Address("127.0.0.1"))
-    elif _is_in(address, (_MAPPED, _NAT64, _COMPATIBLE)):
+    if _is_in(address, (_MAPPED, _NAT64, _COMPATIBLE)):
         inner = number & 0xFFFFFFFF
     elif address in _NAT64_LOCAL:
         # RFC 6052 with a prefix of 48 bits: 16 bits, eight zero bits, 16 bits.

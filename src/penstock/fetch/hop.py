@@ -40,7 +40,8 @@ READ_BYTES: Final = 256 * 1024
 """Read at once; the buffer is shared by all transfers. With the usual 16 KiB a photo costs 70 us more, of 430."""
 SPOOL_BYTES: Final = 2**20
 SLOW_BYTES_PER_S: Final = 100
-SLOW_S: Final = 10
+SLOW_S: Final = 60
+"""A body that stands still for so long is given up; a photo's class ends before, a catalogue may take longer."""
 IMAGES: Final = "image/avif,image/webp,image/png,image/jpeg,image/gif;q=0.9,*/*;q=0.1"
 
 

@@ -29,6 +29,7 @@ from typing import Final
 
 from penstock.engines.postgres import Postgres
 from penstock.kernel.crash import crash_point
+from penstock.kernel.ids import USER_ID
 from penstock.kernel.logs import logger
 from penstock.views import store
 from penstock.views.hot import Hot, Pending
@@ -39,6 +40,7 @@ from penstock.views.settings import (
     flushed_rows,
     flushed_views,
     streams_broken,
+    unreadable_hits,
 )
 
 ENTRIES_PER_READ: Final = 2_000
@@ -85,17 +87,29 @@ class Tally:
         for hour, lines in self.hits.items():
             for line, times in lines.items():
                 if "*" in line or "/" in line:
-                    entity, traffic, views = parse_line(line)
+                    parsed = parse_line(line)
+                    if parsed is None:
+                        _leave_out(line, times)
+                        continue
+                    entity, traffic, views = parsed
                     found[entity, traffic, hour] += views * times
                     marked.add((entity, traffic, hour))
         for hour, lines in self.hits.items():
             for line, times in lines.items():
                 if "*" not in line and "/" not in line:
-                    if (line, 0, hour) in marked:
+                    if USER_ID.fullmatch(line) is None:
+                        _leave_out(line, times)
+                    elif (line, 0, hour) in marked:
                         found[line, 0, hour] += times
                     else:
                         plain.append(Count(line, 0, hour, times))
         return plain + [Count(*key, views) for key, views in found.items()]
+
+
+def _leave_out(line: str, times: int) -> None:
+    """The function adds nothing that cannot be read, and what else is in a stream must not stop the others' hits."""
+    unreadable_hits.inc(times)
+    _log.error("views_unreadable_hit", hit=line[:200], times=times)
 
 
 class ShardFlush:

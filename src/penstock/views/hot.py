@@ -95,7 +95,8 @@ class Hot:
             "penstock_views_pending_v1", shard, arguments, keys="q", reads=True
         )
         ids = [word.decode() for word in reply[2::2]]
-        hits = [word.decode() for word in reply[3::2]]
+        # Whatever wrote it: what is no text is left out of the flush, and stops nobody.
+        hits = [word.decode(errors="replace") for word in reply[3::2]]
         return Pending(bool(reply[0]), reply[1].decode(), list(zip(ids, hits, strict=True)))
 
     async def note_flushed(self, shard: int, *, through: str, trim_to: str | None) -> None:

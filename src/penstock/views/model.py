@@ -51,7 +51,7 @@ _BOTS: Final = re.compile(
     r"|httpclient|axios|scrapy|feed",
     re.IGNORECASE,
 )
-_MARKS: Final = re.compile(r"([^*/!=]+)(?:\*(\d+))?(?:/(\w))?")
+_MARKS: Final = re.compile(r"([^*/!=]+)(?:\*([0-9]{1,7}))?(?:/([hbos]))?")
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,11 +222,13 @@ def line_of(hit: Hit) -> str:
 _BY_LETTER: Final = {traffic[0]: number for number, traffic in enumerate(CLASSES)}
 
 
-def parse_line(line: str) -> tuple[str, int, int]:
-    """Entity, number of its class and views of a line as it stands in a stream."""
-    match = _MARKS.match(line)
-    assert match is not None, f"{line!r} is no hit: only penstock_views_hit may add to a stream"
-    return match[1], _BY_LETTER[match[3] or "h"], int(match[2] or 1)
+def parse_line(line: str) -> tuple[str, int, int] | None:
+    """Entity, number of its class and views of a line as it stands in a stream; None: it is no hit."""
+    match = _MARKS.fullmatch(line)
+    if match is None or USER_ID.fullmatch(match[1]) is None:
+        return None
+    views = int(match[2] or 1)
+    return (match[1], _BY_LETTER[match[3] or "h"], views) if views <= VIEWS_OF_HIT_MAX else None
 
 
 def id_key(entry_id: str) -> tuple[int, int]:

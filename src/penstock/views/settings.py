@@ -84,6 +84,9 @@ totals_untold = counter(
 flushed_views = counter("views_flushed_total", "Views written to PostgreSQL.")
 flushed_rows = counter("views_flushed_rows_total", "Rows of totals and hours written for them.")
 dropped_views = counter("views_dropped_total", "Hits of deleted entities that were dropped.")
+unreadable_hits = counter(
+    "views_unreadable_total", "Hits left out of a flush: something wrote into a stream by itself."
+)
 flush_races = counter("views_flush_races_total", "Flushes given up: another one was quicker.")
 streams_broken = counter(
     "views_streams_broken_total",

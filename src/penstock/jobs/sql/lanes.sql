@@ -1,12 +1,12 @@
 -- name: set_lane
 -- Set a lane's own limits, pause and weight, live; or let it follow its limiter again.
-SELECT penstock.set_lane_v2(
+SELECT penstock.set_lane_v3(
     :limiter, :lane, :is_own, :starts_max::integer, :window_s::double precision,
     :concurrency::integer, :is_paused, :weight);
 
 -- name: pause_lane
 -- Pause or resume a lane; the rest of it stays.
-SELECT penstock.pause_lane_v1(:limiter, :lane, :is_paused);
+SELECT penstock.pause_lane_v2(:limiter, :lane, :is_paused);
 
 -- name: find_lanes
 -- Lanes of a limiter by name, the one of :lane or up to :lanes_max after :after, with what waits, journal included; a

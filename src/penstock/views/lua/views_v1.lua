@@ -16,6 +16,49 @@ local EVENT_S, UNIQUE_S = 86400, 259200
 local HIT = '^([^*/!=]+)%*?(%d*)/?(%a?)!?([^=]*)=?(.*)$'
 local SCAN_ENTRIES, SCAN_BYTES, SCAN_STEP = 8192, 524288, 256
 
+local CLASSES = {[''] = true, h = true, b = true, o = true, s = true}
+local NAME_MAX, VIEWS_MAX = 128, 1000000
+
+-- Whether `text` may name something.
+local function is_name(text)
+  return #text <= NAME_MAX and string.find(text, '^[%w._:@~-]+$')
+end
+
+-- Hits with their parts, or nil and the first that cannot be read.
+local function read_hits(line)
+  local hits = {}
+  for text in string.gmatch(line, '[^,]+') do
+    local id, n, class, event, viewer = string.match(text, HIT)
+    local views = n == '' and 1 or tonumber(n)
+    if not id or not is_name(id) or views < 1 or views > VIEWS_MAX or not CLASSES[class]
+        or event ~= '' and not is_name(event) or viewer ~= '' and not is_name(viewer) then
+      return nil, text
+    end
+    hits[#hits + 1] = {id = id, n = views, mark = n ~= '' and '*' .. n or '', class = class, event = event, viewer = viewer}
+  end
+  return hits
+end
+
+-- The first of plain hits that is no name, or nil.
+local function bad_name(line)
+  if #line <= NAME_MAX and is_name(line) then
+    return nil
+  end
+  if line == '' then
+    return line
+  end
+  for id in string.gmatch(line, '[^,]+') do
+    if not is_name(id) then
+      return id
+    end
+  end
+end
+
+local function refused(text)
+  return server.error_reply('ERR views: nothing was counted, "' .. string.gsub(string.sub(text, 1, 80), '%c', '?')
+    .. '" is no hit: expected id*views/class!event=viewer, names of 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -')
+end
+
 local function base_of(stream)
   return string.sub(stream, 1, -2)
 end
@@ -62,19 +105,20 @@ end
 
 -- Hits with events, viewers, weights or classes.
 local function hit_marked(stream, floor, offset_s, line)
-  local base, hits, kept = base_of(stream), {}, {}
+  local base, kept = base_of(stream), {}
+  local hits, bad = read_hits(line)
+  if bad then
+    return refused(bad)
+  end
   if server.call('EXISTS', stream) == 0 then
     return {false, ''}
   end
-  for text in string.gmatch(line, '[^,]+') do
-    local id, n, class, event, viewer = string.match(text, HIT)
-    local hit = {id = id, n = tonumber(n) or 1, class = class, viewer = viewer}
-    hit.counts = event == ''
-      or server.call('SET', base .. 'e:' .. id .. '!' .. event, '', 'NX', 'EX', EVENT_S) and true
+  for _, hit in ipairs(hits) do
+    hit.counts = hit.event == ''
+      or server.call('SET', base .. 'e:' .. hit.id .. '!' .. hit.event, '', 'NX', 'EX', EVENT_S) and true
     if hit.counts then
-      kept[#kept + 1] = id .. (n ~= '' and '*' .. n or '') .. (class ~= '' and '/' .. class or '')
+      kept[#kept + 1] = hit.id .. hit.mark .. (hit.class ~= '' and '/' .. hit.class or '')
     end
-    hits[#hits + 1] = hit
   end
   local entry = ''
   if #kept > 0 then
@@ -98,13 +142,17 @@ end
 
 -- penstock_views_hit_v1: count hits. ARGV: hits; the least milliseconds its entry may have (0: any); seconds by which the
 -- days' time zone is ahead of UTC. Reply: the entry's id (nil: the shard is not set up, nothing was counted; empty: every
--- hit was a known event), and for each hit its total, - (not cached) or x (deleted), separated by commas. One XADD, and one
--- INCRBY for each hit.
+-- hit was a known event), and for each hit its total, - (not cached) or x (deleted), separated by commas; an error, and
+-- nothing was counted, where a hit cannot be read. One XADD, and one INCRBY for each hit.
 local function hit(keys, args)
   local stream, line = keys[1], args[1]
   local floor, offset_s = args[2] or '0', tonumber(args[3] or '0')
   if string.find(line, '[*/!=]') then
     return hit_marked(stream, floor, offset_s, line)
+  end
+  local bad = bad_name(line)
+  if bad then
+    return refused(bad)
   end
   local entry = add_entry(stream, floor, line)
   if not entry then
