@@ -83,6 +83,11 @@ async def find_host(postgres, name):
     return row if row is not None and row["reported_at"] is not None else None
 
 
+async def _has_capacity(postgres, name):
+    row = await find_host(postgres, name)
+    return row is not None and row["capacity"] >= 1
+
+
 async def slots_of(postgres, name):
     """What the host says of its slots: a queue each, None where it floats."""
     row = await find_host(postgres, name)
@@ -93,9 +98,8 @@ async def slots_of(postgres, name):
 async def test_it_reports_itself_follows_the_plan_and_counts(start, jobs, postgres, tmp_path):
     agent = start("--name", "h1")
     await wait_true(lambda: find_host(postgres, "h1"), deadline_s=30)
-    row = await find_host(postgres, "h1")
-    assert row["kind"] == "agent"
-    assert row["capacity"] >= 1
+    assert (await find_host(postgres, "h1"))["kind"] == "agent"
+    await wait_true(lambda: _has_capacity(postgres, "h1"), deadline_s=15)
     await wait_true(lambda: _says(postgres, ["None", "None"]), deadline_s=15)
     rows = await jobs.declare_queues()
     await _plan(postgres, "h1", {rows["one"].id: 2, rows["two"].id: 1})

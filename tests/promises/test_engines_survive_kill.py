@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
@@ -72,7 +73,8 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path, victims):
         order = [*reversed(below), starter.pid]
     for pid in order:
         if is_alive(pid):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     starter.wait(5)
     # The next start comes at once and waits for the orphans itself; it need not be told.
     engines = EmbeddedEngines(folder)

@@ -24,8 +24,9 @@ _DOWN: Final = frozenset({"57P01", "57P02", "57P03"})
 _MISSING: Final = frozenset({"3F000", "42883", "42P01"})
 _FAILED: Final = frozenset({"PendingRollbackError", "TransactionManagementError"})
 """How SQLAlchemy and Django refuse a statement in a transaction that has failed."""
-_LOST: Final = "OperationalError"
-"""So psycopg, psycopg2 and what stands on them call a connection that ended under a statement."""
+_LOST: Final = frozenset({"OperationalError", "InternalClientError"})
+"""A connection that ended under a statement, to psycopg, psycopg2 and what stands on them; and, to asyncpg, one that
+is used between a dying server's last word and its end."""
 _ROLL_BACK: Final = "roll your transaction back"
 
 
@@ -103,7 +104,7 @@ def _unfit(state: str, kinds: set[str]) -> PenstockError | None:
 def _is_lost(errors: list[BaseException], kinds: set[str]) -> bool:
     """Whether the connection is gone, of errors in which the server says nothing."""
     is_closed = "InterfaceError" in kinds and "closed" in str(errors[-1])
-    return is_closed or _LOST in kinds or isinstance(errors[0], OSError)
+    return is_closed or bool(kinds & _LOST) or isinstance(errors[0], OSError)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
