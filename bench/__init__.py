@@ -19,4 +19,5 @@ jobs.py       which modules make the room's figures; jobs_*.py are one question 
 day/, jobs_day.py   the simulated day, run by itself
 fetch.py, fetch_*.py   the same for fetch; origins/ is the hosts that it asks
 views.py, views_*.py   the same for views; load.py sends requests in a closed or an open loop
+feed.py, feed_*.py   the same for the feed
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 import uvloop
 
-from bench import fetch, jobs, views
+from bench import feed, fetch, jobs, views
 from bench.figures import figure
 from bench.harness import Run, bench_run
 from bench.machine import (
@@ -28,7 +28,12 @@ from bench.report import broken, not_measured, table, write_results
 from bench.systems import OURS, PEERS, peer_python
 
 SYNCS_DIFFER = 4
-ROOMS = {"jobs": jobs.QUESTIONS, "fetch": fetch.QUESTIONS, "views": views.QUESTIONS}
+ROOMS = {
+    "jobs": jobs.QUESTIONS,
+    "fetch": fetch.QUESTIONS,
+    "views": views.QUESTIONS,
+    "feed": feed.QUESTIONS,
+}
 PEER_PACKAGES = {
     "jobs": [
         "awa-pg",
@@ -41,11 +46,13 @@ PEER_PACKAGES = {
     ],
     "fetch": fetch.PACKAGES,
     "views": views.PACKAGES,
+    "feed": feed.PACKAGES,
 }
 SETTINGS = {
     "jobs": {system.name: system.settings for system in (OURS, *PEERS)},
     "fetch": fetch.SETTINGS,
     "views": views.SETTINGS,
+    "feed": feed.SETTINGS,
 }
 
 

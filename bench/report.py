@@ -18,7 +18,7 @@ LABEL_WIDTH = 150
 def write_results(
     room: str, head: dict[str, Any], figures: list[Figure], questions: list[str]
 ) -> Path:
-    """Write `<room>.json` and `<room>.svg`; returns the JSON's path.
+    """Write `<room>.json`, `<room>.svg` and `<room>.md`; returns the JSON's path.
 
     Of questions that were not measured now the entries of the file stay, in the order of `questions`.
     """
@@ -33,7 +33,21 @@ def write_results(
     document = {"room": room, **head, "figures": [figure.as_json() for figure in figures]}
     path.write_text(json.dumps(document, indent=1) + "\n")
     (RESULTS / f"{room}.svg").write_text(bars(room, head, figures))
+    (RESULTS / f"{room}.md").write_text(page(room, head, figures))
     return path
+
+
+def page(room: str, head: dict[str, Any], figures: list[Figure]) -> str:
+    """The table with where it comes from, as a page of its own."""
+    machine = head["machine"]
+    origin = (
+        f"`make bench ROOM={room}`, {machine['cores']} cores ({machine['cpu']}), {machine['memory_gib']} GiB,"
+        f" {head['date'][:10]}; ratios of one run count, absolute figures are this machine's. `{room}.json` has"
+        " versions, settings, commit and moment of each row."
+    )
+    notes = "".join(f"- {note}\n" for note in head["notes"])
+    missing = "".join(f"- not measured: {line}\n" for line in not_measured(figures))
+    return f"# Figures of {room}\n\n{origin}\n\n{table(figures)}\n\n{notes}{missing}"
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ async def _most(run: Run, *, is_ours: bool) -> Mapping[str, float]:
         serve = our_api if is_ours else raw_api
         async with serve(cell, token) as api:
             pin(api.child.pid, 0)
-            with _valkey_on(run, 1):
+            with valkey_on(run, 1):
                 seconds = run.sized(6, 3)
                 asked = [{"name": "read", "requests": reads(totals, checked=True)}]
                 told, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
@@ -223,7 +223,8 @@ async def _viewed(cell: Cell) -> AsyncIterator[tuple[Penstock, dict[str, int]]]:
 
 
 @contextmanager
-def _valkey_on(run: Run, core: int) -> Iterator[None]:
+def valkey_on(run: Run, core: int) -> Iterator[None]:
+    """Keep Valkey on one core while the block lasts."""
     pid = run.engines.valkey_pid
     before = os.sched_getaffinity(pid)
     pin(pid, core)

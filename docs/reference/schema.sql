@@ -136,6 +136,41 @@ BEGIN
     RETURN v_ids;
 END $$;
 
+CREATE FUNCTION penstock.bar_v1(p_viewer bigint, p_authors bigint[], p_kind text, p_is_set boolean) RETURNS TABLE(changed integer, entity bigint, version bigint, items text[], scores bigint[])
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    v_changed integer;
+    v_row record;
+BEGIN
+    PERFORM penstock.lock_feed_viewers_v1(
+        CASE WHEN p_kind = 'block' THEN array_append(p_authors, p_viewer) ELSE ARRAY[p_viewer] END);
+    IF p_is_set THEN
+        INSERT INTO penstock.feed_bar (viewer, author, kind)
+        SELECT DISTINCT p_viewer, u.author, p_kind FROM unnest(p_authors) u (author) ORDER BY 2
+        ON CONFLICT DO NOTHING;
+    ELSE
+        DELETE FROM penstock.feed_bar b WHERE b.viewer = p_viewer AND b.author = ANY (p_authors) AND b.kind = p_kind;
+    END IF;
+    GET DIAGNOSTICS v_changed = ROW_COUNT;
+    RETURN QUERY SELECT v_changed, p_viewer, NULL::bigint, NULL::text[], NULL::bigint[];
+    FOR v_row IN
+        WITH moved AS (
+            UPDATE penstock.feed_follow f SET is_shown = NOT f.is_shown
+            WHERE ((f.viewer = p_viewer AND f.author = ANY (p_authors))
+                    OR (p_kind = 'block' AND f.author = p_viewer AND f.viewer = ANY (p_authors)))
+                AND f.is_shown <> penstock.is_feed_shown_v1(f.viewer, f.author)
+            RETURNING f.viewer, f.author, f.is_shown
+        ) SELECT m.viewer, array_agg(m.author::text) AS items,
+            array_agg(CASE WHEN m.is_shown THEN 0 ELSE -1 END::bigint) AS scores
+        FROM moved m GROUP BY 1 ORDER BY 1
+    LOOP
+        RETURN QUERY SELECT v_changed, v_row.viewer,
+            penstock.log_feed_v1(0::smallint, v_row.viewer, v_row.items, v_row.scores), v_row.items, v_row.scores;
+    END LOOP;
+END $$;
+
 CREATE FUNCTION penstock.claim_lanes_v2(p_host bigint, p_queue integer, p_leases_max integer, p_batch integer, p_lanes_max integer, p_quantum integer, p_done bigint[]) RETURNS TABLE(claimed_at timestamp with time zone, retries integer, limiter text, wait_s double precision, slack_s double precision, lost bigint[], busy bigint[], lease_id bigint, is_plain boolean, ids bigint[], run_ats timestamp with time zone[], priorities smallint[], attempts smallint[], losses smallint[], lanes text[], traceparents text[], versions smallint[], payloads bytea[])
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -374,6 +409,27 @@ BEGIN
     RETURN v_ids;
 END $$;
 
+CREATE FUNCTION penstock.delete_posts_v1(p_ids text[]) RETURNS TABLE(id text, author bigint, state smallint, ref text, version bigint)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    v_gone penstock.feed_post[];
+    v_row record;
+BEGIN
+    PERFORM FROM penstock.feed_post p WHERE p.id = ANY (p_ids) ORDER BY p.id FOR UPDATE;
+    WITH gone AS (DELETE FROM penstock.feed_post p WHERE p.id = ANY (p_ids) RETURNING p.*)
+    SELECT array_agg(ROW (g.*)::penstock.feed_post) INTO v_gone FROM gone g;
+    FOR v_row IN
+        SELECT g.author, array_agg(g.id) AS items FROM unnest(v_gone) g WHERE g.state = 0 GROUP BY 1 ORDER BY 1
+    LOOP
+        PERFORM penstock.log_feed_v1(1::smallint, v_row.author, v_row.items,
+            array_fill(-1::bigint, ARRAY[cardinality(v_row.items)]));
+    END LOOP;
+    RETURN QUERY SELECT g.id, g.author, g.state, g.ref, v.version FROM unnest(v_gone) g
+        LEFT JOIN penstock.feed_version v ON v.kind = 1 AND v.entity = g.author AND g.state = 0;
+END $$;
+
 CREATE FUNCTION penstock.delete_views_v1(p_id text, p_shard integer, p_kept_s double precision, OUT total bigint, OUT until_at timestamp with time zone) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -500,6 +556,20 @@ BEGIN
     RETURN v_ids;
 END $$;
 
+CREATE FUNCTION penstock.ensure_feed_shards_v1(p_shards integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    v_shards integer;
+BEGIN
+    SELECT i.shards INTO v_shards FROM penstock.feed_index i;
+    IF NOT FOUND THEN
+        INSERT INTO penstock.feed_index (shards) VALUES (p_shards) ON CONFLICT DO NOTHING;
+        SELECT i.shards INTO v_shards FROM penstock.feed_index i;
+    END IF;
+    RETURN v_shards;
+END $$;
+
 CREATE FUNCTION penstock.ensure_view_shards_v1(p_shards integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -516,6 +586,18 @@ BEGIN
         SELECT count(*) INTO v_shards FROM penstock.views_shard;
     END IF;
     RETURN v_shards;
+END $$;
+
+CREATE FUNCTION penstock.feed_names_v1(p_names text[]) RETURNS TABLE(id bigint, name text)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+BEGIN
+    INSERT INTO penstock.feed_name (name)
+    SELECT u.name FROM unnest(p_names) u (name)
+    WHERE NOT EXISTS (SELECT FROM penstock.feed_name n WHERE n.name = u.name)
+    GROUP BY 1 ORDER BY 1 ON CONFLICT DO NOTHING;
+    RETURN QUERY SELECT n.id, n.name FROM penstock.feed_name n WHERE n.name = ANY (p_names);
 END $$;
 
 CREATE FUNCTION penstock.fetch_decide_v1(p_runs bigint[], p_customers text[], p_items text[], p_urls text[], p_outcomes text[], p_etags text[], p_last_modifieds text[], p_touch_links boolean[], p_hashes text[], p_keys text[], p_formats text[], p_sizes_bytes bigint[], p_widths integer[], p_heights integer[]) RETURNS void
@@ -689,6 +771,36 @@ BEGIN
                         ELSE q.ready_at END;
 END $$;
 
+CREATE FUNCTION penstock.follow_v1(p_viewer bigint, p_authors bigint[], p_ats timestamp with time zone[], p_follows_max integer, OUT changed integer, OUT entity bigint, OUT version bigint, OUT items text[], OUT scores bigint[]) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    v_old integer;
+    v_new integer;
+BEGIN
+    entity := p_viewer;
+    PERFORM penstock.lock_feed_viewers_v1(ARRAY[p_viewer]);
+    SELECT count(*) INTO v_old FROM penstock.feed_follow f WHERE f.viewer = p_viewer;
+    SELECT count(DISTINCT u.author) INTO v_new FROM unnest(p_authors) u (author)
+    WHERE NOT EXISTS (SELECT FROM penstock.feed_follow f WHERE f.viewer = p_viewer AND f.author = u.author);
+    IF v_new > 0 AND v_old + v_new > p_follows_max THEN
+        changed := -1;
+        RETURN;
+    END IF;
+    WITH placed AS (
+        INSERT INTO penstock.feed_follow (viewer, author, followed_at, is_shown)
+        SELECT p_viewer, u.author, coalesce(min(u.at), now()), penstock.is_feed_shown_v1(p_viewer, u.author)
+        FROM unnest(p_authors, p_ats) u (author, at) GROUP BY u.author ORDER BY u.author
+        ON CONFLICT DO NOTHING
+        RETURNING author, is_shown
+    ) SELECT count(*), array_agg(p.author::text) FILTER (WHERE p.is_shown) INTO changed, items FROM placed p;
+    IF items IS NOT NULL THEN
+        scores := array_fill(0::bigint, ARRAY[cardinality(items)]);
+        version := penstock.log_feed_v1(0::smallint, p_viewer, items, scores);
+    END IF;
+END $$;
+
 CREATE FUNCTION penstock.grant_v2(p_limiter text, p_queue integer, p_names text[], p_turns integer[], p_lanes text[], p_now timestamp with time zone) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -746,6 +858,15 @@ BEGIN
               AND (w.queue = p_queue OR w.ready_at < g.next_at) OFFSET 0) w
     ) t WHERE q.ctid = t.ctid;
 END $$;
+
+CREATE FUNCTION penstock.is_feed_shown_v1(p_viewer bigint, p_author bigint) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT NOT EXISTS (SELECT FROM penstock.feed_bar b WHERE b.viewer = p_viewer AND b.author = p_author)
+        AND NOT EXISTS (
+            SELECT FROM penstock.feed_bar b
+            WHERE b.viewer = p_author AND b.author = p_viewer AND b.kind = 'block');
+$$;
 
 CREATE FUNCTION penstock.keep_ended_v1(p_jobs penstock.settlement[]) RETURNS void
     LANGUAGE plpgsql
@@ -946,6 +1067,32 @@ BEGIN
     END IF;
 END $_$;
 
+CREATE FUNCTION penstock.lock_feed_viewers_v1(p_viewers bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    INSERT INTO penstock.feed_version (kind, entity, version)
+    SELECT 0, u.viewer, 0 FROM unnest(p_viewers) u (viewer)
+    WHERE NOT EXISTS (SELECT FROM penstock.feed_version v WHERE v.kind = 0 AND v.entity = u.viewer)
+    GROUP BY u.viewer ORDER BY u.viewer ON CONFLICT DO NOTHING;
+    PERFORM FROM penstock.feed_version v WHERE v.kind = 0 AND v.entity = ANY (p_viewers)
+    ORDER BY v.entity FOR UPDATE;
+END $$;
+
+CREATE FUNCTION penstock.log_feed_v1(p_kind smallint, p_entity bigint, p_items text[], p_scores bigint[]) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    v_version bigint;
+BEGIN
+    INSERT INTO penstock.feed_version AS v (kind, entity, version) VALUES (p_kind, p_entity, 1)
+    ON CONFLICT (kind, entity) DO UPDATE SET version = v.version + 1
+    RETURNING v.version INTO v_version;
+    INSERT INTO penstock.feed_outbox (kind, entity, version, items, scores)
+    VALUES (p_kind, p_entity, v_version, p_items, p_scores);
+    RETURN v_version;
+END $$;
+
 CREATE FUNCTION penstock.make_lanes_v1(p_limiters text[], p_names text[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -1036,6 +1183,24 @@ BEGIN
         p_limiter, p_name, v.is_own, v.starts_max, v.window_s, v.concurrency, p_paused, v.weight);
 END $$;
 
+CREATE FUNCTION penstock.pause_lane_v2(p_limiter text, p_name text, p_paused boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    AS $$
+DECLARE
+    v penstock.lane%ROWTYPE;
+BEGIN
+    FOR i IN 1..3 LOOP
+        PERFORM penstock.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
+        PERFORM 1 FROM penstock.limiter m WHERE m.name = p_limiter FOR SHARE;
+        SELECT * INTO v FROM penstock.lane l WHERE l.limiter = p_limiter AND l.name = p_name
+        FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+    END LOOP;
+    PERFORM penstock.set_lane_v3(
+        p_limiter, p_name, v.is_own, v.starts_max, v.window_s, v.concurrency, p_paused, v.weight);
+END $$;
+
 CREATE FUNCTION penstock.plan_lanes_v1(p_limiter text, p_queue integer, p_names text[], p_jobs_max integer, p_quantum integer, p_now timestamp with time zone) RETURNS TABLE(names text[], gives integer[], turns integer[], slack_s double precision)
     LANGUAGE sql
     SET enable_seqscan TO 'off'
@@ -1069,6 +1234,60 @@ CREATE FUNCTION penstock.plan_lanes_v1(p_limiter text, p_queue integer, p_names 
            coalesce(min(c.slack_s) FILTER (WHERE c.given > 0), 0)
     FROM cut c;
 $$;
+
+CREATE FUNCTION penstock.post_v1(p_ids text[], p_authors bigint[], p_ats timestamp with time zone[], p_refs text[]) RETURNS TABLE(id text, author bigint, score bigint, state smallint, visible_at timestamp with time zone, is_new boolean, version bigint)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    v_new text[];
+    v_row record;
+BEGIN
+    WITH given AS MATERIALIZED (
+        SELECT u.id, u.author, coalesce(u.at, now()) AS at, u.ref,
+            CASE WHEN u.at IS NULL THEN nextval('penstock.feed_tick') ELSE 0 END AS tick
+        FROM unnest(p_ids, p_authors, p_ats, p_refs) WITH ORDINALITY u (id, author, at, ref, n) ORDER BY u.n
+    ), placed AS (
+        INSERT INTO penstock.feed_post (id, author, score, state, visible_at, ref)
+        SELECT g.id, g.author, (floor(extract(epoch FROM g.at) * 1000)::bigint << 11) + g.tick,
+            CASE WHEN g.at > now() THEN 1 ELSE 0 END, g.at, g.ref
+        FROM given g ORDER BY g.id
+        ON CONFLICT DO NOTHING RETURNING id
+    ) SELECT array_agg(p.id) INTO v_new FROM placed p;
+    FOR v_row IN
+        SELECT p.author, array_agg(p.id) AS items, array_agg(p.score) AS scores
+        FROM penstock.feed_post p WHERE p.id = ANY (v_new) AND p.state = 0 GROUP BY 1 ORDER BY 1
+    LOOP
+        PERFORM penstock.log_feed_v1(1::smallint, v_row.author, v_row.items, v_row.scores);
+    END LOOP;
+    RETURN QUERY SELECT p.id, p.author, p.score, p.state, p.visible_at, n.is_new, v.version
+        FROM penstock.feed_post p
+        CROSS JOIN LATERAL (SELECT coalesce(p.id = ANY (v_new), false) AS is_new) n
+        LEFT JOIN penstock.feed_version v ON v.kind = 1 AND v.entity = p.author AND n.is_new AND p.state = 0
+        WHERE p.id = ANY (p_ids);
+END $$;
+
+CREATE FUNCTION penstock.publish_posts_v1(p_ids text[]) RETURNS TABLE(entity bigint, version bigint, items text[], scores bigint[])
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    v_row record;
+BEGIN
+    PERFORM FROM penstock.feed_post p WHERE p.id = ANY (p_ids) ORDER BY p.id FOR UPDATE;
+    FOR v_row IN
+        WITH shown AS (
+            UPDATE penstock.feed_post p SET state = 0,
+                score = (floor(extract(epoch FROM now()) * 1000)::bigint << 11) + nextval('penstock.feed_tick')
+            WHERE p.id = ANY (p_ids) AND p.state = 1 AND p.visible_at <= now()
+            RETURNING p.id, p.author, p.score
+        ) SELECT s.author, array_agg(s.id) AS items, array_agg(s.score) AS scores
+        FROM shown s GROUP BY 1 ORDER BY 1
+    LOOP
+        RETURN QUERY SELECT v_row.author,
+            penstock.log_feed_v1(1::smallint, v_row.author, v_row.items, v_row.scores), v_row.items, v_row.scores;
+    END LOOP;
+END $$;
 
 CREATE FUNCTION penstock.put_back_v2(p_jobs penstock.settlement[]) RETURNS void
     LANGUAGE plpgsql
@@ -1321,6 +1540,31 @@ BEGIN
         PERFORM penstock.limit_lanes_v1(
             p_limiter, ARRAY[p_name], p_starts_max, p_window_s, coalesce(v.slack_s, 0.25),
             p_concurrency);
+    ELSE
+        PERFORM penstock.limit_lanes_v1(
+            p_limiter, ARRAY[p_name], v.starts_max, v.window_s, coalesce(v.slack_s, 0.25),
+            v.concurrency);
+    END IF;
+END $$;
+
+CREATE FUNCTION penstock.set_lane_v3(p_limiter text, p_name text, p_is_own boolean, p_starts_max integer, p_window_s double precision, p_concurrency integer, p_paused boolean, p_weight integer) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    AS $$
+DECLARE
+    v penstock.limiter%ROWTYPE;
+BEGIN
+    FOR i IN 1..3 LOOP
+        PERFORM penstock.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
+        SELECT * INTO v FROM penstock.limiter m WHERE m.name = p_limiter FOR SHARE;
+        UPDATE penstock.lane SET is_own = p_is_own, paused = p_paused, weight = p_weight
+        WHERE limiter = p_limiter AND name = p_name;
+        EXIT WHEN FOUND;
+    END LOOP;
+    IF p_is_own THEN
+        PERFORM penstock.limit_lanes_v1(
+            p_limiter, ARRAY[p_name], p_starts_max, p_window_s,
+            greatest(coalesce(v.slack_s, 0.25), least(1, p_window_s / 60)), p_concurrency);
     ELSE
         PERFORM penstock.limit_lanes_v1(
             p_limiter, ARRAY[p_name], v.starts_max, v.window_s, coalesce(v.slack_s, 0.25),
@@ -1779,6 +2023,24 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN 0;
 END $_$;
 
+CREATE FUNCTION penstock.unfollow_v1(p_viewer bigint, p_authors bigint[], OUT changed integer, OUT entity bigint, OUT version bigint, OUT items text[], OUT scores bigint[]) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+BEGIN
+    entity := p_viewer;
+    PERFORM penstock.lock_feed_viewers_v1(ARRAY[p_viewer]);
+    WITH gone AS (
+        DELETE FROM penstock.feed_follow f
+        WHERE f.viewer = p_viewer AND (p_authors IS NULL OR f.author = ANY (p_authors))
+        RETURNING f.author, f.is_shown
+    ) SELECT count(*), array_agg(g.author::text) FILTER (WHERE g.is_shown) INTO changed, items FROM gone g;
+    IF items IS NOT NULL THEN
+        scores := array_fill(-1::bigint, ARRAY[cardinality(items)]);
+        version := penstock.log_feed_v1(0::smallint, p_viewer, items, scores);
+    END IF;
+END $$;
+
 CREATE FUNCTION penstock.why_waiting_v1(p_id bigint, p_max integer) RETURNS TABLE(is_paused boolean, tag text, slots_max integer, hosts bigint, tagged_hosts bigint, open_hosts bigint, is_told boolean, slots bigint, free_slots bigint, is_lane_paused boolean, inflight integer, concurrency integer, starts_max integer, window_s double precision, free_at timestamp with time zone, ahead bigint)
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
@@ -1943,6 +2205,91 @@ CREATE TABLE penstock.cron (
     error text,
     CONSTRAINT cron_source_check CHECK ((source = ANY (ARRAY['code'::text, 'api'::text])))
 );
+
+CREATE TABLE penstock.feed_bar (
+    viewer bigint NOT NULL,
+    author bigint NOT NULL,
+    kind text NOT NULL,
+    made_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE penstock.feed_follow (
+    viewer bigint NOT NULL,
+    author bigint NOT NULL,
+    followed_at timestamp with time zone NOT NULL,
+    is_shown boolean NOT NULL
+);
+
+CREATE TABLE penstock.feed_index (
+    is_only boolean DEFAULT true NOT NULL,
+    shards integer NOT NULL,
+    forgotten bigint DEFAULT 0 NOT NULL,
+    CONSTRAINT feed_index_is_only_check CHECK (is_only)
+);
+
+CREATE TABLE penstock.feed_marker (
+    viewer bigint NOT NULL,
+    score bigint NOT NULL,
+    id text NOT NULL COLLATE pg_catalog."C",
+    set_at timestamp with time zone NOT NULL
+);
+
+CREATE SEQUENCE penstock.feed_name_id
+    START WITH -1
+    INCREMENT BY -1
+    MINVALUE -9007199254740991
+    NO MAXVALUE
+    CACHE 1;
+
+CREATE TABLE penstock.feed_name (
+    id bigint DEFAULT nextval('penstock.feed_name_id'::regclass) NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C"
+);
+
+CREATE TABLE penstock.feed_outbox (
+    id bigint NOT NULL,
+    kind smallint NOT NULL,
+    entity bigint NOT NULL,
+    version bigint NOT NULL,
+    items text[] NOT NULL,
+    scores bigint[] NOT NULL,
+    made_at timestamp with time zone DEFAULT now() NOT NULL,
+    is_swept boolean DEFAULT false NOT NULL
+);
+
+ALTER TABLE penstock.feed_outbox ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.feed_outbox_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE penstock.feed_post (
+    id text NOT NULL COLLATE pg_catalog."C",
+    author bigint NOT NULL,
+    score bigint NOT NULL,
+    state smallint NOT NULL,
+    visible_at timestamp with time zone NOT NULL,
+    ref text
+);
+
+CREATE SEQUENCE penstock.feed_tick
+    AS integer
+    START WITH 0
+    INCREMENT BY 1
+    MINVALUE 0
+    MAXVALUE 2047
+    CACHE 1
+    CYCLE;
+
+CREATE TABLE penstock.feed_version (
+    kind smallint NOT NULL,
+    entity bigint NOT NULL,
+    version bigint NOT NULL
+)
+WITH (fillfactor='70');
 
 CREATE TABLE penstock.fetch_absent (
     consumer text NOT NULL,
@@ -2745,6 +3092,36 @@ ALTER TABLE ONLY penstock.alert
 ALTER TABLE ONLY penstock.cron
     ADD CONSTRAINT cron_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY penstock.feed_bar
+    ADD CONSTRAINT feed_bar_pkey PRIMARY KEY (viewer, author, kind);
+
+ALTER TABLE ONLY penstock.feed_follow
+    ADD CONSTRAINT feed_follow_pkey PRIMARY KEY (viewer, author);
+
+ALTER TABLE ONLY penstock.feed_index
+    ADD CONSTRAINT feed_index_pkey PRIMARY KEY (is_only);
+
+ALTER TABLE ONLY penstock.feed_marker
+    ADD CONSTRAINT feed_marker_pkey PRIMARY KEY (viewer);
+
+ALTER TABLE ONLY penstock.feed_name
+    ADD CONSTRAINT feed_name_name_key UNIQUE (name);
+
+ALTER TABLE ONLY penstock.feed_name
+    ADD CONSTRAINT feed_name_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.feed_outbox
+    ADD CONSTRAINT feed_outbox_kind_entity_version_key UNIQUE (kind, entity, version);
+
+ALTER TABLE ONLY penstock.feed_outbox
+    ADD CONSTRAINT feed_outbox_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.feed_post
+    ADD CONSTRAINT feed_post_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.feed_version
+    ADD CONSTRAINT feed_version_pkey PRIMARY KEY (kind, entity);
+
 ALTER TABLE ONLY penstock.fetch_absent
     ADD CONSTRAINT fetch_absent_pkey PRIMARY KEY (consumer, seq);
 
@@ -2918,6 +3295,12 @@ CREATE UNIQUE INDEX alert_open ON penstock.alert USING btree (rule, subject) WHE
 CREATE INDEX alert_raised ON penstock.alert USING btree (raised_at);
 
 CREATE INDEX cron_next ON penstock.cron USING btree (next_at) WHERE (NOT paused);
+
+CREATE INDEX feed_follow_author ON penstock.feed_follow USING btree (author, followed_at, viewer);
+
+CREATE INDEX feed_outbox_unswept ON penstock.feed_outbox USING btree (id) WHERE (NOT is_swept);
+
+CREATE INDEX feed_post_author ON penstock.feed_post USING btree (author, score, id) WHERE (state = 0);
 
 CREATE INDEX fetch_host_host ON penstock.fetch_host USING btree (host, customer);
 

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 from examples.bazaar.adverts import Advert, Adverts, Photo, field_text
+from examples.bazaar.followers import post_of
 
 from penstock import Penstock
 from penstock.fetch import Item
@@ -24,8 +25,14 @@ adverts.create()
 
 @app.on_item
 async def publish(item: Item) -> None:
-    """Show, bring up to date or take off the advert of this item."""
+    """Show, bring up to date or take off the advert of this item, and tell those who follow its seller."""
     await asyncio.to_thread(apply, item)
+    post = post_of(item.customer, item.id)
+    if item.action == "unpublish":
+        await app.feed.delete(post)
+    else:
+        # A post that is there already stays as it is: an edited item is no news.
+        await app.feed.post(item.customer, post)
 
 
 def apply(item: Item) -> None:

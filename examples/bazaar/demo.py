@@ -19,12 +19,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from examples.bazaar.adverts import Adverts
 from examples.bazaar.client import ServerFailedError
 from examples.bazaar.figures import Figures
+from examples.bazaar.followers import Followers
 from examples.bazaar.lock import DemoError, folder_of_one
 from examples.bazaar.readers import Readers
 from examples.bazaar.sellers import Desk
@@ -37,6 +39,15 @@ from examples.bazaar.window import Window
 LINES_EVERY_S: Final = 1.0
 CHECKED_FROM_S: Final = 10.0
 """A shorter run is asked for less: it may end before the first change of a catalogue."""
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """Those who come to the site."""
+
+    crowd: Crowd
+    readers: Readers
+    followers: Followers
 
 
 class Demo:
@@ -58,6 +69,8 @@ class Demo:
         async with self._stage.running(self._stop) as up:
             desk, crowd = Desk(self._stage), Crowd(self._stage.media_url)
             readers = Readers(self._stage.api_url, self._stage.token())
+            names = [shop.name for shop in self._stage.sellers]
+            followers = Followers(self._stage.api_url, self._stage.token(), names)
             story = Story(self._stage, desk, self._adverts)
             window = Window(self._adverts, self._stage.media_url)
             port = self._stage.ports.window
@@ -71,25 +84,27 @@ class Demo:
                     told=story.told,
                     seen=crowd.seen,
                     viewed=readers.viewed,
+                    followed=followers.followed,
                 )
-                await self._play(up, story=story, crowd=crowd, readers=readers, figures=figures)
+                people = People(crowd, readers, followers)
+                await self._play(up, story=story, people=people, figures=figures)
             desk.close()
-            return self._finish(story, crowd, readers, figures=figures)
+            return self._finish(story, people, figures)
 
     async def _play(
         self,
         up: asyncio.subprocess.Process,
         *,
         story: Story,
-        crowd: Crowd,
-        readers: Readers,
+        people: People,
         figures: Figures,
     ) -> None:
         tasks = {
             asyncio.create_task(story.run()): "the sellers",
-            asyncio.create_task(crowd.run()): "the visitors",
-            asyncio.create_task(readers.run()): "the readers",
-            asyncio.create_task(self._show_lines(figures, crowd, readers)): "the figures",
+            asyncio.create_task(people.crowd.run()): "the visitors",
+            asyncio.create_task(people.readers.run()): "the readers",
+            asyncio.create_task(people.followers.run()): "the followers",
+            asyncio.create_task(self._show_lines(figures, people)): "the figures",
             asyncio.create_task(self._watch(up)): "penstock up",
         }
         for task in tasks:
@@ -109,13 +124,14 @@ class Demo:
         code = await up.wait()
         raise DemoError(f"it ended with {code}, see {self._stage.penstock_log}")
 
-    async def _show_lines(self, figures: Figures, crowd: Crowd, readers: Readers) -> None:
+    async def _show_lines(self, figures: Figures, people: People) -> None:
         is_live, is_rewriting = sys.stdout.isatty(), False
         while True:
             await figures.gather()
             shown = self._adverts.shown()
-            crowd.show(shown)
-            readers.show(shown)
+            people.crowd.show(shown)
+            people.readers.show(shown)
+            people.followers.show(shown)
             lines = figures.lines()
             if is_live:
                 width = shutil.get_terminal_size().columns
@@ -139,14 +155,17 @@ class Demo:
             flush=True,
         )
 
-    def _finish(self, story: Story, crowd: Crowd, readers: Readers, *, figures: Figures) -> int:
+    def _finish(self, story: Story, people: People, figures: Figures) -> int:
         print("\nSummary")
         for line in figures.summary():
             print(f"  {line}")
-        faults = self._broken + story.told.faults + crowd.seen.faults + readers.viewed.faults
+        viewed, followed = people.readers.viewed, people.followers.followed
+        faults = self._broken + story.told.faults + people.crowd.seen.faults
+        faults += viewed.faults + followed.faults
         if self._seconds is not None:
-            faults += missing(story, crowd, figures, seconds=self._seconds)
-            faults += [] if readers.viewed.views else ["views: none was counted"]
+            faults += missing(story, people.crowd, figures, seconds=self._seconds)
+            faults += [] if viewed.views else ["views: none was counted"]
+            faults += [] if followed.pages else ["feed: no page was read"]
         for fault in faults:
             print(f"  did not work: {fault}")
         print(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from examples.bazaar.adverts import Adverts
+from examples.bazaar.followers import Followed
 from examples.bazaar.readers import Viewed
 from examples.bazaar.sellers import Desk
 from examples.bazaar.stage import Stage
@@ -28,6 +29,7 @@ class Sample:
     requests: int
     body_bytes: int
     views: int
+    pages: int
 
 
 class Figures:
@@ -42,9 +44,10 @@ class Figures:
         told: Told,
         seen: Seen,
         viewed: Viewed,
+        followed: Followed,
     ) -> None:
         self._stage, self._desk, self._adverts = stage, desk, adverts
-        self._told, self._seen, self._viewed = told, seen, viewed
+        self._told, self._seen, self._viewed, self._followed = told, seen, viewed, followed
         self._began_s = time.monotonic()
         self._samples: deque[Sample] = deque()
         self._queues: list[dict[str, Any]] = []
@@ -69,7 +72,7 @@ class Figures:
             Sample(
                 at_s=time.monotonic(), jobs_done=done, photos=sum(self._photos.values()),
                 requests=sum(self._seen.statuses.values()), body_bytes=self._seen.body_bytes,
-                views=self._viewed.views,
+                views=self._viewed.views, pages=self._followed.pages,
             )
         )  # fmt: skip
         while self._samples[-1].at_s - self._samples[0].at_s > _AVERAGED_S:
@@ -83,13 +86,14 @@ class Figures:
     def lines(self) -> list[str]:
         """One line a room."""
         age_s = time.monotonic() - self._began_s
-        done, photos, requests, body_bytes, views = self._rates()
+        done, photos, requests, body_bytes, views, pages = self._rates()
         mb = body_bytes / _MB
         return [
             f"{age_s:5.0f} s  jobs   {done:.0f} done/s, {self._backlog()}",
             f"         fetch  {self._items()} · {photos:.0f} photos/s: {self._outcomes()}",
             f"         media  {requests:.0f} requests/s, {mb:.1f} MB/s · {self._answers()}",
             f"         views  {views:.0f} views/s, {self._views()} · {self._pending} not yet in series",
+            f"         feed   {pages:.0f} pages/s, {self._feeds()}",
         ]
 
     def summary(self) -> list[str]:
@@ -116,17 +120,18 @@ class Figures:
                 f"views  {self._views()}; {self._viewed.lists} lists read,"
                 f" {self._viewed.unchanged} answered again without a body"
             ),
+            f"feed   {self._followed.pages} pages read, {self._feeds()}",
         ]
 
     def _rates(self) -> tuple[float, ...]:
         if len(self._samples) < 2:
-            return (0.0,) * 5
+            return (0.0,) * 6
         first, last = self._samples[0], self._samples[-1]
         took_s = last.at_s - first.at_s
         pairs = (
             (first.jobs_done, last.jobs_done), (first.photos, last.photos),
             (first.requests, last.requests), (first.body_bytes, last.body_bytes),
-            (first.views, last.views),
+            (first.views, last.views), (first.pages, last.pages),
         )  # fmt: skip
         return tuple(max(0.0, after - before) / took_s for before, after in pairs)
 
@@ -135,6 +140,13 @@ class Figures:
         return (
             f"{viewed.views} views of {len(viewed.totals)} adverts, each total one more than the last"
             f" · wrong: {viewed.faults_count}"
+        )
+
+    def _feeds(self) -> str:
+        followed = self._followed
+        return (
+            f"{followed.walks} whole feeds as the site shows it, {followed.unfollowed} shops unfollowed"
+            f" and followed again · wrong: {followed.faults_count}"
         )
 
     def _backlog(self) -> str:

@@ -36,6 +36,7 @@ from penstock.kernel.secrets import load_or_make_root
 
 if TYPE_CHECKING:
     from penstock.engines.borrowed import Transaction
+    from penstock.feed import Feed
     from penstock.fetch import Fetch
     from penstock.jobs import Jobs, NewJob, Queue, Registry, Task
     from penstock.jobs.bridge import Bridge
@@ -46,7 +47,13 @@ if TYPE_CHECKING:
     from penstock.web.tokens import Tokens
 
 CONFIG_FILE: Final = "penstock.toml"
-PACKAGES: Final = ("penstock.jobs", "penstock.fetch", "penstock.views", "penstock.web")
+PACKAGES: Final = (
+    "penstock.jobs",
+    "penstock.fetch",
+    "penstock.views",
+    "penstock.feed",
+    "penstock.web",
+)
 """Whoever keeps tables, in the order their migrations are applied."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
 Hook = TypeVar("Hook", bound=Callable[[], Any])
@@ -65,6 +72,7 @@ class DataConfig:
 
 def sections() -> dict[str, type[Any]]:
     """Every section of the configuration, of the rooms whose extras are installed."""
+    from penstock.feed import FeedConfig
     from penstock.jobs import JobsConfig
     from penstock.views import ViewsConfig
 
@@ -75,6 +83,7 @@ def sections() -> dict[str, type[Any]]:
         "blobs": BlobsConfig,
         "jobs": JobsConfig,
         "views": ViewsConfig,
+        "feed": FeedConfig,
     }
     if find_spec("pycurl"):
         from penstock.fetch import FetchConfig
@@ -108,7 +117,9 @@ class Penstock:
         self._config_file = Path(config_file) if config_file else None
         self._flags = dict(flags or {})
         self._endpoints: Endpoints | None = None
+        self._is_slot = False
         self._item_handlers: list[Callable[..., Awaitable[None]]] = []
+        self._deletion_handlers: list[Callable[..., Awaitable[None]]] = []
 
     @cached_property
     def config(self) -> Loaded:
@@ -152,6 +163,11 @@ class Penstock:
             blobs_url=blobs or (self.data_folder / "blobs").as_uri(),
         )
 
+    def use_as_slot(self) -> None:
+        """Hold no more connections than a slot may; only before the engines were used."""
+        assert "engines" not in self.__dict__, "the engines were used before"
+        self._is_slot = True
+
     def use_endpoints(self, endpoints: Endpoints) -> None:
         """Use these engines instead of asking the data folder (tests, and the starter itself)."""
         self._endpoints = endpoints
@@ -169,7 +185,7 @@ class Penstock:
                 valkey_url=endpoints.valkey_url or running.valkey_url,
                 blobs_url=endpoints.blobs_url,
             )
-        return Engines.at(endpoints, self.config, self.blobs)
+        return Engines.at(endpoints, self.config, self.blobs, is_slot=self._is_slot)
 
     @cached_property
     def blobs(self) -> Blobs:
@@ -226,6 +242,20 @@ class Penstock:
         views = Views(self.engines, self.jobs, self.config.section(ViewsConfig))
         views.register(self.registry)
         return views
+
+    @cached_property
+    def feed(self) -> Feed:
+        """The newest posts of followed authors: `await app.feed.page(7)`."""
+        from penstock.feed import Feed, FeedConfig
+        from penstock.kernel.cursors import USE
+        from penstock.kernel.secrets import derive_key
+
+        config = self.config.section(FeedConfig)
+        feed = Feed(self.engines, self.jobs, config, make_key=lambda: derive_key(self.secret, USE))
+        for handler in self._deletion_handlers:
+            feed.on_post_deleted(handler)
+        feed.register(self.registry)
+        return feed
 
     @cached_property
     def media(self) -> Media:
@@ -287,15 +317,24 @@ class Penstock:
         self._item_handlers.append(handler)
         return handler
 
+    def on_post_deleted(self, handler: Handler) -> Handler:
+        """Call `handler(post)` for each post deleted from the feed, at least once, in a queue of its own."""
+        assert "feed" not in self.__dict__, (
+            "register on_post_deleted handlers before the app is used"
+        )
+        self._deletion_handlers.append(handler)
+        return handler
+
     def load_rooms(self) -> None:
         """Assemble every room that is installed, so that all tasks are known (for workers)."""
         _ = self.views
+        _ = self.feed
         if find_spec("pycurl"):
             _ = self.fetch
 
     def services(self) -> dict[str, Any]:
         """The rooms by name, of those that are installed; what HTTP handlers and commands are given."""
-        found: dict[str, Any] = {"jobs": self.jobs, "views": self.views}
+        found: dict[str, Any] = {"jobs": self.jobs, "views": self.views, "feed": self.feed}
         if find_spec("pycurl"):
             found["fetch"] = self.fetch
         if find_spec("httptools"):
@@ -306,10 +345,11 @@ class Penstock:
 
     def routes(self) -> list[Any]:
         """The HTTP handlers of the rooms that are installed."""
+        from penstock.feed import http as feed_http
         from penstock.jobs import http as jobs_http
         from penstock.views import http as views_http
 
-        found = [*jobs_http.ROUTES, *views_http.ROUTES]
+        found = [*jobs_http.ROUTES, *views_http.ROUTES, *feed_http.ROUTES]
         if find_spec("pycurl"):
             from penstock.fetch import http as fetch_http
 

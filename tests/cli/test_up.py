@@ -13,7 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock import Penstock
+from penstock.cli.up import embedded_of
+from penstock.engines.valkey import Valkey, ValkeyConfig
 from penstock.testing.processes import PenstockProcess
+from penstock.views.fence import means_of
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 FREE_PORTS = {"PENSTOCK_WEB_LISTEN": "127.0.0.1:0", "PENSTOCK_MEDIA_LISTEN": "127.0.0.1:0"}
@@ -125,3 +129,21 @@ def test_backup_and_restore_work_as_the_operations_page_says(start, tmp_path):
     assert (notes["ready"], notes["paused"]) == (1, True)
     assert "photos/a.txt" in run(start, folder, "media", "ls", "photos", "--data", "restored")
     stop(process)
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy"),
+    [
+        ({}, "everysec"),
+        ({"views.durability": "durable"}, "always"),
+        ({"views.durability": "durable", "views.durable_replicas": "1"}, "everysec"),
+    ],
+)
+async def test_the_embedded_valkey_is_as_safe_as_hits_are_to_be(tmp_path, settings, policy):
+    engines = embedded_of(Penstock(flags={"data.folder": str(tmp_path / "data"), **settings}))
+    valkey = Valkey((await engines.start()).valkey_url, ValkeyConfig())
+    try:
+        assert await means_of(valkey) == (policy, 0)
+    finally:
+        await valkey.close()
+        await engines.stop()

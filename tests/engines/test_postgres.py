@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 
@@ -19,18 +20,36 @@ from penstock.engines.postgres import (
     PostgresRefused,
 )
 from penstock.engines.sql import compile_query
+from penstock.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
 from penstock.testing.processes import descendants
 from penstock.testing.waiting import wait_true
 
 MAKE = compile_query("make", "-- Make a table.\nCREATE TABLE note (id int PRIMARY KEY, body text)")
 ADD = compile_query("add", "-- Add one.\nINSERT INTO note (id, body) VALUES (:id, :body)")
 COUNT = compile_query("count", "-- Count.\nSELECT count(*) FROM note")
+ONE = compile_query("one", "-- One.\nSELECT 1")
 SLEEP = compile_query("sleep", "-- Take long.\nSELECT pg_sleep(30)")
 CUT = compile_query(
     "cut",
     "-- Cut the others.\nSELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()",
 )
+
+
+async def test_a_caller_who_gives_up_does_not_wait_for_a_frozen_server(postgres, database_url):
+    with ChaosProxy(database_url) as proxy:
+        through = Postgres(proxy.url, PostgresConfig(connect_timeout_s=5))
+        assert await through.value(ONE) == 1
+        proxy.set(BLACK_HOLE)
+        began_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await through.value(ONE)
+        assert time.monotonic() - began_s < 3, "telling the server to stop takes 5 s"
+        proxy.set(RESET)
+        proxy.set(PASS)
+        assert await through.value(ONE) == 1
+        await through.close()
 
 
 async def test_a_transaction_is_all_or_nothing(postgres):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+from types import SimpleNamespace
 
 import pytest
 from origin import Answer
 
 from penstock.engines.sql import compile_query
 from penstock.fetch.cli.text import describe_run, duration, progress_line
+from penstock.fetch.cli.waiting import finish_run
+from penstock.fetch.errors import RunUnfinished
 from penstock.fetch.model import Customer, RunState, SampledPhoto
 from penstock.fetch.sampling import expected_s
 from penstock.fetch.store.runs import pace_of
@@ -58,6 +61,17 @@ async def test_a_url_is_run_like_a_file(command, shop):
     assert "1 rows of csv: 1 new" in told
     refused = await command("catalogue", "run", "http://10.0.0.1/x", "--customer", "shop")
     assert refused[0] == "fetch.url_refused"
+
+
+async def test_what_an_unfinished_run_waits_for_is_said(shop):
+    terminal = SimpleNamespace(show=lambda *_: None)
+    for photos, words in (
+        ("", "to be published"),
+        (shop.origin.url("/photo/1"), "for their photo"),
+    ):
+        run = await shop.run(f"{HEAD}a,A{photos},5,{photos}\n")
+        with pytest.raises(RunUnfinished, match=f"1 items wait {words}"):
+            finish_run(terminal, run, may_be_unfinished=False)
 
 
 async def test_what_a_file_would_change_and_a_run_changed(command, shop):

@@ -95,7 +95,7 @@ async def test_an_old_delivery_brings_the_newest_version_once(shop, process):
         assert site.told == [("publish", "a", 2)]
         first = (await shop.fetch.results(after=0))[0]
         ids = await Consumers(shop.postgres, shop.jobs).ids()
-        await shop.jobs.enqueue_many(deliveries([first.seq], ids))
+        await shop.jobs.enqueue_many(deliveries([(first.seq, first.customer)], ids))
         await wait_items_waiting(shop, 0)
     assert site.told == [("publish", "a", 2)]
 

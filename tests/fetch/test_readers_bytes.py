@@ -122,6 +122,23 @@ def is_told(found: str) -> bool:
     return found == "rows" or found.startswith("fetch.")
 
 
+@pytest.mark.parametrize(
+    "text", ["артикул;название\n1;Лампа\n", "id;name;цвет\n1;A;белый\n", "id;name\n1;Лампа\n"]
+)
+def test_a_table_in_another_encoding_is_told_so_with_its_line(tmp_path, text):
+    path = tmp_path / "shop.csv"
+    path.write_bytes(text.encode("cp1251"))
+    line = 1 if "цвет" in text or "артикул" in text else 2
+    for options in ({}, {"format_name": "csv"}):
+        with pytest.raises(InvalidInput, match=f"line {line}: the text is no UTF-8") as refused:
+            list(open_catalogue(path, bytes_max=10**6, **options).rows)
+        assert "mapping" in refused.value.text
+        assert "\N{REPLACEMENT CHARACTER}" not in refused.value.text
+    mapping = parse_mapping({"id": ["id", "артикул"], "encoding": "windows-1251"})
+    (row,) = open_catalogue(path, bytes_max=10**6, mapping=mapping).rows
+    assert (row.item, row.fault) == ("1", None)
+
+
 @pytest.mark.slow
 @QUICK
 @given(data=DOCUMENTS)

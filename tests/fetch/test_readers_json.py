@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,15 @@ def test_a_bomb_is_stopped_at_the_bound(tmp_path):
     path.write_bytes(gzip.compress(b"[" + b'{"id": 1},' * 150_000))
     with pytest.raises(CatalogueTooLarge, match="1,000,000 bytes unpacked"):
         list(open_catalogue(path, bytes_max=1_000_000).rows)
+
+
+@pytest.mark.slow
+def test_a_row_of_very_many_names_takes_time_in_proportion(tmp_path):
+    """Names looked up in a list took minutes for such a row."""
+    path = tmp_path / "wide.json"
+    wide = {f"k{n}": "v" for n in range(50_000)}
+    path.write_text(json.dumps([{"sku": "1", "title": "A", **wide}]))
+    started_s = time.perf_counter()
+    (row,) = open_catalogue(path, bytes_max=10**7).rows
+    assert time.perf_counter() - started_s < 10
+    assert (row.item, row.values["name"], len(row.values)) == ("1", "A", 50_002)

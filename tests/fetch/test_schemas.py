@@ -243,5 +243,13 @@ def test_every_fault_of_a_schema_has_a_sentence_in_every_language():
             assert not sentence.endswith(f": {fault.code}"), "it has no sentence of its own"
 
 
+def test_a_schema_that_asks_nothing_is_refused_as_an_empty_file():
+    for data in ({}, {"fields": {}}):
+        with pytest.raises(InvalidSchema, match="nothing is asked"):
+            parse_schema(data)
+    for data in ({"others": "drop"}, {"category_fields": ["kind"]}):
+        assert not parse_schema(data).fields
+
+
 def test_an_empty_schema_asks_what_always_holds():
     assert Schemas({"default": Schema()}, Policy()).judge({"name": "A"}, []) == []

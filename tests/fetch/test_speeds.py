@@ -210,8 +210,18 @@ async def test_hosts_through_http_and_the_command_line(shop, make_speeds, client
 
 async def test_a_photo_tried_now_says_each_request(shop, origin, command):
     origin.answers["/a"] = [Answer(302, headers={"Location": "/photo/b"})]
+    origin_url = origin.url("/photo/d")
     code, shown = await command("photo", origin.url("/a"), "--verbose")
     assert code == 0
     assert "status 302, connected in" in shown
     assert "status 200, connection was kept" in shown
     assert "status" not in (await command("photo", origin.url("/photo/c")))[1]
+    origin.answers["/silent"] = [Answer(raw=b"")]
+    shown = (await command("photo", origin.url("/silent"), "--verbose"))[1]
+    assert "no byte came" in shown
+    assert "first byte" not in shown
+    await origin.close()
+    code, shown = await command("photo", origin_url, "--verbose")
+    assert code == 1
+    assert "no answer, no connection, no request was sent" in shown
+    assert "first byte" not in shown

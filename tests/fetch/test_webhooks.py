@@ -108,7 +108,7 @@ class Hooks:
     async def publish_in(self, tx, *ids: str, version: int = 1) -> list[int]:
         await tx.run(SQL.take_turn)
         new = [NewResult("shop", i, version, "publish", "{}", []) for i in ids]
-        seqs = await store.results.insert_results(tx, new)
+        seqs = [seq for seq, _ in await store.results.insert_results(tx, new)]
         await self.sending.wake(tx, {"shop"})
         return seqs
 
@@ -219,7 +219,7 @@ async def test_no_more_is_read_than_a_message_carries(hooks):
         await tx.run(SQL.take_turn)
         large = msgspec.json.encode({"text": "x" * 300_000}).decode()
         new = [NewResult("shop", f"i{n}", 1, "publish", large, []) for n in range(6)]
-        seqs = await store.results.insert_results(tx, new)
+        seqs = [seq for seq, _ in await store.results.insert_results(tx, new)]
     for rows_max, bytes_max, count in ((100, 2**20, 3), (2, 2**20, 2), (100, 1, 1)):
         found = await store.webhooks.untold_results(
             hooks.postgres, "shop", after=seqs[0], rows_max=rows_max, bytes_max=bytes_max

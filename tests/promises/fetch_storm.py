@@ -73,6 +73,8 @@ OPEN = compile_query(
     "SELECT (SELECT count(*) FROM penstock.fetch_run WHERE state <> 'done')"
     " + (SELECT count(*) FROM penstock.job_ready r JOIN penstock.queue q ON q.id = r.queue"
     "    WHERE q.name IN ('fetch.publish', 'fetch.item'))"
+    " + (SELECT count(*) FROM penstock.lane_job l JOIN penstock.queue q ON q.id = l.queue"
+    "    WHERE q.name IN ('fetch.publish', 'fetch.item'))"
     " + (SELECT count(*) FROM penstock.job_lease)",
 )
 

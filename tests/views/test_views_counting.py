@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.views import Hit, Total, Traffic
-from penstock.views.errors import FieldUnknown, ShardsFixed
+from penstock.views.errors import FieldUnknown, InvalidHit, ShardsFixed
 
 
 async def total_of(views, entity):
@@ -37,6 +37,29 @@ async def test_many_callers_at_once_get_totals_that_each_of_them_raised(views):
     assert max(total.total for total in totals) == 200
     again = await asyncio.gather(*[views.hit("ad:1") for _ in range(200)])
     assert sorted(total.total for total in again) == list(range(201, 401))
+
+
+async def test_what_is_no_list_of_hits_counts_nothing(views):
+    for wrong in ("abc", [None], ["a", 5], [Hit(id="a", viewer=5)], None):
+        with pytest.raises(InvalidHit):
+            await views.hits(wrong)
+    with pytest.raises(InvalidHit):
+        await views.hit(5)
+    for wrong in ("abc", ["a", None], [["a"]], None):
+        with pytest.raises(InvalidHit):
+            await views.totals(wrong)
+    with pytest.raises(FieldUnknown):
+        await views.totals(["a"], fields=[5])
+    assert [total.total for total in await views.totals(("a", "b", "c"))] == [0, 0, 0]
+    assert [total.total for total in await views.totals(name for name in "abc")] == [0, 0, 0]
+
+
+async def test_totals_of_any_size_are_told_in_whole(views, engines):
+    await views.hit("ad:1")
+    key = f"{engines.valkey.prefix}:{{v:1}}:c:ad:1"
+    await engines.valkey.command("SET", key, 10**15)
+    assert (await views.hit("ad:1")).total == 10**15
+    assert (await views.hit("ad:1", n=2)).total == 10**15 + 2
 
 
 async def test_several_instances_see_the_same_numbers(make_views):

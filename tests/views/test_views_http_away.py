@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,7 +13,7 @@ from penstock.engines.multiplex import Multiplexer
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.valkey import Valkey, ValkeyConfig
 from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.testing.chaos import PASS, RESET, ChaosProxy
+from penstock.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
 from penstock.testing.waiting import wait_true
 from penstock.views import Views, ViewsConfig
 from penstock.web import auth
@@ -27,11 +28,11 @@ def _short_memory(monkeypatch):
 
 
 @asynccontextmanager
-async def served(running_engines, database_url, prefix, blobs):
+async def served(running_engines, database_url, prefix, blobs, *, connect_timeout_s=0.5):
     """A client, and the proxies in front of PostgreSQL and Valkey."""
     valkey_url = running_engines.endpoints.valkey_url.partition("?")[0]
     with ChaosProxy(database_url) as postgres_proxy, ChaosProxy(valkey_url) as valkey_proxy:
-        postgres = Postgres(postgres_proxy.url, PostgresConfig(connect_timeout_s=0.5))
+        postgres = Postgres(postgres_proxy.url, PostgresConfig(connect_timeout_s=connect_timeout_s))
         config = ValkeyConfig(prefix=prefix, timeout_s=0.5)
         url = valkey_proxy.url.replace("tcp://", "valkey://")
         valkey, line = Valkey(url, config), Multiplexer(url, config)
@@ -72,6 +73,28 @@ async def test_without_postgres_hits_go_on(running_engines, database_url, valkey
             ] is not None
 
         await wait_true(has_total)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_short_memory")
+async def test_a_postgres_that_says_nothing_holds_up_one_hit(
+    running_engines, database_url, valkey, blobs
+):
+    """As one that is stopped: connections stand, and no question is ever answered."""
+    at = served(running_engines, database_url, valkey.prefix, blobs, connect_timeout_s=5)
+    async with at as (client, silent, _):
+        every_shard = [{"id": f"ad:{number}", "class": "human"} for number in range(20)]
+        assert (await client.post("/v1/views", json=every_shard)).status_code == 200
+        silent.set(BLACK_HOLE)
+        began_s = time.monotonic()
+        for number in range(30):
+            told = (await client.post(f"/v1/views/items/new{number}?class=human")).json()
+            assert told == {"id": f"new{number}", "total": None, "stale": True}
+        for field in ("today", "unique", "classes"):
+            told = (await client.get(f"/v1/views?ids=ad:1&fields=total,{field}")).json()
+            assert told == [{"id": "ad:1", "total": 1, "stale": True}]
+        assert time.monotonic() - began_s < 5, "two waits of a second at most: token and first hit"
+        silent.set(RESET)
 
 
 @pytest.mark.slow

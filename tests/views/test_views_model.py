@@ -63,11 +63,35 @@ def test_the_shard_of_an_id_is_its_crc_32():
         (Hit(id="a", event="é"), "event 'é'"),
         (Hit(id="a", event=""), "event ''"),
         (Hit(id="a", traffic="robot"), "class 'robot'"),
+        (Hit(id="a", traffic=["bot"]), "class"),
+        (Hit(id="a", viewer=5), "viewer '5'"),
+        (Hit(id="a", event=b"e"), "event"),
+        (Hit(id=None), "id 'None'"),
+        (Hit(id="a", n=10**5000), "n of very many digits"),
+        (Hit(id="a", n=None), "n 'None'"),
+        (None, "hit 'None': expected a Hit or an id"),
+        (5, "hit '5'"),
+        ("tom+me@x.example", "give a hash"),
     ],
 )
 def test_a_hit_that_means_nothing_is_refused_by_name(hit, named):
     with pytest.raises(InvalidHit, match=named):
         require_hits(["good", hit])
+
+
+@pytest.mark.parametrize("wrong", ["ad:1", b"ad:1", None, 5])
+def test_a_lone_id_is_no_list_of_them(wrong):
+    with pytest.raises(InvalidHit, match="expected a list of hits; nothing was counted"):
+        require_hits(wrong)
+    with pytest.raises(InvalidHit, match=r"expected a list of ids$"):
+        require_ids(wrong)
+
+
+def test_a_read_says_nothing_of_counting():
+    for wrong in (["a b"], [None], [5]):
+        with pytest.raises(InvalidHit) as raised:
+            require_ids(wrong)
+        assert "counted" not in raised.value.text
 
 
 def test_calls_are_bounded():

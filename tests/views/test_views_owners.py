@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -80,10 +81,28 @@ async def test_days_begin_at_the_deployments_midnight_also_when_clocks_change(ma
     ]
 
 
+@pytest.mark.parametrize("time_zone", ["UTC", "Asia/Kolkata", "America/St_Johns"])
+async def test_days_begin_with_a_whole_one_where_no_beginning_is_named(
+    make_views, count, time_zone
+):
+    """Hours are whole ones of UTC: where midnight is within one, the day begins with the next."""
+    zone = ZoneInfo(time_zone)
+    day = (datetime.now(UTC) + HOUR - timedelta(days=30)).astimezone(zone).date()
+    midnight = datetime.combine(day, datetime.min.time(), zone).astimezone(UTC)
+    hour = hour_at(hour_of(midnight + timedelta(minutes=59)))
+    await count([("ad:1", 0, hour, 5), ("ad:1", 0, hour - HOUR, 7)])
+    assert await make_views(time_zone=time_zone).series("ad:1", "day") == [
+        SeriesPoint(start_at=midnight, human=5)
+    ]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {"by": "week"},
+        {"by": 5},
+        {"from_at": "2026-01-01"},
+        {"by": "day", "to_at": datetime.min.replace(tzinfo=UTC) + timedelta(days=29)},
         {"from_at": datetime(2026, 1, 1), "to_at": at("2026-01-02T00:00")},  # noqa: DTZ001
         {"from_at": at("2026-01-02T00:00"), "to_at": at("2026-01-02T00:00")},
         {"from_at": at("2025-01-02T00:00"), "to_at": at("2026-01-02T00:00")},
@@ -110,7 +129,7 @@ async def test_top_lists_are_of_their_window_and_class(make_views, count):
     assert [t.id for t in await make_views().top(3600, 2)] == ["c", "a"]
     assert [t.id for t in await make_views().top(31 * 86_400, 1)] == ["old"]
     assert [(t.id, t.views) for t in await make_views().top(traffic="bot")] == [("c", 70)]
-    for wrong in ((0, 5), (32 * 86_400, 5), (3600, 0), (3600, 1_001)):
+    for wrong in ((0, 5), (32 * 86_400, 5), (3600, 0), (3600, 1_001), ("24h", 5), (3600, "5")):
         with pytest.raises(InvalidSpan):
             await make_views().top(*wrong)
 

@@ -166,6 +166,49 @@ async def test_pages_count_with_a_publishable_key(engines, views):
     assert [one.total for one in await views.totals(["ad:1"])] == [3]
 
 
+async def test_a_key_for_pages_is_no_bearer_token(engines, views):
+    key = (await Tokens(engines.postgres).create("site", ("views:hit",), publishable=True)).text
+    async with client_of(engines, views) as client:
+        for path in (
+            "/v1/views/items/ad:1",
+            "/v1/views/items/ad%3A1",
+            f"/v1/views/items/a?k={key}",
+        ):
+            answer = await client.post(path, headers={"authorization": f"Bearer {key}"})
+            assert (answer.status_code, answer.json()["code"]) == (401, "web.unauthenticated")
+            assert "?k=" in answer.json()["detail"]
+        client.headers.pop("authorization")
+        doubled = await client.post(f"/v1/views/items/ad:1?k={key}&k={key}")
+        assert doubled.status_code == 401
+    assert [one.total for one in await views.totals(["ad:1"])] == [0]
+
+
+async def test_events_of_pages_are_not_those_of_servers(engines, views):
+    """Anybody may send a page's events: no server's hit is lost by them."""
+    key = (await Tokens(engines.postgres).create("site", ("views:hit",), publishable=True)).text
+    async with client_of(engines, views) as client:
+        bearer = {"authorization": client.headers.pop("authorization")}
+        path = "/v1/views/items/ad:1"
+        for _ in range(2):
+            await client.post(f"{path}?event=order-1&k={key}", headers=PEOPLE)
+            await client.post(f"/v1/views/items/ad%3A1?event=order-1&k={key}", headers=PEOPLE)
+            await client.get(f"{path}/pixel?event=order-1&k={key}", headers=PEOPLE)
+            body = [{"id": "ad:1", "event": "order-1"}]
+            await client.post(f"/v1/views?k={key}", headers=PEOPLE, json=body)
+        answer = await client.post(f"{path}?event=order-1&n=3", headers={**PEOPLE, **bearer})
+        assert answer.json()["total"] == 4
+        answer = await client.post(f"{path}?event=&k={key}", headers=PEOPLE)
+        assert (answer.status_code, answer.json()["code"]) == (422, "views.invalid_hit")
+
+
+async def test_ids_that_are_given_one_by_one_are_all_read(engines, views):
+    await views.hits(["a", "b", "b"])
+    async with client_of(engines, views) as client:
+        for query in ("ids=a&ids=b,c", "ids=a,b,c", "ids=a%2Cb&ids=c&new=1"):
+            told = (await client.get(f"/v1/views?{query}")).json()
+            assert [(one["id"], one["total"]) for one in told] == [("a", 1), ("b", 2), ("c", 0)]
+
+
 async def test_scopes_keep_counting_and_reading_apart(engines, views):
     async with client_of(engines, views, scopes=("views:hit",)) as client:
         assert (await client.post("/v1/views/items/ad:1")).status_code == 200
@@ -196,8 +239,10 @@ def test_wrong_words_are_told_with_the_usage(words):
 
 def test_a_wrong_moment_is_told_by_its_name():
     ran = CliRunner().invoke(cli.COMMANDS[0], ["series", "a", "--from", "yesterday"])
-    assert ran.exception.text.startswith("--from")
+    assert ran.exception.text.startswith("--from:")
     assert "'yesterday'" in ran.exception.text
+    ran = CliRunner().invoke(cli.COMMANDS[0], ["reclassify", "a", "--from", "yesterday"])
+    assert ran.exception.text.startswith("--from:")
 
 
 def test_steps_have_names_of_their_own_and_what_they_need():

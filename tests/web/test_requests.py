@@ -9,8 +9,9 @@ import pytest
 from litestar import get
 
 from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.kernel.errors import error_table
+from penstock.kernel.errors import Unavailable, error_table
 from penstock.kernel.trace import trace_id
+from penstock.web import guard
 from penstock.web.guard import SECURITY_HEADERS, host_name
 from penstock.web.openapi import operations_of, routes_without_scope
 from penstock.web.server import create_api, create_app, describe_api
@@ -74,6 +75,25 @@ async def test_an_unexpected_error_tells_nothing_but_its_id(api, capfd):
     logged = "".join(capfd.readouterr())
     assert logged.count("request_failed") == 1
     assert answer.headers["x-request-id"] in logged
+
+
+@get("/v1/away", operation_id="getAway", opt={"scope": None})
+async def get_away() -> None:
+    """Fail as with an engine away."""
+    raise Unavailable("away: try again")
+
+
+async def test_failures_that_are_alike_have_a_line_a_second(make_house, serve, capfd, monkeypatch):
+    async with serve(make_house(routes=[get_away])) as client:
+        monkeypatch.setattr(guard, "FAILURE_LINE_EVERY_S", 3600.0)
+        for _ in range(20):
+            assert (await client.get("/v1/away")).status_code == 503
+        assert "".join(capfd.readouterr()).count("request_answered_5xx") == 1
+        monkeypatch.setattr(guard, "FAILURE_LINE_EVERY_S", 0.0)
+        await client.get("/v1/away")
+    logged = "".join(capfd.readouterr())
+    assert logged.count("request_answered_5xx") == 1
+    assert "alike_before=19" in logged
 
 
 async def test_every_answer_carries_the_security_headers(api):

@@ -57,6 +57,9 @@ class App(Protocol):
     def jobs(self) -> Any: ...
 
     @property
+    def feed(self) -> Any: ...
+
+    @property
     def media(self) -> Any: ...
 
     @property

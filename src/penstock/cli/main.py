@@ -26,6 +26,7 @@ ROOMS: Final = {
     "penstock.cli.upkeep": "uvloop",
     "penstock.jobs.cli": "asyncpg",
     "penstock.views.cli": "asyncpg",
+    "penstock.feed.cli": "asyncpg",
     "penstock.fetch.cli": "pycurl",
     "penstock.media.cli": "httptools",
     "penstock.web.cli": "litestar",

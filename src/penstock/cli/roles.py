@@ -200,6 +200,7 @@ def zygote(
 
     def load() -> LoadedApp:
         app = line.app(application)
+        app.use_as_slot()
         configure_logs("slot", level=app.config.sections["data"].log_level)
         app.load_rooms()
         return LoadedApp(app)
@@ -272,21 +273,23 @@ def scheduler(line: CommandLine, application: str | None) -> None:
     run_role(line, "scheduler", body, application=application)
 
 
-@click.command("flusher", short_help="Carry view hits from Valkey to PostgreSQL.")
+@click.command("flusher", short_help="Keep PostgreSQL and Valkey together: views and feeds.")
 @APP_ARGUMENT
 @click.pass_obj
 def flusher(line: CommandLine, application: str | None) -> None:
-    """Count the hits of views in PostgreSQL, until SIGTERM or Ctrl-C.
+    """Count the hits of views in PostgreSQL, and bring to the feed's index what it lacks, until SIGTERM or Ctrl-C.
 
-    Any number may run: the shards are divided among them, and taken over from one that ends.
+    Any number may run: the shards of views are divided among them, and taken over from one that ends.
     """
+    from penstock.feed.worker import Sweeper
     from penstock.views.worker import Flusher
 
     async def body(app: App, stop: asyncio.Event) -> None:
         engines, config = app.engines, app.config.sections["views"]
         running = Flusher(engines, config, name=host_name())
+        sweeper = Sweeper.of(app.feed)
         announce_ready()
-        await running.run(stop)
+        await asyncio.gather(running.run(stop), sweeper.run(stop))
 
     run_role(line, "flusher", body, application=application)
 

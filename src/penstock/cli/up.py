@@ -62,7 +62,7 @@ async def run_engines(line: CommandLine, app: App) -> None:
             "postgres.url and valkey.url are both set, so there is no engine to start: leave"
             " --engines-only out, or unset a URL"
         )
-    supervisor = Supervisor(EmbeddedEngines(app.data_folder), ())
+    supervisor = Supervisor(embedded_of(app), ())
     async with supervisor.started_engines():
         run = app.data_folder / "run"
         answer = {
@@ -81,6 +81,18 @@ async def run_engines(line: CommandLine, app: App) -> None:
         await supervisor.run()
 
 
+def embedded_of(app: App) -> EmbeddedEngines:
+    """The engines of the data folder, as safe as the rooms are configured to be.
+
+    Durable hits wait for the append-only file, which is then synced with each write.
+    """
+    views = app.config.sections["views"]
+    needs_file = views.durability == "durable" and not views.durable_replicas
+    return EmbeddedEngines(
+        app.data_folder, valkey_extra={"appendfsync": "always"} if needs_file else {}
+    )
+
+
 class NoEngines(InvalidInput):
     """`--engines-only` where every engine is elsewhere."""
 
@@ -89,7 +101,7 @@ class NoEngines(InvalidInput):
 
 async def run_up(line: CommandLine, app: App, application: str | None) -> None:
     """Start, print the addresses, supervise until told to stop."""
-    embedded = EmbeddedEngines(app.data_folder) if app.uses_embedded else None
+    embedded = embedded_of(app) if app.uses_embedded else None
     watch = StartWatch()
     supervisor = Supervisor(embedded, roles_of(line, application), on_event=watch.note)
     watch.give_up = supervisor.request_stop

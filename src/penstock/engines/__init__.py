@@ -12,7 +12,7 @@ serves media never connects to PostgreSQL.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.engines.blobs import Blobs
 from penstock.engines.endpoints import Endpoints
@@ -32,10 +32,15 @@ class Engines:
     blobs: Blobs
 
     @classmethod
-    def at(cls, endpoints: Endpoints, config: Loaded, blobs: Blobs) -> Engines:
+    def at(
+        cls, endpoints: Endpoints, config: Loaded, blobs: Blobs, *, is_slot: bool = False
+    ) -> Engines:
         """Handles on the engines that answer at `endpoints`, beside an object store."""
+        postgres = config.section(PostgresConfig)
+        if is_slot:
+            postgres = replace(postgres, connections_max=postgres.slot_connections_max)
         return cls(
-            Postgres(endpoints.postgres_url, config.section(PostgresConfig)),
+            Postgres(endpoints.postgres_url, postgres),
             Valkey(endpoints.valkey_url, config.section(ValkeyConfig)),
             Multiplexer(endpoints.valkey_url, config.section(ValkeyConfig)),
             blobs,

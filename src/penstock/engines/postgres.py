@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -103,6 +103,9 @@ class PostgresConfig:
         secret=True,
     )
     connections_max: int = setting("10", "Connections a process may hold.", parse_count)
+    slot_connections_max: int = setting(
+        "3", "Connections a slot may hold: there are many slots on a host.", parse_count
+    )
     connect_timeout_s: float = setting("5s", "Longest wait for a new connection.", parse_duration_s)
     statement_timeout_s: float = setting("10s", "Longest run of one statement.", parse_duration_s)
 
@@ -199,6 +202,7 @@ class _Pool:
     opened: Any = None
     kept: list[Any] = field(default_factory=list)
     """The last one used is used first."""
+    _giving_back: set[asyncio.Task[None]] = field(default_factory=set)
     _kept_least: int = 0
     _waiting: int = 0
     _timer: asyncio.TimerHandle | None = None
@@ -226,6 +230,20 @@ class _Pool:
         self.kept.append(connection)
         if self._timer is None:
             self._plan_return()
+
+    def give_back(self, connection: Any) -> None:
+        """Take it from a caller who stopped waiting, and does not wait for this either.
+
+        The driver asks the server to stop the statement; a frozen server was seen to take 5 s not to answer that.
+        """
+        task = asyncio.create_task(self._release(connection))
+        self._giving_back.add(task)
+        task.add_done_callback(self._giving_back.discard)
+
+    async def _release(self, connection: Any) -> None:
+        # A connection that is lost while it is given back is out of the driver's pool.
+        with suppress(*_DOWN, asyncpg.PostgresError):
+            await self.opened.release(connection)
 
     async def close(self) -> None:
         """Give everything back and close it."""
@@ -336,6 +354,9 @@ class Postgres(_Statements):
             connection = await pool.take(self._config.connect_timeout_s)
             try:
                 yield connection
+            except asyncio.CancelledError:
+                pool.give_back(connection)
+                raise
             except BaseException:
                 await pool.opened.release(connection)
                 raise

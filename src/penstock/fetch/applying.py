@@ -121,7 +121,11 @@ class Applying:
             groups: list[NewGroup] = []
             at_once: list[NewJob] = []
             for row in rows:
-                publish = NewJob(queue=PUBLISH_QUEUE, payload={"run": run_id, "item": row["item"]})
+                publish = NewJob(
+                    queue=PUBLISH_QUEUE,
+                    payload={"run": run_id, "item": row["item"]},
+                    lane=customer,
+                )
                 if row["urls"]:
                     about = {"run": run_id, "customer": customer, "item": row["item"]}
                     photos = [

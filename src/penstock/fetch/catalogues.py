@@ -36,9 +36,10 @@ from penstock.fetch.errors import (
     RunUnknown,
     UnknownFormat,
 )
+from penstock.fetch.holding import hold_reason
 from penstock.fetch.intake import Rules
 from penstock.fetch.mappings import Mapping, NamedMapping
-from penstock.fetch.model import DRY_RUNS_KEPT, RunState, hold_reason
+from penstock.fetch.model import DRY_RUNS_KEPT, RunState
 from penstock.fetch.readers import Catalogue, open_catalogue, require_format
 from penstock.fetch.sampling import Sampling
 from penstock.fetch.settings import FetchConfig
@@ -203,6 +204,8 @@ class Catalogues:
         # Read once before, by a process that died in it.
         await self._patiently(SQL.clear_run, run_id=order.run_id)
         await self._postgres.run(SQL.clear_problems, run_id=order.run_id)
+        async with self._postgres.transaction() as tx:
+            await store.runs.forget_comparison(tx, order.run_id)
         return order.run_id
 
     @asynccontextmanager
@@ -244,26 +247,43 @@ class Catalogues:
         customer = order.customer
         if reading.rows > ROWS_TO_ANALYZE:
             await self._patiently(SQL.analyze_staged)
-        reason = hold_reason(
-            rows_valid=await self._patiently(SQL.staged_count, run_id=run_id),
-            published=await self._patiently(SQL.published_count, customer=customer),
-            is_truncated=reading.truncated,
-        )
+        reason = await self._hold_reason(run_id, customer, reading)
         if order.is_dry_run:
-            await self._look(run_id, customer, is_sampled=order.is_sampled)
+            await self._look(run_id, customer)
+            await self._try_photos(run_id, customer, is_sampled=order.is_sampled)
             held = reason and f"would be held, {reason}"
             await self._end(run_id, RunState.DRY, held, tx=tx)
         elif reason is not None:
+            await self._look(run_id, customer)
+            await self._patiently(SQL.drop_needs, run_id=run_id)
             await self._end(run_id, RunState.HELD, reason, tx=tx)
         else:
             await self._apply(
                 run_id, customer, expected=RunState.READING, judged=reading.judged, lent=tx
             )
 
-    async def _look(self, run_id: int, customer: str, *, is_sampled: bool) -> None:
-        """Note what the run would change and try some of the photos that it would ask."""
+    async def _hold_reason(self, run_id: int, customer: str, reading: Reading) -> str | None:
+        unreadable, missing = reading.unreadable, 0
+        about = {"run_id": run_id, "customer": customer}
+        # Of as many as in the catalogue before it was said that they are nobody's.
+        if unreadable and unreadable > await self._patiently(SQL.unreadable_before, **about):
+            missing = await self._patiently(SQL.missing_count, **about)
+        return hold_reason(
+            rows_valid=await self._patiently(SQL.staged_count, run_id=run_id),
+            published=await self._patiently(SQL.published_count, customer=customer),
+            is_truncated=reading.truncated,
+            unreadable=unreadable,
+            missing=missing,
+        )
+
+    async def _look(self, run_id: int, customer: str) -> None:
+        """Note what the run would change and which photos it would ask."""
         async with self._postgres.transaction() as tx:
             await self._applying.compare(tx, run_id, customer, is_whole=True)
+
+    async def _try_photos(self, run_id: int, customer: str, *, is_sampled: bool) -> None:
+        """Try some of the photos that a dry run would ask; of the dry runs before it the last are kept."""
+        async with self._postgres.transaction() as tx:
             # This one is not among them yet: it is still `reading`.
             old = await tx.all(SQL.forget_dry_runs, customer=customer, runs_kept=DRY_RUNS_KEPT - 1)
             await store.runs.forget(tx, [row["id"] for row in old])
@@ -323,6 +343,11 @@ class Catalogues:
         run: Row = await tx.one(SQL.lock_run, run_id=run_id)
         newer = await tx.value(SQL.newer_run, customer=customer, run_id=run_id)
         if run["state"] != expected or newer is not None:
-            because = f"run {newer} was applied since" if newer else f"it is {run['state']}"
+            because = f"it is {run['state']}"
+            if newer is not None or run["state"] == RunState.SUPERSEDED:
+                because = f"run {newer} was applied since" if newer else "another was applied since"
             raise RunNotHeld(f"run {run_id} cannot be applied: {because}; run the catalogue again")
+        if expected is RunState.HELD:
+            # Items may have changed since: what it changes is found anew.
+            await store.runs.forget_comparison(tx, run_id)
         await self._applying.apply(tx, run_id, customer, judged=judged)

@@ -104,7 +104,8 @@ class Consumers:
                     job
                     for name in self._handlers.keys() & ids.keys()
                     for job in deliveries(
-                        [r["seq"] for r in rows if r["consumer"] == name], {name: ids[name]}
+                        [(r["seq"], r["customer"]) for r in rows if r["consumer"] == name],
+                        {name: ids[name]},
                     )
                 ]
                 await self._jobs.enqueue_many(jobs, tx=tx)
@@ -153,8 +154,8 @@ class Consumers:
                     customers=[row["customer"] for row in rows],
                     items=[row["item"] for row in rows],
                 )
-                seqs = [row["seq"] for row in rows]
-                jobs = deliveries(seqs, {name: consumer_id})
+                results = [(row["seq"], row["customer"]) for row in rows]
+                jobs = deliveries(results, {name: consumer_id})
                 await self._jobs.enqueue_many(jobs, tx=tx)
             page_items = len(rows)
             items += page_items
@@ -162,11 +163,15 @@ class Consumers:
         return items
 
 
-def deliveries(seqs: list[int], consumers: dict[str, int]) -> list[NewJob]:
-    """A job for each result and consumer."""
+def deliveries(results: list[tuple[int, str]], consumers: dict[str, int]) -> list[NewJob]:
+    """A job for each result, by its `seq` and its customer, and each consumer."""
     return [
-        NewJob(queue=ITEM_QUEUE, payload=ItemJob(seq=seq, consumer=name, consumer_id=consumer_id))
-        for seq in seqs
+        NewJob(
+            queue=ITEM_QUEUE,
+            payload=ItemJob(seq=seq, consumer=name, consumer_id=consumer_id),
+            lane=customer,
+        )
+        for seq, customer in results
         for name, consumer_id in consumers.items()
     ]
 

@@ -371,7 +371,7 @@ def _ended_by(hop: Hop, error: TransferFailed) -> _Ended:
     code = _CODES.get(error.number, "protocol")
     text = error.text
     if error.number == pycurl.E_OPERATION_TIMEDOUT:
-        code = "slow" if "too slow" in text else "timeout" if hop.is_sent else "connect"
+        code = "timeout" if hop.is_sent else "connect"
     elif error.number == pycurl.E_FILESIZE_EXCEEDED:
         return _Ended("refused:too_large", f"the body is over {hop.bounds.bytes_max:,} bytes")
     elif error.number in _TLS:

@@ -161,7 +161,7 @@ class RunsBusy(Unavailable):
 
 
 class RunNotHeld(Conflict):
-    """Only a held run that nothing newer replaced can be confirmed."""
+    """Only a held run can be confirmed, as long as no other catalogue was applied since."""
 
     code = "fetch.run_not_held"
 

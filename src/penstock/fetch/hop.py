@@ -39,9 +39,6 @@ ERROR_BODY_BYTES_MAX: Final = 16 * 1024
 READ_BYTES: Final = 256 * 1024
 """Read at once; the buffer is shared by all transfers. With the usual 16 KiB a photo costs 70 us more, of 430."""
 SPOOL_BYTES: Final = 2**20
-SLOW_BYTES_PER_S: Final = 100
-SLOW_S: Final = 60
-"""A body that stands still for so long is given up; a photo's class ends before, a catalogue may take longer."""
 IMAGES: Final = "image/avif,image/webp,image/png,image/jpeg,image/gif;q=0.9,*/*;q=0.1"
 
 
@@ -206,8 +203,6 @@ def new_handle(config: FetchConfig, target: Target, address: Address, hop: Hop) 
     handle.setopt(pycurl.FOLLOWLOCATION, 0)
     handle.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
     handle.setopt(pycurl.HTTP_CONTENT_DECODING, 0)
-    handle.setopt(pycurl.LOW_SPEED_LIMIT, SLOW_BYTES_PER_S)
-    handle.setopt(pycurl.LOW_SPEED_TIME, SLOW_S)
     handle.setopt(pycurl.MAXFILESIZE_LARGE, hop.bounds.bytes_max)
     handle.setopt(pycurl.CAINFO, config.ca_file or certifi.where())
     return handle

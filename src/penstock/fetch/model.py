@@ -20,6 +20,8 @@ from penstock.jobs.model import Lane, Why
 from penstock.kernel import metrics
 
 LIMITER: Final = "fetch"
+RESULTS_LIMITER: Final = "fetch.results"
+"""A lane a customer without limits, for the turns: 300,000 results of one held up another's two for minutes."""
 PUBLISH_QUEUE: Final = "fetch.publish"
 ITEM_QUEUE: Final = "fetch.item"
 CATALOGUE_QUEUE: Final = "fetch.catalogue"
@@ -143,8 +145,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One reading of a catalogue; new + changed + unchanged + invalid = rows.
 
-    An unchanged item whose photos changed when asked again becomes a changed one. `photos` of a dry
-    run are those of a real one, `photos_pending` of them would be asked. A run whose format is `items`
+    An unchanged item whose photos changed when asked again becomes a changed one. Of a dry run and of
+    a held one all counts say what it would change; `photos_pending` would be asked. A run whose format is `items`
     is of items sent by themselves, where gone ones have a row too; one whose format is `same` is of a
     file that did not change: links that are due are asked again.
     """
@@ -424,7 +426,7 @@ class PhotoStep(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     """0: no answer came."""
     connect_s: float
-    """Connected, with TLS; 0 for a connection that was kept."""
+    """Connected, with TLS; 0 for a connection that was kept, and where none came about."""
     first_byte_s: float
     took_s: float
     is_sent: bool
@@ -475,18 +477,3 @@ def parse_rate(text: str) -> tuple[int, float]:
             f"rate {text[:40]!r}: the number of requests must be over 0, such as 600/m"
         )
     return int(match[1]), float(match[2] or 1) * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[3]]
-
-
-def hold_reason(*, rows_valid: int, published: int, is_truncated: str | None) -> str | None:
-    """Why a catalogue is to be confirmed by a person before it is applied, or None.
-
-    `is_truncated` is where the file ends too early. A catalogue of a tenth of what is published, or
-    less, is taken for an accident: unpublishing a shop is worse than asking.
-    """
-    if is_truncated:
-        return f"truncated: {is_truncated}"
-    if rows_valid == 0:
-        return "empty: no valid row"
-    if rows_valid * 10 <= published:
-        return f"shrunk: {rows_valid} valid rows where {published} items are published"
-    return None

@@ -99,8 +99,8 @@ class Publishing:
             tx, [row for row in changes if row["version"] == row["item_version"]]
         )
         if results:
-            seqs = await store.results.insert_results(tx, results)
-            jobs = deliveries(seqs, await self._consumers.ids(tx))
+            published = await store.results.insert_results(tx, results)
+            jobs = deliveries(published, await self._consumers.ids(tx))
             await self._jobs.enqueue_many(jobs, tx=tx)
             await self._webhooks.wake(tx, {result.customer for result in results})
         await tx.run(SQL.note_published, runs=runs, items=items)

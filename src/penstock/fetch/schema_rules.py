@@ -49,6 +49,9 @@ def require_schema(schema: Schema) -> Schema:
 
 
 def _faults(schema: Schema) -> Iterator[FieldProblem]:
+    if schema == Schema():
+        text = "nothing is asked: name the fields, such as [fields.price] with required = true"
+        yield FieldProblem("/fields", "missing", text)
     if len(schema.fields) > COLUMNS_MAX:
         yield FieldProblem("/fields", "too_many", f"more than {COLUMNS_MAX} fields")
     if not 1 <= len(schema.category_fields) <= 10 or not all(map(_is_name, schema.category_fields)):

@@ -44,6 +44,8 @@ class Reading:
     problems: int = 0
     judged: int = 0
     """Rows that were not equal to last time's."""
+    unreadable: int = 0
+    """Rows whose id cannot be read: they keep no item from being gone."""
     truncated: str | None = None
 
 
@@ -173,6 +175,7 @@ class Staging:
         doubled = []
         if chunk.rows:
             doubled = await store.runs.stage(tx, self._run_id, chunk.rows, raw_hashes=raw_hashes)
+        reading.unreadable += chunk.rows_count - len(chunk.rows)
         valid = sum(row.hash is not None for row in chunk.rows)
         valid -= sum(row.hash is not None for row in doubled)
         reading.invalid += chunk.rows_count - valid

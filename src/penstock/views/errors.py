@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.kernel.errors import Conflict, InvalidInput, TooLarge, Unavailable
+
+DIGITS_SHOWN_BITS: Final = 1_000
+"""Python refuses to write down numbers of more than 4,300 digits."""
+
+
+def shown(value: object) -> str:
+    """The value as a person may want to see it: whatever it is, and however long."""
+    if isinstance(value, int) and value.bit_length() > DIGITS_SHOWN_BITS:
+        return "of very many digits"
+    return repr(str(value)[:40])
 
 
 class InvalidHit(InvalidInput):
@@ -10,8 +22,9 @@ class InvalidHit(InvalidInput):
 
     code = "views.invalid_hit"
 
-    def __init__(self, name: str, value: object, expected: str) -> None:
-        super().__init__(f"{name} {str(value)[:40]!r}: expected {expected}; nothing was counted")
+    def __init__(self, name: str, value: object, expected: str, *, counts: bool = True) -> None:
+        outcome = "; nothing was counted" if counts else ""
+        super().__init__(f"{name} {shown(value)}: expected {expected}{outcome}")
 
 
 class TooManyHits(TooLarge):
@@ -68,13 +81,12 @@ class NotCounting(Unavailable):
 class NotDurable(Unavailable):
     """The hits are counted, but it was not confirmed in time that they survive a failure."""
 
-    code = "views.not_durable"
+    code, retryable = "views.not_durable", False
 
     def __init__(self, confirmed: int, wanted: int) -> None:
         super().__init__(
             f"counted, but confirmed durable by {confirmed} of {wanted} within the time: a power cut or failover"
-            " now may lose it; a repeated hit counts again unless it carries an event id",
-            retry_after_s=2,
+            " now may lose it; do not repeat it, a repeated hit counts again unless it carries an event id"
         )
 
 
@@ -83,5 +95,5 @@ class FieldUnknown(InvalidInput):
 
     code = "views.unknown_field"
 
-    def __init__(self, field: str, fields: tuple[str, ...]) -> None:
-        super().__init__(f"field {field[:40]!r} is unknown: use some of {', '.join(fields)}")
+    def __init__(self, field: object, fields: tuple[str, ...]) -> None:
+        super().__init__(f"field {shown(field)} is unknown: use some of {', '.join(fields)}")

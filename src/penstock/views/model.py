@@ -31,6 +31,9 @@ UNIQUE_S: Final = 3 * 86_400
 START: Final = "0-1"
 """The offset of a shard that was never flushed: the id of the entry its stream begins with."""
 FIELDS: Final = ("total", "today", "unique", "classes")
+NAME: Final = (
+    "1 to 128 of the characters A-Z a-z 0-9 . _ : @ ~ - (what has others: give a hash of it)"
+)
 
 
 class Traffic(StrEnum):
@@ -168,26 +171,30 @@ def traffic_of_user_agent(user_agent: str | None) -> Traffic:
     return Traffic.HUMAN
 
 
-def require_traffic(name: str) -> Traffic:
-    """The class of that name. Raises: InvalidHit."""
-    if name not in NUMBER:
-        raise InvalidHit("class", name, f"one of {', '.join(CLASSES)}")
+def require_traffic(name: object, *, counts: bool = True) -> Traffic:
+    """The class of that name; `counts`: of a hit. Raises: InvalidHit."""
+    if not isinstance(name, str) or name not in NUMBER:
+        raise InvalidHit("class", name, f"one of {', '.join(CLASSES)}", counts=counts)
     return Traffic(name)
 
 
 def require_ids(ids: Iterable[str]) -> list[str]:
-    """The ids, if each is one and they are not too many. Raises: InvalidHit, TooManyIds."""
+    """The ids to read or remove, if each is one and they are not too many. Raises: InvalidHit, TooManyIds."""
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise InvalidHit("ids", ids, "a list of ids", counts=False)
     found = list(ids)
     if len(found) > IDS_PER_READ_MAX:
         raise TooManyIds(len(found), IDS_PER_READ_MAX)
     for entity in found:
         if not isinstance(entity, str) or USER_ID.fullmatch(entity) is None:
-            raise InvalidHit("id", entity, "1 to 128 of the characters A-Z a-z 0-9 . _ : @ ~ -")
+            raise InvalidHit("id", entity, NAME, counts=False)
     return found
 
 
 def require_hits(hits: Iterable[Hit | str]) -> list[tuple[str, str]]:
     """For each hit its entity and its line of text. Raises: InvalidHit, TooManyHits."""
+    if isinstance(hits, str | bytes) or not isinstance(hits, Iterable):
+        raise InvalidHit("hits", hits, "a list of hits")
     found = list(hits)
     if len(found) > HITS_PER_CALL_MAX:
         raise TooManyHits(len(found), HITS_PER_CALL_MAX)
@@ -196,18 +203,27 @@ def require_hits(hits: Iterable[Hit | str]) -> list[tuple[str, str]]:
     for hit in found:
         if isinstance(hit, str):
             if matches(hit) is None:
-                raise InvalidHit("id", hit, "1 to 128 of the characters A-Z a-z 0-9 . _ : @ ~ -")
+                raise InvalidHit("id", hit, NAME)
             lines.append((hit, hit))
-        else:
+        elif isinstance(hit, Hit):
             lines.append((hit.id, line_of(hit)))
+        else:
+            raise InvalidHit("hit", hit, "a Hit or an id")
     return lines
 
 
 def line_of(hit: Hit) -> str:
     """The hit as text. Raises: InvalidHit."""
-    for name, value in (("id", hit.id), ("viewer", hit.viewer), ("event", hit.event)):
-        if value is not None and USER_ID.fullmatch(value) is None:
-            raise InvalidHit(name, value, "1 to 128 of the characters A-Z a-z 0-9 . _ : @ ~ -")
+    names: tuple[tuple[str, object], ...] = (
+        ("id", hit.id),
+        ("viewer", hit.viewer),
+        ("event", hit.event),
+    )
+    for name, value in names:
+        if value is None and name != "id":
+            continue
+        if not isinstance(value, str) or USER_ID.fullmatch(value) is None:
+            raise InvalidHit(name, value, NAME)
     if type(hit.n) is not int or not 1 <= hit.n <= VIEWS_OF_HIT_MAX:
         raise InvalidHit("n", hit.n, f"a whole number from 1 to {VIEWS_OF_HIT_MAX}")
     traffic = require_traffic(hit.traffic)

@@ -25,7 +25,7 @@ from litestar.handlers import BaseRouteHandler
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Unavailable
 from penstock.web.model import ScopeMissing, TokenRefused
-from penstock.web.tokens import Caller, Tokens, hash_of
+from penstock.web.tokens import KEY_PREFIX, Caller, Tokens, hash_of
 
 CACHED_S: Final = 5.0
 CACHED_MAX: Final = 10_000
@@ -34,7 +34,7 @@ ANSWER_S: Final = 1.0
 """Longest wait for PostgreSQL of a caller that is known already."""
 FOR_PAGES: Final = "for_pages"
 """The mark in a handler's `opt`: browsers of anybody may ask it, with a publishable key."""
-KEY_IN_QUERY: Final = re.compile(rb"(?:^|&)k=(psk_[0-9A-Za-z]{49})(?:&|$)")
+KEY_IN_QUERY: Final = re.compile(rb"(?:^|&)k=(psk_[0-9A-Za-z]{49})(?=&|$)")
 
 
 class Callers:
@@ -53,6 +53,11 @@ class Callers:
         token = token.strip()
         if scheme.lower() != "bearer" or not token.isascii():
             raise refused()
+        if token.startswith(KEY_PREFIX):
+            raise TokenRefused(
+                "a publishable key is taken from the address alone (`?k=psk_...`), on the routes for pages:"
+                " a server sends a secret token, `Authorization: Bearer pst_...`"
+            )
         return await self._find(token)
 
     async def require_caller_of(self, authorization: str | None, query_string: bytes) -> Caller:
@@ -60,10 +65,10 @@ class Callers:
 
         Raises: TokenRefused, PostgresDown.
         """
-        key = KEY_IN_QUERY.search(query_string) if authorization is None else None
-        if key is None:
+        keys = KEY_IN_QUERY.findall(query_string) if authorization is None else []
+        if len(keys) != 1:
             return await self.require_caller(authorization)
-        return await self._find(key[1].decode())
+        return await self._find(keys[0].decode())
 
     async def _find(self, token: str) -> Caller:
         key, now_s = hash_of(token), self._clock.monotonic_s()

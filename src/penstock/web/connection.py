@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.streams import ENDLESS
 from penstock.web.model import (
     HEAD_BYTES_MAX,
     HEAD_FIELD_BYTES_MAX,
@@ -172,8 +173,8 @@ class Connection(HttpToolsProtocol):
         return self._in_head or bool(self.cycle and self.cycle.more_body)
 
     def shutdown(self) -> None:
-        """The server stops: idle and lingering connections go at once."""
-        if self._lingering:
+        """The server stops: idle and lingering connections, and answers without an end, go at once."""
+        if self._lingering or (self.cycle is not None and ENDLESS in self.scope):
             self.transport.close()
         else:
             super().shutdown()

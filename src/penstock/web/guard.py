@@ -43,6 +43,8 @@ UNMATCHED: Final = "unmatched"
 ONCE: Final = frozenset({b"authorization", b"content-type", b"idempotency-key"})
 """Headers of which two could be read in two ways."""
 HOSTS_KEPT_MAX: Final = 100
+FAILURE_LINE_EVERY_S: Final = 1.0
+"""A route's failures of one status have a line so often; `web_requests_total` counts them all."""
 SLASH_IN_NAME: Final = "\udc2f"
 KEY_MARK: Final = b"k=psk_"
 ANSWER_STARTS: Final = frozenset({"http.response.start", WHOLE_ANSWER})
@@ -52,6 +54,8 @@ CORS_HEADERS: Final = (
     (b"access-control-allow-headers", b"content-type"),
     (b"access-control-max-age", b"86400"),
 )
+REFUSALS: Final = frozenset({401, 403})
+"""Pages of any origin may read why they were refused; there is nothing else in such an answer."""
 SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -79,6 +83,7 @@ class Guard:
         self._hosts = LOOPBACK_NAMES | {config.listen[0].lower(), *config.allowed_hosts}
         self._origins = frozenset(config.allowed_hosts)
         self._seen_hosts: set[bytes] = set()
+        self._failures = FailureLog()
         self._bound: dict[tuple[str, str, str], Any] = {}
         metrics.allow_values("web_requests_total", route=routes)
         metrics.allow_values("web_request_seconds", route=routes)
@@ -97,6 +102,7 @@ class Guard:
             inner = {**inner, "path": _path_with_names_whole(scope["raw_path"])}
         answer = _Answer(send, new_request_id())
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        answer.has_origin = b"origin" in headers
         current_request_id.set(answer.request_id)
         current_traceparent.set(next_hop(_text(headers.get(b"traceparent"))))
         try:
@@ -167,14 +173,34 @@ class Guard:
         bound[0].inc()
         bound[1].observe(seconds)
         if answer.status >= 500:
-            _LOG.warning(
-                "request_answered_5xx",
-                request_id=answer.request_id,
-                method=method,
-                route=route,
-                status=answer.status,
-                seconds=round(seconds, 4),
-            )
+            alike = self._failures.next_line(route, answer.status)
+            if alike is not None:
+                _LOG.warning(
+                    "request_answered_5xx",
+                    request_id=answer.request_id,
+                    method=method,
+                    route=route,
+                    status=answer.status,
+                    seconds=round(seconds, 4),
+                    alike_before=alike,
+                )
+
+
+class FailureLog:
+    """Which failures get a line: with an engine away every request is one, and thousands come in a second."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def next_line(self, route: str, status: int) -> int | None:
+        """None: no line now. Else how many failures of this route and status had none since the last."""
+        now_s = time.monotonic()
+        logged_s, left_out = self._seen.get((route, status), (float("-inf"), 0))
+        if now_s - logged_s < FAILURE_LINE_EVERY_S:
+            self._seen[route, status] = (logged_s, left_out + 1)
+            return None
+        self._seen[route, status] = (now_s, 0)
+        return left_out
 
 
 class _Answer:
@@ -184,6 +210,7 @@ class _Answer:
         self._send = send
         self.request_id = request_id
         self.status = 0
+        self.has_origin = False
         self.more: tuple[tuple[bytes, bytes], ...] = ()
 
     async def send(self, message: Any) -> None:
@@ -193,6 +220,8 @@ class _Answer:
             present = {name.lower() for name, _ in headers}
             headers += [pair for pair in SECURITY_HEADERS if pair[0] not in present]
             headers += self.more
+            if self.has_origin and self.status in REFUSALS and not self.more:
+                headers += CORS_HEADERS
             headers.append((b"x-request-id", self.request_id.encode()))
             headers.append((b"traceparent", (current_traceparent.get() or "").encode()))
             message = {**message, "headers": headers}

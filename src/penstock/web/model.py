@@ -42,6 +42,8 @@ SCOPES: Final[dict[str, str]] = {
     "views:hit": "Count views.",
     "views:read": "See totals, series and top lists of views.",
     "views:write": "Delete, move and check what was counted.",
+    "feed:read": "See feeds, posts, followers, markers.",
+    "feed:write": "Post, delete, follow, mute, block, read, rebuild.",
     ALL_SCOPES: "Everything, also what later versions add.",
 }
 PUBLISHABLE_SCOPES: Final = frozenset({"views:hit"})

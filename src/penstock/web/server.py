@@ -66,7 +66,7 @@ def describe_api(house: House) -> dict[str, Any]:
         OpenAPIConfig(
             title="Penstock",
             version=house.version,
-            description="Jobs, photo fetching, view counters and media of a content platform.",
+            description="Jobs, photo fetching, view counters, feeds and media of a content platform.",
             use_handler_docstrings=True,
         ),
     )

@@ -102,4 +102,6 @@ def valkey_settings(machine: Machine, *, durable: bool) -> dict[str, str]:
         "appendfsync": "everysec" if durable else "no",
         "aof-load-truncated": "yes",
         "save": "",
+        # The feed's sets of authors: 4 to 8 bytes a member instead of 40 (its index: 46 bytes a post instead of 138).
+        "set-max-intset-entries": "65536",
     }

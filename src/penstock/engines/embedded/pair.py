@@ -26,15 +26,21 @@ class EmbeddedEngines:
     """PostgreSQL and Valkey as children of this process, in `folder`.
 
     `durable=False` turns fsync off, for tests of anything but durability. `extra` holds further
-    PostgreSQL settings. Start it from the main thread: the engines end with the thread that started them.
+    PostgreSQL settings, `valkey_extra` those of Valkey. Start it from the main thread: the engines end with the thread that started them.
     """
 
     def __init__(
-        self, folder: Path, *, durable: bool = True, extra: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        *,
+        durable: bool = True,
+        extra: Mapping[str, str] | None = None,
+        valkey_extra: Mapping[str, str] | None = None,
     ) -> None:
         self._given = folder
         self._durable = durable
         self._extra = dict(extra or {})
+        self._valkey_extra = dict(valkey_extra or {})
         self._lock: FolderLock | None = None
         self._endpoints: Endpoints | None = None
         self._servers: dict[str, PostgresServer | ValkeyServer] = {}
@@ -67,7 +73,7 @@ class EmbeddedEngines:
             await end_leftovers(folder)
             machine = read_machine()
             postgres = PostgresServer(folder, machine, durable=self._durable, extra=self._extra)
-            valkey = ValkeyServer(folder, machine, durable=self._durable)
+            valkey = ValkeyServer(folder, machine, durable=self._durable, extra=self._valkey_extra)
             self._servers = {postgres.name: postgres, valkey.name: valkey}
             async with asyncio.TaskGroup() as group:
                 group.create_task(postgres.start())

@@ -11,6 +11,7 @@ import asyncio
 import platform
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -32,11 +33,13 @@ class ValkeyServer:
 
     name = "valkey"
 
-    def __init__(self, folder: Path, machine: Machine, *, durable: bool) -> None:
+    def __init__(
+        self, folder: Path, machine: Machine, *, durable: bool, extra: Mapping[str, str]
+    ) -> None:
         self._folder = folder
         self._data = folder / "valkey"
         self._log = folder / "logs" / "valkey.log"
-        self._settings = valkey_settings(machine, durable=durable)
+        self._settings = {**valkey_settings(machine, durable=durable), **extra}
         self.process: EngineProcess | None = None
 
     async def start(self) -> None:

@@ -107,7 +107,7 @@ def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
 )
 @click.pass_obj
 def confirm_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float) -> None:
-    """Apply RUN, which was held because it was empty, truncated or much smaller than the last."""
+    """Apply RUN, which was held because its file looks like an accident."""
 
     async def run(fetch: Fetch) -> Run:
         found = await fetch.confirm_run(run_id)

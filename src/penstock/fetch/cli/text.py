@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.fetch.cli.hosts import host_line
 from penstock.fetch.model import (
     Change,
@@ -18,6 +20,9 @@ from penstock.fetch.model import (
 )
 from penstock.fetch.outcomes import is_bad
 from penstock.jobs.model import Lane
+
+_NOT_APPLIED: Final = (RunState.DRY, RunState.HELD, RunState.SUPERSEDED)
+"""Runs whose counts say what they would change."""
 
 
 def progress_line(run: Run) -> str:
@@ -91,9 +96,10 @@ def describe_run(run: Run) -> str:
     lines = [
         f"run {run.run} of {run.customer}: {run.state}"
         + (f" ({run.reason})" if run.reason else ""),
-        f"  {run.rows} rows of {run.format}: {rows}; {run.gone} gone",
+        f"  {run.rows} rows of {run.format}: {rows}; {run.gone} gone"
+        + (", if it is confirmed" if run.state is RunState.HELD else ""),
         f"  {run.photos} photos, {run.photos_pending} "
-        + ("would be asked" if run.state is RunState.DRY else "waiting")
+        + ("would be asked" if run.state in _NOT_APPLIED else "waiting")
         + _pace(run),
         *_sample_lines(run),
     ]
@@ -157,13 +163,20 @@ def describe_photo(found: PhotoReport) -> str:
 
 def step_line(step: PhotoStep) -> str:
     """One request of a download in one line."""
-    answer = f"status {step.status}" if step.status else "no answer"
-    connected = f"connected in {step.connect_s:.3f} s" if step.connect_s else "connection was kept"
-    sent = "" if step.is_sent else ", no request was sent"
-    return (
-        f"  {step.url} at {step.address}: {answer}, {connected}, first byte after"
-        f" {step.first_byte_s:.3f} s, {step.took_s:.3f} s in all{sent}"
-    )
+    told = [f"status {step.status}" if step.status else "no answer"]
+    if step.connect_s:
+        told.append(f"connected in {step.connect_s:.3f} s")
+    else:
+        told.append("connection was kept" if step.is_sent else "no connection")
+    if step.is_sent:
+        is_answered = step.status > 0
+        told.append(
+            f"first byte after {step.first_byte_s:.3f} s" if is_answered else "no byte came"
+        )
+    else:
+        told.append("no request was sent")
+    told.append(f"{step.took_s:.3f} s in all")
+    return f"  {step.url} at {step.address}: {', '.join(told)}"
 
 
 def describe_url(found: UrlReport) -> str:

@@ -40,7 +40,8 @@ def finish_run(terminal: Terminal, run: Run, *, may_be_unfinished: bool) -> None
             f" `penstock fetch catalogue confirm {run.run}` or run a better one"
         )
     if run.state not in FINAL_STATES and not may_be_unfinished:
+        ahead = "for their photos" if run.photos_pending else "to be published"
         raise RunUnfinished(
-            f"run {run.run} is applied and {run.items_pending} items wait for their photos: see"
+            f"run {run.run} is applied and {run.items_pending} items wait {ahead}: see"
             f" `penstock fetch run show {run.run}`, and that `penstock up` is running"
         )

@@ -75,7 +75,7 @@ async def get_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
     status_code=202,
 )
 async def confirm_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
-    """Apply a run that was held because it was empty, truncated or much smaller than the last."""
+    """Apply a run that was held because its file looks like an accident."""
     return await fetch.confirm_run(run)
 
 

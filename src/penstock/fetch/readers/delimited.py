@@ -20,7 +20,7 @@ from typing import Final
 from penstock.fetch.errors import NotACatalogue
 from penstock.fetch.mappings import Mapping, plain_path
 from penstock.fetch.model import COLUMNS_MAX, FIELD_BYTES_MAX, ROWS_MAX
-from penstock.fetch.readers.format import Format, Head
+from penstock.fetch.readers.format import Format, Head, require_letters
 from penstock.fetch.readers.lines import read_lines
 from penstock.fetch.readers.mapped import Names
 from penstock.fetch.readers.naming import KNOWN, is_photos, known_names, split_photos
@@ -66,6 +66,7 @@ def read_delimited(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
     """
     delimiter = find_delimiter(head)
     if delimiter is None:
+        require_letters(head)
         first = head.text.splitlines()[0][:80]
         raise NotACatalogue(
             f"the first line {first!r} is no header with the column of the id: name the columns there,"

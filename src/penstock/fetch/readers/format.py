@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.fetch.errors import NotACatalogue
 from penstock.fetch.mappings import Mapping
 from penstock.fetch.readers.row import RawRow
 
@@ -35,6 +36,20 @@ class Head:
     encoding: str
     root: Root | None = None
     mapping: Mapping | None = None
+
+
+def require_letters(head: Head) -> None:
+    """Return where the first line of a file that no format takes could be read. Raises: NotACatalogue.
+
+    Without this a table in another encoding, whose header is not understood for that, would be told that
+    its header names no id.
+    """
+    if "\N{REPLACEMENT CHARACTER}" in head.text.splitlines()[0]:
+        name = head.encoding.removesuffix("-sig").upper()
+        raise NotACatalogue(
+            f"line 1: the text is no {name}: save the file as UTF-8, or name its encoding in a mapping"
+            ' (encoding = "windows-1251")'
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,4 +55,8 @@ def _next_line(text: io.TextIOWrapper, encoding: str, number: int, characters_ma
 def not_text(encoding: str, line: int) -> CatalogueBroken:
     """The error of a file that is not of its encoding."""
     name = encoding.removesuffix("-sig").upper()
-    return broken("invalid_encoding", f"the text is no {name}: save the file as UTF-8", line)
+    return broken(
+        "invalid_encoding",
+        f"the text is no {name}: save the file as UTF-8, or name the encoding of a table in a mapping",
+        line,
+    )

@@ -38,7 +38,8 @@ _UNUSUAL: Final = re.compile(r"[ ,;]")
 
 def known_names(names: Sequence[str]) -> list[str]:
     """Each of `names` as what it means; where the meaning is named too, that one has it."""
-    return [_ALIASES.get(n, n) if _ALIASES.get(n, n) not in names else n for n in names]
+    present = frozenset(names)
+    return [n if _ALIASES.get(n, n) in present else _ALIASES.get(n, n) for n in names]
 
 
 @lru_cache(COLUMNS_MAX)

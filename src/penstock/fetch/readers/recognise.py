@@ -10,7 +10,7 @@ from typing import Final
 from penstock.fetch.errors import NotACatalogue, UnknownFormat
 from penstock.fetch.mappings import Mapping
 from penstock.fetch.readers import avito, delimited, foreign, google, json_rows, ndjson, yml
-from penstock.fetch.readers.format import ACCEPTED, Format, Head
+from penstock.fetch.readers.format import ACCEPTED, Format, Head, require_letters
 from penstock.fetch.readers.row import RawRow, Truncated
 from penstock.fetch.readers.unpacked import SNIFF_BYTES, open_unpacked
 from penstock.fetch.readers.xml_rows import find_root
@@ -109,6 +109,7 @@ def _recognise(head: Head) -> Format:
         raise NotACatalogue(f"the file is XML with the root <{head.root.name[:40]}>; {ACCEPTED}")
     if head.text.startswith("<"):
         raise NotACatalogue(f"the file looks like XML and cannot be read; {ACCEPTED}")
+    require_letters(head)
     first = head.text.splitlines()[0][:80]
     wanted = (
         "a column id with another known one" if head.mapping is None else "the id of its mapping"

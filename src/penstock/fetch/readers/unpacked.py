@@ -37,6 +37,7 @@ class _Bounded(io.RawIOBase):
         self._source = source
         self._bytes_max = bytes_max
         self._bytes_read = 0
+        self._is_cut = False
 
     def readable(self) -> bool:
         return True
@@ -47,9 +48,7 @@ class _Bounded(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         try:
-            block = self._source.read(len(buffer))
-        except EOFError:
-            raise Truncated("the gzip data ends too early") from None
+            block = self._read(len(buffer))
         except (gzip.BadGzipFile, zlib.error) as error:
             raise broken(
                 "gzip", f"the gzip data is damaged ({error}): pack the file again"
@@ -62,3 +61,20 @@ class _Bounded(io.RawIOBase):
             )
         buffer[: len(block)] = block
         return len(block)
+
+    def _read(self, size_bytes: int) -> bytes:
+        """The next bytes, also the last ones before packed data breaks off. Raises: Truncated behind those."""
+        blocks: list[bytes] = []
+        while size_bytes and not self._is_cut:
+            try:
+                block = self._source.read1(size_bytes)  # type: ignore[attr-defined]
+            except EOFError:
+                self._is_cut = True
+                break
+            if not block:
+                break
+            blocks.append(block)
+            size_bytes -= len(block)
+        if self._is_cut and not blocks:
+            raise Truncated("the gzip data ends too early")
+        return b"".join(blocks)

@@ -26,6 +26,7 @@ from penstock.fetch.model import (
     ITEM_QUEUE,
     LIMITER,
     PUBLISH_QUEUE,
+    RESULTS_LIMITER,
     WEBHOOK_QUEUE,
     Change,
     Consumer,
@@ -149,6 +150,7 @@ class Fetch:
                 batch=100,
                 timeout="5m",
                 retries=OWN_FAULT_RETRIES,
+                limiter=RESULTS_LIMITER,
             )
         )
         registry.add(
@@ -158,6 +160,7 @@ class Fetch:
                 timeout=f"{self.config.handler_timeout_s + DELIVERY_SLACK_S:.0f}s",
                 retries=OWN_FAULT_RETRIES,
                 concurrency=DELIVERIES_AT_ONCE,
+                limiter=RESULTS_LIMITER,
             )
         )
         registry.add(

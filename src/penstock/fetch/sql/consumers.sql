@@ -71,4 +71,4 @@ DELETE FROM penstock.fetch_absent a USING (
     ORDER BY consumer, seq LIMIT :rows_max FOR UPDATE SKIP LOCKED
 ) few
 WHERE a.consumer = few.consumer AND a.seq = few.seq
-RETURNING a.consumer, a.seq;
+RETURNING a.consumer, a.seq, (SELECT r.customer FROM penstock.fetch_result r WHERE r.seq = a.seq) AS customer;

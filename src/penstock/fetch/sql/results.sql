@@ -39,7 +39,7 @@ SELECT customer, item, version, action, fields, photos FROM unnest(
 ) WITH ORDINALITY AS g (customer, item, version, action, fields, photos, position)
 ORDER BY position
 ON CONFLICT (customer, item, version) DO NOTHING
-RETURNING seq;
+RETURNING seq, customer;
 
 -- name: note_photo_edits
 -- Unchanged items whose photos changed when asked again get a version and count as changed.

@@ -122,6 +122,23 @@ SELECT count(*) FROM penstock.fetch_item WHERE customer = :customer AND NOT is_g
 -- How many items of a run are valid.
 SELECT count(*) FROM penstock.fetch_staged WHERE run_id = :run_id AND hash IS NOT NULL;
 
+-- name: unreadable_before
+-- How many rows without a readable id the catalogue had that was applied last, of the problems that are kept.
+SELECT count(DISTINCT row_number) FROM penstock.fetch_problem
+WHERE item IS NULL AND run_id = (
+    SELECT id FROM penstock.fetch_run
+    WHERE customer = :customer AND id < :run_id AND is_whole AND format <> 'same'
+        AND state IN ('applied', 'done')
+    ORDER BY id DESC LIMIT 1
+);
+
+-- name: missing_count
+-- How many items a run would take for gone.
+SELECT count(*) FROM penstock.fetch_item i
+WHERE i.customer = :customer AND NOT i.is_gone AND i.sent_run < :run_id AND NOT EXISTS (
+    SELECT FROM penstock.fetch_staged s WHERE s.run_id = :run_id AND s.item = i.item
+);
+
 -- name: diff
 -- Compare what was staged with what is stored. An item stays as it is where its row is invalid or equal, or
 -- where it was sent by itself after the run began; in a whole run those that no row names are gone.
@@ -261,9 +278,10 @@ WHERE customer = :customer AND id > :run_id AND is_whole AND state IN ('applied'
 ORDER BY id DESC LIMIT 1;
 
 -- name: supersede_held
--- Held runs older than one that was applied can no longer be confirmed.
+-- Held runs can no longer be confirmed once another was applied: rows that were equal to their items are staged
+-- without content, and those items may be others now.
 UPDATE penstock.fetch_run SET state = 'superseded', ended_at = now()
-WHERE customer = :customer AND id < :run_id AND state = 'held';
+WHERE customer = :customer AND id <> :run_id AND state = 'held';
 
 -- name: clear_staged
 -- Drop staged rows of the customer's runs that cannot need them any more.
@@ -305,6 +323,10 @@ DELETE FROM penstock.fetch_change WHERE run_id = ANY(:runs::bigint[]);
 -- name: forget_needs
 -- Drop the needs of runs that are gone.
 DELETE FROM penstock.fetch_need WHERE run_id = ANY(:runs::bigint[]);
+
+-- name: forget_counts
+-- Drop the counts of photos of runs that are compared anew.
+DELETE FROM penstock.fetch_count WHERE run_id = ANY(:runs::bigint[]);
 
 -- name: forget_staged
 -- Drop the staged rows of runs that are gone.

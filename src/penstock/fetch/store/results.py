@@ -27,8 +27,8 @@ class NewResult:
     photos: list[ItemPhoto]
 
 
-async def insert_results(runner: Runner, results: list[NewResult]) -> list[int]:
-    """Publish `results` in order; return the `seq` of each that was not published before."""
+async def insert_results(runner: Runner, results: list[NewResult]) -> list[tuple[int, str]]:
+    """Publish `results` in order; return `seq` and customer of each that was not published before."""
     rows = await runner.all(
         SQL.insert_results,
         customers=[r.customer for r in results],
@@ -38,7 +38,7 @@ async def insert_results(runner: Runner, results: list[NewResult]) -> list[int]:
         fields=[r.fields for r in results],
         photos=[msgspec.json.encode(r.photos).decode() for r in results],
     )
-    return [row["seq"] for row in rows]
+    return [(row["seq"], row["customer"]) for row in rows]
 
 
 def result_of(row: Row) -> Result:

@@ -183,6 +183,12 @@ async def stage_broken(runner: Runner, run_id: int, customer: str) -> None:
     await runner.run(SQL.allow_nested_loops)
 
 
+async def forget_comparison(runner: Runner, run_id: int) -> None:
+    """Drop what a run was found to change; its rows stay staged."""
+    for query in (SQL.forget_changes, SQL.forget_needs, SQL.forget_counts):
+        await runner.run(query, runs=[run_id])
+
+
 async def forget(runner: Runner, run_ids: list[int]) -> None:
     """Drop what hung on runs that are gone."""
     if run_ids:

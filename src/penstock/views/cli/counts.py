@@ -66,13 +66,13 @@ def show_series(
     from_at: datetime | None,
     to_at: datetime | None,
 ) -> None:
-    """Show views of ID by hour or day: the last 2 days of hours or 30 days unless said otherwise."""
+    """Show views of ID by hour or day: 2 days of hours, or today and 30 days before, unless said otherwise."""
     found = terminal.run(Views, lambda views: views.series(id, by, from_at=from_at, to_at=to_at))
     rows = [
         (f"{row.start_at:%Y-%m-%d %H:%M}", row.human, row.bot, row.owner, row.staff)
         for row in found
     ]
-    terminal.show(found, table(("start", *CLASSES), rows) if found else "no views")
+    terminal.show(found, table(("start (UTC)", *CLASSES), rows) if found else "no views")
 
 
 @click.command("top", short_help="Show the most viewed items.")

@@ -30,7 +30,7 @@ class Moment(click.ParamType[datetime]):
             moment = datetime.fromisoformat(str(value))
         except ValueError as error:
             raise InvalidSpan(
-                f"--{param.name if param else 'at'}: expected a moment such as 2026-11-21T10:00Z, got"
+                f"{param.opts[0] if param else 'moment'}: expected a moment such as 2026-11-21T10:00Z, got"
                 f" {str(value)[:40]!r}"
             ) from error
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

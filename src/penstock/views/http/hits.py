@@ -15,13 +15,22 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from penstock.kernel.hot import HOT, HotAnswer, HotRequest
-from penstock.views.http.scopes import HIT, is_from_page, require_weight
+from penstock.views.http.scopes import (
+    HIT,
+    event_of,
+    is_from_page,
+    is_whole,
+    require_weight,
+    require_whole,
+)
 from penstock.views.model import CLASSES, Hit, Total, Traffic, traffic_of_user_agent
 from penstock.views.service import Views
 
 PIXEL: Final = b64decode("R0lGODlhAQABAIAAAP///wAAACH5BAEAAAAALAAAAAABAAEAAAICRAEAOw==")
 """A GIF of one transparent pixel, 43 bytes."""
 _PARAMETERS: Final = frozenset({"n", "viewer", "event", "class", "k"})
+DIGITS_MAX: Final = 7
+"""Of a weight."""
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -45,13 +54,15 @@ class NewHit(
 async def _hit_fast(views: Views, asked: HotRequest) -> HotAnswer | None:
     query = asked.query
     n, traffic = query.get("n", "1"), query.get("class")
-    if not query.keys() <= _PARAMETERS or not n.isdecimal() or traffic not in (None, *CLASSES):
+    if not query.keys() <= _PARAMETERS or traffic not in (None, *CLASSES):
+        return None
+    if not is_whole(n) or len(n) > DIGITS_MAX:
         return None
     total = await views.hit(
         asked.name,
         n=require_weight(int(n), from_page=asked.is_from_page),
         viewer=query.get("viewer"),
-        event=query.get("event"),
+        event=event_of(query.get("event"), from_page=asked.is_from_page),
         traffic=traffic_of(traffic, asked.user_agent),
     )
     return HotAnswer(_ENCODER.encode(total))
@@ -75,11 +86,13 @@ async def hit_item(
     traffic: Annotated[Traffic | None, QueryParameter(name="class")] = None,
 ) -> Total:
     """Count a view of an item, or `n`, and say its total."""
+    require_whole(request.query_params.get("n"))
+    from_page = is_from_page(request)
     return await views.hit(
         id,
-        n=require_weight(n, from_page=is_from_page(request)),
+        n=require_weight(n, from_page=from_page),
         viewer=viewer,
-        event=event,
+        event=event_of(event, from_page=from_page),
         traffic=traffic_of(traffic, request.headers.get("user-agent")),
     )
 
@@ -118,7 +131,8 @@ async def get_pixel(
     """Count a view of an item and answer with an image of one pixel, which nobody may keep. HEAD counts nothing."""
     if not request.scope.get("is_head"):
         counted = traffic_of(traffic, request.headers.get("user-agent"))
-        await views.hit(id, viewer=viewer, event=event, traffic=counted)
+        known = event_of(event, from_page=is_from_page(request))
+        await views.hit(id, viewer=viewer, event=known, traffic=counted)
     return Response(PIXEL, media_type="image/gif", headers={"cache-control": "no-store"})
 
 
@@ -133,7 +147,7 @@ def _hit_of(given: NewHit | str, *, from_page: bool, user_agent: str | None) -> 
         id=new.id,
         n=require_weight(new.n, from_page=from_page),
         viewer=new.viewer,
-        event=new.event,
+        event=event_of(new.event, from_page=from_page),
         traffic=traffic_of(new.traffic, user_agent),
     )
 

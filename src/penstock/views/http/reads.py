@@ -48,15 +48,16 @@ async def _totals_fast(views: Views, asked: HotRequest) -> HotAnswer | None:
 async def get_totals(
     request: Request[Any, Any, Any],
     views: NamedDependency[Views],
-    ids: FromQuery[str],
+    ids: FromQuery[list[str]],
     fields: FromQuery[str] = "total",
 ) -> Response[list[Total]]:
-    """Read the totals of up to 1,000 items, `ids=a,b,c`, in that order; `fields=total,today,unique,classes`.
+    """Read the totals of up to 1,000 items, `ids=a,b,c` or `ids=a&ids=b`, in order; `fields=total,today,unique,classes`.
 
     The ETag is that of the answer: with If-None-Match a list that did not change is answered 304. `total` is null
     where it cannot be told now, and `stale` says that hits of the last moments may be missing.
     """
-    body = _ENCODER.encode(await views.totals(ids.split(","), fields=fields.split(",")))
+    names = [name for part in ids for name in part.split(",")]
+    body = _ENCODER.encode(await views.totals(names, fields=fields.split(",")))
     etag = etag_of(body)
     headers = {"etag": etag, **_KEPT}
     is_same = is_known(etag, request.headers.get("if-none-match"))
@@ -85,7 +86,8 @@ async def get_series(
 ) -> list[SeriesPoint]:
     """Views of an item by hour or day from `from` until before `to` (RFC 3339), oldest first; without views: left out.
 
-    Days begin at midnight in the deployment's time zone. Left out, `to` is now and `from` 2 days (by hour) or 30 before.
+    Days begin at midnight in the deployment's time zone. Left out, `to` is now and `from` 2 days before (by hour) or the
+    beginning of the day 30 days before.
     """
     return await views.series(id, by, from_at=from_at, to_at=to_at)
 

@@ -81,7 +81,7 @@ local function raise(key, n)
     server.call('DEL', key)
     return '-'
   end
-  return kept - 1
+  return string.format('%.0f', kept - 1)
 end
 
 local function note_viewer(base, day, id, viewer)

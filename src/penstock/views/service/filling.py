@@ -2,13 +2,13 @@
 
 Total and offset come from one snapshot, and the function adds what the stream has after that offset, in one step. Any
 number of callers may do that for one entity: the first one's total stays, and grows with every hit. Callers of one tick
-share a statement. A PostgreSQL that does not answer is not asked again for a moment, so that hits do not wait for it.
+share a statement. A PostgreSQL that does not answer is not asked again for a moment (`patience`), so that hits do not
+wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +18,7 @@ from penstock.kernel.errors import Unavailable
 from penstock.views import store
 from penstock.views.hot import Hot
 from penstock.views.model import IDS_PER_READ_MAX, Total, shard_of
+from penstock.views.service.patience import Patience
 from penstock.views.service.shards import Shards
 from penstock.views.settings import totals_untold
 from penstock.views.store.totals import Snapshot
@@ -25,19 +26,17 @@ from penstock.views.store.totals import Snapshot
 TRIES: Final = 3
 ANSWER_S: Final = 1.0
 """Longest wait for PostgreSQL; a hit is counted by then."""
-REST_S: Final = 1.0
-"""So long PostgreSQL is left alone after it did not answer."""
 
 
 class Filling:
     """Fills what callers miss."""
 
-    def __init__(self, postgres: Postgres, hot: Hot, shards: Shards) -> None:
+    def __init__(self, postgres: Postgres, hot: Hot, shards: Shards, patience: Patience) -> None:
         self._postgres = postgres
+        self._patience = patience
         self._hot = hot
         self._shards = shards
         self._asked: dict[str, asyncio.Future[Total]] = {}
-        self._rested_s = float("-inf")
         self._running: set[asyncio.Task[None]] = set()
 
     async def fill(self, ids: Sequence[str]) -> dict[str, Total]:
@@ -101,15 +100,12 @@ class Filling:
 
     async def _read(self, ids: list[str]) -> list[Snapshot] | None:
         """None where PostgreSQL does not answer."""
-        if time.monotonic() - self._rested_s < REST_S:
-            totals_untold.labels(reason="postgres").inc(len(ids))
-            return None
         shards = [shard_of(entity, self._shards.count) for entity in ids]
         try:
-            async with asyncio.timeout(ANSWER_S):
-                return await store.totals.totals_to_fill(self._postgres, ids, shards)
-        except (Unavailable, TimeoutError):
-            self._rested_s = time.monotonic()
+            return await self._patience.ask(
+                lambda: store.totals.totals_to_fill(self._postgres, ids, shards), wait_s=ANSWER_S
+            )
+        except Unavailable:
             totals_untold.labels(reason="postgres").inc(len(ids))
             return None
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Final
+from zoneinfo import ZoneInfo
 
 from penstock.engines.postgres import Postgres
 from penstock.jobs import Jobs, NewJob
 from penstock.views import store
-from penstock.views.errors import InvalidSpan
+from penstock.views.errors import InvalidSpan, shown
 from penstock.views.hot import Hot
 from penstock.views.model import (
     TOMBSTONE_S,
@@ -57,9 +58,10 @@ class Owners:
         """Views of an entity by hour or day, oldest first. Raises: InvalidHit, InvalidSpan, PostgresDown."""
         require_ids([entity])
         if by not in ("hour", "day"):
-            raise InvalidSpan(f"series by {by[:20]!r}: expected hour or day")
+            raise InvalidSpan(f"series by {shown(by)}: expected hour or day")
         usual, longest = (HOURS_USUAL, HOURS_MAX) if by == "hour" else (DAYS_USUAL, DAYS_MAX)
-        since_at, until_at = _span(from_at, to_at, usual=usual, longest=longest)
+        zone = None if by == "hour" else ZoneInfo(self._time_zone)
+        since_at, until_at = _span(from_at, to_at, usual=usual, longest=longest, days_of=zone)
         if by == "hour":
             return await store.series.hours(
                 self._postgres, entity, from_at=since_at, to_at=until_at
@@ -70,10 +72,12 @@ class Owners:
 
     async def top(self, window_s: float, limit: int, traffic: Traffic) -> list[TopEntry]:
         """The most viewed entities of the last `window_s`, in whole hours. Raises: InvalidSpan, PostgresDown."""
-        if not 0 < window_s <= WINDOW_S_MAX:
-            raise InvalidSpan(f"top of {window_s:g} s: expected a window up to 31 days")
-        if not 1 <= limit <= TOP_MAX:
-            raise InvalidSpan(f"top {limit}: expected 1 to {TOP_MAX} lines")
+        if not isinstance(window_s, int | float) or not 0 < window_s <= WINDOW_S_MAX:
+            raise InvalidSpan(
+                f"top of {shown(window_s)}: expected a window in seconds, up to 31 days"
+            )
+        if not isinstance(limit, int) or not 1 <= limit <= TOP_MAX:
+            raise InvalidSpan(f"top {shown(limit)}: expected 1 to {TOP_MAX} lines")
         key, now_s = (window_s, limit, traffic), time.monotonic()
         known = self._tops.get(key)
         if known is not None and now_s - known[0] < TOP_KEPT_S:
@@ -88,7 +92,7 @@ class Owners:
     async def delete(self, entity: str) -> Deleted:
         """Remove an entity's counts and count nothing for it for 30 days; again: the same from now on.
 
-        Where Valkey is away afterwards it fails although PostgreSQL forgot: delete again. Raises: InvalidHit,
+        The total told is PostgreSQL's: hits that were not flushed go, too. Where Valkey is away afterwards it fails although PostgreSQL forgot: delete again. Raises: InvalidHit,
         PostgresDown, ValkeyDown.
         """
         require_ids([entity])
@@ -151,12 +155,20 @@ class Owners:
 
 
 def _span(
-    from_at: datetime | None, to_at: datetime | None, *, usual: timedelta, longest: timedelta
+    from_at: datetime | None,
+    to_at: datetime | None,
+    *,
+    usual: timedelta,
+    longest: timedelta,
+    days_of: ZoneInfo | None = None,
 ) -> tuple[datetime, datetime]:
-    """Both ends in UTC. Raises: InvalidSpan."""
+    """Both ends in UTC; a beginning of ours is that of a day of `days_of`. Raises: InvalidSpan."""
     try:
         until_at = _in_utc(to_at) if to_at else datetime.now(UTC) + timedelta(hours=1)
         since_at = _in_utc(from_at) if from_at else until_at - usual
+        if days_of is not None and not from_at:
+            day = since_at.astimezone(days_of).date()
+            since_at = datetime.combine(day, datetime.min.time(), days_of).astimezone(UTC)
         is_valid = timedelta() < until_at - since_at <= longest
     except (OverflowError, ValueError) as error:
         raise InvalidSpan(
@@ -171,6 +183,6 @@ def _span(
 
 
 def _in_utc(moment: datetime) -> datetime:
-    if moment.tzinfo is None:
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise ValueError(moment)
     return moment.astimezone(UTC)

@@ -20,19 +20,25 @@ from penstock.views import store
 from penstock.views.errors import FieldUnknown, TooManyIds
 from penstock.views.hot import Hot
 from penstock.views.model import FIELDS, IDS_PER_READ_MAX, Total, require_ids, shard_of
+from penstock.views.service.patience import Patience
 from penstock.views.service.shards import Shards
 from penstock.views.settings import totals_untold
 
 KEYS_KEPT_MAX: Final = 100_000
 """Keys of entities that were asked for, about 25 MB; then it begins anew."""
+ANSWER_S: Final = 3.0
+"""Longest wait for what Valkey has not; then it is told as unknown."""
 _EPOCH: Final = date(1970, 1, 1)
 
 
 class Reading:
     """Answers reads from wherever there is an answer."""
 
-    def __init__(self, postgres: Postgres, hot: Hot, shards: Shards, *, time_zone: str) -> None:
+    def __init__(
+        self, postgres: Postgres, hot: Hot, shards: Shards, patience: Patience, *, time_zone: str
+    ) -> None:
         self._postgres = postgres
+        self._patience = patience
         self._hot = hot
         self._shards = shards
         self._zone = ZoneInfo(time_zone)
@@ -46,14 +52,23 @@ class Reading:
         for field in fields:
             if field not in FIELDS:
                 raise FieldUnknown(field, FIELDS)
-        keys = self._keys_of(ids)
+        names = ids if isinstance(ids, list) else require_ids(ids)
+        keys = self._keys_of(names)
         if not keys:
             return []
         if not self._shards.is_ready:
             await self._ready()
-        found = await self._totals(list(ids), keys)
+        found = await self._totals(names, keys)
         extra = [field for field in fields if field != "total"]
-        return await self._with_fields(found, extra) if extra else found
+        if not extra:
+            return found
+        try:
+            return await self._patience.ask(
+                lambda: self._with_fields(found, extra), wait_s=ANSWER_S
+            )
+        except Unavailable:
+            totals_untold.labels(reason="postgres").inc(len(found))
+            return [msgspec.structs.replace(total, stale=True) for total in found]
 
     async def _ready(self) -> None:
         try:
@@ -82,8 +97,8 @@ class Reading:
             cached = await self._hot.totals(keys)
         except ValkeyDown:
             totals_untold.labels(reason="valkey").inc(len(names))
-            stored = await store.totals.totals(self._postgres, names)
-            return [Total(id=name, total=stored.get(name, 0), stale=True) for name in names]
+            kept = await self._stored(names)
+            return [Total(id=name, total=kept.get(name, 0), stale=True) for name in names]
         if None not in cached:
             return [Total(id=name, total=total) for name, total in zip(names, cached, strict=True)]
         return await self._with_missing(names, cached)
@@ -92,7 +107,7 @@ class Reading:
         missing = [name for name, total in zip(names, cached, strict=True) if total is None]
         stored: dict[str, int] | None = None
         try:
-            stored = await store.totals.totals(self._postgres, missing)
+            stored = await self._stored(missing)
         except Unavailable:
             totals_untold.labels(reason="postgres").inc(len(missing))
         answer = []
@@ -104,6 +119,11 @@ class Reading:
             else:
                 answer.append(Total(id=name, total=None, stale=True))
         return answer
+
+    async def _stored(self, names: list[str]) -> dict[str, int]:
+        return await self._patience.ask(
+            lambda: store.totals.totals(self._postgres, names), wait_s=ANSWER_S
+        )
 
     async def _with_fields(self, totals: list[Total], fields: Sequence[str]) -> list[Total]:
         """The totals with what PostgreSQL (and for viewers Valkey) adds. Raises: PostgresDown."""
@@ -120,13 +140,18 @@ class Reading:
             for name in names:
                 added[name]["classes"] = classes.get(name, {})
         if "unique" in fields:
-            viewers = await self._viewers(names)
+            viewers, is_stale = await self._viewers(names)
             for name in names:
                 added[name]["unique"] = viewers.get(name, 0)
+                if is_stale:
+                    added[name]["stale"] = True
         return [msgspec.structs.replace(total, **added[total.id]) for total in totals]
 
-    async def _viewers(self, names: list[str]) -> dict[str, int]:
-        """Viewers today: Valkey's number, and what was written down where it is more (Valkey was emptied)."""
+    async def _viewers(self, names: list[str]) -> tuple[dict[str, int], bool]:
+        """Viewers today, and whether only those that were written down: Valkey, which has the latest, did not tell.
+
+        It is Valkey's number, and what was written down where that is more (Valkey was emptied).
+        """
         today = datetime.now(self._zone).date()
         stored = await store.totals.day_uniques(self._postgres, names, day=today)
         by_shard: dict[int, list[str]] = {}
@@ -138,11 +163,11 @@ class Reading:
                 *[self._hot.viewers(shard, part, day=day) for shard, part in by_shard.items()]
             )
         except ValkeyDown:
-            return stored
+            return stored, True
         for part in parts:
             for name, count in part.items():
                 stored[name] = max(count, stored.get(name, 0))
-        return stored
+        return stored, False
 
     def _midnight_at(self) -> datetime:
         now_at = datetime.now(self._zone)

@@ -16,6 +16,7 @@ from penstock.views import store
 from penstock.views.errors import NotCounting, ShardsFixed
 from penstock.views.hot import Hot
 from penstock.views.model import id_key
+from penstock.views.service.patience import Patience
 
 ANSWER_S: Final = 2.0
 """Longest wait for PostgreSQL while hits wait."""
@@ -24,12 +25,13 @@ ANSWER_S: Final = 2.0
 class Shards:
     """Known after the first `ready`; opens nothing before."""
 
-    def __init__(self, postgres: Postgres, hot: Hot, shards: int) -> None:
+    def __init__(self, postgres: Postgres, hot: Hot, shards: int, patience: Patience) -> None:
         self.count = shards
         self.floors_ms = ["0"] * shards
         self.is_ready = False
         self._postgres = postgres
         self._hot = hot
+        self._patience = patience
         self._opening: asyncio.Task[None] | None = None
 
     async def ready(self) -> None:
@@ -46,9 +48,10 @@ class Shards:
     async def set_up(self, shard: int) -> None:
         """Tell Valkey where a shard goes on: it is new there, or came back empty. Raises: NotCounting."""
         try:
-            async with asyncio.timeout(ANSWER_S):
-                state = await store.shards.find_shard(self._postgres, shard)
-        except (Unavailable, TimeoutError) as error:
+            state = await self._patience.ask(
+                lambda: store.shards.find_shard(self._postgres, shard), wait_s=ANSWER_S
+            )
+        except Unavailable as error:
             raise NotCounting from error
         await self._hot.init(shard, through=state.through, corrections=state.corrections)
         self._note(shard, state.through)

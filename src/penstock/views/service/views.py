@@ -24,6 +24,7 @@ from penstock.views.model import (
 from penstock.views.service.counting import Counting
 from penstock.views.service.filling import Filling
 from penstock.views.service.owners import RECLASSIFY_QUEUE, Owners
+from penstock.views.service.patience import Patience
 from penstock.views.service.reading import Reading
 from penstock.views.service.shards import Shards
 from penstock.views.settings import ViewsConfig
@@ -36,8 +37,9 @@ class Views:
         self.config = config
         postgres, zone = engines.postgres, config.time_zone
         self._hot = Hot(engines.valkey, engines.multiplexer)
-        self._shards = Shards(postgres, self._hot, config.shards)
-        filling = Filling(postgres, self._hot, self._shards)
+        patience = Patience()
+        self._shards = Shards(postgres, self._hot, config.shards, patience)
+        filling = Filling(postgres, self._hot, self._shards, patience)
         self._counting = Counting(self._hot, self._shards, filling, time_zone=zone)
         if config.durability == "durable":
             self._counting.fence = Fence(
@@ -45,7 +47,7 @@ class Views:
                 replicas=config.durable_replicas,
                 timeout_s=config.durable_timeout_s,
             )
-        self._reading = Reading(postgres, self._hot, self._shards, time_zone=zone)
+        self._reading = Reading(postgres, self._hot, self._shards, patience, time_zone=zone)
         self._owners = Owners(postgres, self._hot, self._shards, jobs, time_zone=zone)
 
     def register(self, registry: Registry) -> None:
@@ -86,7 +88,8 @@ class Views:
         """Totals of up to 1,000 entities, in order; 0 for what was never hit.
 
         `fields` may add `today` (people's views since midnight), `unique` (viewers today) and `classes` (all totals);
-        these lag as the series do. Raises: InvalidHit, TooManyIds, FieldUnknown, PostgresDown, ValkeyDown.
+        these lag as the series do, and are None in a stale answer while PostgreSQL is away. Raises: InvalidHit, TooManyIds,
+        FieldUnknown, and PostgresDown where Valkey is away, too.
         """
         return await self._reading.totals(ids, fields)
 
@@ -100,7 +103,7 @@ class Views:
     ) -> list[SeriesPoint]:
         """Views by `hour` (of UTC) or `day` (of the deployment's time zone), oldest first, those without any left out.
 
-        Without a span: two days of hours, 30 days. Raises: InvalidHit, InvalidSpan, PostgresDown.
+        Without a span: two days of hours; today and the 30 days before it. Raises: InvalidHit, InvalidSpan, PostgresDown.
         """
         return await self._owners.series(entity, by, from_at, to_at)
 
@@ -108,7 +111,7 @@ class Views:
         self, window_s: float = 86_400.0, limit: int = 20, *, traffic: Traffic | str = Traffic.HUMAN
     ) -> list[TopEntry]:
         """The most viewed entities of the last `window_s`, most first. Raises: InvalidSpan, PostgresDown."""
-        return await self._owners.top(window_s, limit, require_traffic(traffic))
+        return await self._owners.top(window_s, limit, require_traffic(traffic, counts=False))
 
     async def delete(self, entity: str) -> Deleted:
         """Remove an entity's counts, and count nothing for it for 30 days, whatever races it.
@@ -129,8 +132,8 @@ class Views:
                 id=entity,
                 from_at=from_at,
                 to_at=to_at,
-                source=require_traffic(source),
-                target=require_traffic(target),
+                source=require_traffic(source, counts=False),
+                target=require_traffic(target, counts=False),
             )
         )
 

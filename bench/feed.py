@@ -1,0 +1,25 @@
+"""The room's figures: which module makes which, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from bench import feed_http, feed_pages, feed_push
+from bench.figures import Figure
+from bench.harness import Run
+
+Measure = Callable[[Run], Awaitable[list[Figure]]]
+QUESTIONS: Final[dict[str, Measure]] = {
+    "pages": feed_pages.measure_pages,
+    "writes": feed_http.measure_writes,
+    "http": feed_http.measure_http,
+    "push": feed_push.measure_push,
+}
+PACKAGES: Final[list[str]] = []
+SETTINGS: Final = {
+    "penstock": "one shard, AOF everysec; over HTTP metrics, trace ids, tokens on",
+    feed_pages.APP: "one pipeline of ZRANGE a page, libvalkey, the follows known to the app",
+    feed_pages.LUA: "one script by hash, on the same keys",
+    feed_pages.COLUMNS: "numpy, authors of posts by time, in one process",
+}

@@ -1,0 +1,218 @@
+"""How long does a page take, for few and many follows, at the top and deep down, and what does the index weigh?
+
+All systems read the same index in turns, one call at a time, and each answer is compared with the brute-force page: the
+merge of every followed author in the app, the same in a Lua script, and, as the limit of what any index can do,
+columns in the memory of this process.
+
+The C module from which the idea of a merge inside Valkey comes cannot be had as a package. It was measured once, its source
+unchanged, on 10 M posts of 100,000 authors in the same run as an early form of this index: page of 20 at 100 / 400 / 1,000 /
+5,000 follows 0.49 / 1.86 / 4.3 / 22 ms p50 (uniform), 0.48 / 1.6 / 4.1 / 21 (zipf), and up to 3 of 20 viewers got
+a wrong page where posts share a millisecond, since its cursor is a score alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+import numpy as np
+
+from bench.children import BenchFault, cpu_of
+from bench.feed_stage import FOLLOWS, PER_PAGE, World, make_world, staged
+from bench.figures import Figure, Goal, Runs, figure, percentile
+from bench.harness import Run
+from bench.peers.feed_merges import Merges
+from penstock import Penstock
+
+APP, LUA, COLUMNS = "merge in the app", "Lua merge of every author", "columns in process"
+SHAPES = ("uniform", "zipf")
+PEER_VIEWERS = 5
+MODULE = {100: 0.49, 400: 1.86, 1_000: 4.3, 5_000: 22.0}
+"""p50 in ms of the C module, as the head of this file says."""
+Ask = Callable[[int], Awaitable[list[str]]]
+Values = dict[str, dict[str, list[float]]]
+
+
+async def measure_pages(run: Run) -> list[Figure]:
+    """Both shapes."""
+    rows: list[Figure] = []
+    for shape in SHAPES:
+        rows += await _measure_shape(run, shape)
+    return rows
+
+
+async def _measure_shape(run: Run, shape: str) -> list[Figure]:
+    posts = run.sized(1_000_000, 100_000)
+    world = make_world(shape, posts=posts, viewers=run.sized(20, 5))
+    values: Values = {}
+    async with run.cell() as cell:
+        await run.engines.clear_valkey()
+        merges = Merges(run.engines.endpoints.valkey_url, "penstock:{f:0}:")
+        try:
+            before = await merges.dataset_bytes()
+            async with staged(cell, world) as app:
+                weights = await _weigh(merges, world, before)
+                for number in range(run.pairs):
+                    for follows in FOLLOWS:
+                        await _round(run, app, merges, world, follows=follows, values=values)
+                    print(f"  {number + 1}/{run.pairs} {shape}: {_told(values)}", flush=True)
+        finally:
+            await merges.close()
+            await run.engines.clear_valkey()
+    return [*_figures(values, shape, posts, _deep(run)), *_weight_figures(weights, shape, posts)]
+
+
+async def _weigh(merges: Merges, world: World, before: int) -> Mapping[str, float]:
+    viewers = list(world.follows)
+    follows = await merges.follow_bytes(viewers)
+    total = await merges.dataset_bytes() - before
+    pairs = sum(len(row) for row in world.follows.values())
+    return {"post": (total - follows) / len(world.ids), "follow": follows / pairs}
+
+
+async def _round(
+    run: Run, app: Penstock, merges: Merges, world: World, *, follows: int, values: Values
+) -> None:
+    """Each system once for all viewers of so many follows; ours again and again, since it is fast."""
+    viewers = world.viewers[follows]
+    skip = _deep(run)
+    feed, places = app.feed, await _deep_places(app, viewers, skip)
+    listed = {viewer: world.authors_of(viewer) for viewer in viewers}
+
+    async def first(viewer: int) -> list[str]:
+        return [post.id for post in (await feed.page(viewer, PER_PAGE)).posts]
+
+    async def deep(viewer: int) -> list[str]:
+        page = await feed.page(viewer, PER_PAGE, cursor=places[viewer])
+        return [post.id for post in page.posts]
+
+    async def in_app(viewer: int) -> list[str]:
+        return await merges.in_app(listed[viewer], PER_PAGE)
+
+    async def in_lua(viewer: int) -> list[str]:
+        return await merges.in_lua(viewer, PER_PAGE)
+
+    repeats = run.sized(25, 20)
+    pid = run.engines.valkey_pid
+    began_s = cpu_of(pid)
+    waits = await _timed(world, viewers * repeats, first)
+    spent_us = (cpu_of(pid) - began_s) / (len(viewers) * repeats) * 1e6
+    _note(values, f"{follows} first", "penstock", waits)
+    values.setdefault(f"{follows} server us", {}).setdefault("penstock", []).append(spent_us)
+    _note(values, f"{follows} deep", "penstock", await _timed(world, viewers * repeats, deep, skip))
+    # Both merges take up to seconds at 5,000 follows.
+    fewer = viewers[:PEER_VIEWERS] * max(1, 1_000 // follows)
+    _note(values, f"{follows} first", APP, await _timed(world, fewer, in_app))
+    _note(values, f"{follows} first", LUA, await _timed(world, fewer, in_lua))
+    _note(values, f"{follows} first", COLUMNS, _columns(world, viewers))
+
+
+async def _timed(world: World, viewers: list[int], ask: Ask, skip: int = 0) -> list[float]:
+    """Milliseconds of each call. Raises: BenchFault, where a page is not the brute-force one."""
+    expected = {viewer: world.page_of(viewer, skip) for viewer in set(viewers)}
+    for viewer in expected:
+        await ask(viewer)
+    waits = []
+    for viewer in viewers:
+        began_s = time.perf_counter()
+        found = await ask(viewer)
+        waits.append((time.perf_counter() - began_s) * 1000)
+        if found != expected[viewer]:
+            raise BenchFault(
+                f"viewer {viewer} after {skip}: {found[:3]}, not {expected[viewer][:3]}"
+            )
+    return waits
+
+
+def _columns(world: World, viewers: list[int]) -> list[float]:
+    """The limit: the newest posts' authors in a column, and which of them a viewer follows."""
+    waits = []
+    for viewer in viewers * 5:
+        mask = world.mask_of(viewer)
+        began_s = time.perf_counter()
+        found: list[str] = []
+        chunk, start = 4_096, 0
+        while len(found) < PER_PAGE and start < len(world.ids):
+            rows = np.flatnonzero(mask[world.author[start : start + chunk]])
+            found += [world.ids[start + row] for row in rows[: PER_PAGE - len(found)]]
+            start, chunk = start + chunk, chunk * 2
+        waits.append((time.perf_counter() - began_s) * 1000)
+    return waits
+
+
+def _deep(run: Run) -> int:
+    return run.sized(1_000, 200)
+
+
+async def _deep_places(app: Penstock, viewers: list[int], skip: int) -> dict[int, str]:
+    found = {}
+    for viewer in viewers:
+        cursor = None
+        for _ in range(skip // 200):
+            cursor = (await app.feed.page(viewer, 200, cursor=cursor)).next
+        assert cursor is not None, "the feed ends before the deep page"
+        found[viewer] = cursor
+    return found
+
+
+def _note(values: Values, metric: str, system: str, waits: list[float]) -> None:
+    values.setdefault(f"{metric} p50", {}).setdefault(system, []).append(percentile(waits, 0.5))
+    values.setdefault(f"{metric} p99", {}).setdefault(system, []).append(percentile(waits, 0.99))
+
+
+def _told(values: Values) -> str:
+    return ", ".join(
+        f"{metric} {row['penstock'][-1]:.3g}" for metric, row in values.items() if "p50" in metric
+    )
+
+
+def _figures(values: Values, shape: str, posts: int, skip: int) -> list[Figure]:
+    rows = []
+    for follows in FOLLOWS:
+        size = f"{follows:,} follows, {shape}, {posts:,} posts"
+        for where in ("first", "deep"):
+            for share, goal in (("p50", Goal(at_most=1.0)), ("p99", Goal(at_most=3.0))):
+                by = {n: Runs(tuple(v)) for n, v in values[f"{follows} {where} {share}"].items()}
+                limit = {COLUMNS: by[COLUMNS].median} if COLUMNS in by else {}
+                name = "page of 20" if where == "first" else f"page of 20 after {skip:,} posts"
+                rows.append(
+                    figure(
+                        f"{name}, {share}", "ms", size, ours=by["penstock"], limit=limit,
+                        peers={peer: by[peer] for peer in (APP, LUA) if peer in by},
+                        goal=goal, is_less_better=True,
+                    )
+                )  # fmt: skip
+        spent = values[f"{follows} server us"]["penstock"]
+        name = "CPU of Valkey of a page of 20"
+        rows.append(figure(name, "us", size, ours=Runs(tuple(spent))))
+    return [*rows, *_times(values, shape, posts)]
+
+
+def _times(values: Values, shape: str, posts: int) -> list[Figure]:
+    """How many times faster than the merges at 5,000 follows."""
+    by, rows = values["5000 first p50"], []
+    for peer, times in ((APP, 100), (LUA, 20)):
+        pairs = zip(by[peer], by["penstock"], strict=True)
+        ratios = Runs(tuple(theirs / ours for theirs, ours in pairs))
+        rows.append(
+            figure(
+                f"times faster than the {peer}", "x", f"5,000 follows, {shape}, {posts:,} posts",
+                ours=ratios, goal=Goal(at_least=times),
+                not_measured=[f"the C module: {MODULE[5_000]} ms in an earlier run, see feed_pages.py"],
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _weight_figures(weights: Mapping[str, float], shape: str, posts: int) -> list[Figure]:
+    size = f"{posts:,} posts of 20 characters, {shape}"
+    return [
+        figure(
+            "memory of a post in Valkey", "B", size, ours=Runs((weights["post"],)),
+            goal=Goal(at_most=60), is_less_better=True,
+        ),
+        figure(
+            "memory of a follow in Valkey", "B", size, ours=Runs((weights["follow"],)),
+            goal=Goal(at_most=10), is_less_better=True,
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,60 @@
+"""Feed: to each viewer the newest posts of those whom he follows, merged when he asks.
+
+    post, follow --transaction--> truth, version, outbox (PostgreSQL) --at once--> index (Valkey) <-- sweep
+    page <-- one function call a shard, merged; what is older than the index, or without one: from PostgreSQL
+
+**Promise.** What was posted, deleted, followed, unfollowed, muted, blocked is so on the next read. Pages lose and double
+nothing where times are equal, and are full until the true end. The index is the truth, whatever is killed in between,
+and `verify` proves it; lost, it is built anew while pages go on from PostgreSQL.
+
+**PostgreSQL** is the truth: posts, follows, mutes, blocks, markers, names. **Valkey** has, for each author, his posts of
+`feed.index_for`, the set of authors that each viewer is to see, and in which span of time which authors posted; nothing
+that is not built anew from PostgreSQL.
+
+**Limits.** A viewer follows up to `feed.follows_max` authors. Ids of viewers and authors are whole numbers from 1, or
+names; those of posts have up to 64 characters. Two posts that are committed within milliseconds of each other may become
+visible in the other order than their moments; a page begun in between may then lack one that the next first page has.
+While Valkey does not answer a writer, others may read what was before for as long as it takes the sweep, a second or two.
+
+**Files**: hearts `lua/feed_v1.lua` (a page of one shard), `merge.py` (a page of all), `apply.py` (changes in order) and
+`rebuild.py` (made anew, and proved); then `model`, `settings`, `errors`, `hot` (Valkey), `names`, `store/` + `sql/`,
+`service/`, `worker` (the sweep, in the role `flusher`).
+"""
+
+from __future__ import annotations
+
+from penstock.feed.model import (
+    Differs,
+    FeedId,
+    FeedVerified,
+    Marker,
+    NewPost,
+    Page,
+    PagePost,
+    People,
+    Person,
+    Post,
+    PostDeleted,
+    ShardState,
+    Unread,
+)
+from penstock.feed.service import Feed
+from penstock.feed.settings import FeedConfig
+
+__all__ = [
+    "Differs",
+    "Feed",
+    "FeedConfig",
+    "FeedId",
+    "FeedVerified",
+    "Marker",
+    "NewPost",
+    "Page",
+    "PagePost",
+    "People",
+    "Person",
+    "Post",
+    "PostDeleted",
+    "ShardState",
+    "Unread",
+]

@@ -1,0 +1,110 @@
+"""How a change that is committed gets into the index: in order of its versions, once, whoever brings it.
+
+    transaction: truth, version + 1, outbox row --commit--> the index takes version + 1 alone
+                                                              ok    it was the next one
+                                                              old   it is there already
+                                                              gap   an earlier one is missing: bring those from the outbox,
+                                                                    or, where they are forgotten, the whole from the truth
+
+Two processes that commit follow and unfollow may come here the other way round; then the first one finds a gap and brings
+both, and the second one finds its own there. A process that dies between commit and this leaves its row in the outbox,
+and the sweep (`worker.py`) brings it within a second or two. Bringing a change again never does harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.engines.postgres import Postgres
+from penstock.engines.valkey import ValkeyDown
+from penstock.feed import store
+from penstock.feed.hot import Hot
+from penstock.feed.model import Change
+from penstock.feed.settings import changes_made
+from penstock.kernel.crash import crash_point
+from penstock.kernel.errors import Unavailable
+from penstock.kernel.logs import logger
+
+TRIES: Final = 8
+_log: Final = logger(__name__)
+_APPLIED: Final = changes_made.labels(outcome="applied")
+_REPLAYED: Final = changes_made.labels(outcome="replayed")
+_LEFT: Final = changes_made.labels(outcome="left")
+
+
+class Applier:
+    """Brings changes into the index."""
+
+    def __init__(self, postgres: Postgres, hot: Hot) -> None:
+        self._postgres = postgres
+        self._hot = hot
+
+    async def bring(self, changes: Sequence[Change]) -> bool:
+        """Bring committed changes; False where an engine is away and the sweep has to do it."""
+        crash_point("feed.committed")
+        try:
+            await self.bring_now(changes)
+        except Unavailable as error:
+            _LEFT.inc(len(changes))
+            _log.warning("feed_change_left", error=error.text, changes=len(changes))
+            return False
+        return True
+
+    async def bring_now(self, changes: Sequence[Change]) -> int:
+        """Bring changes; how many of them were missing. Raises: ValkeyDown, PostgresDown."""
+        parts = [part for change in changes for part in self._hot.parts(change)]
+        if len(parts) == 1:
+            return await self._bring_part(*parts[0])
+        return sum(await asyncio.gather(*[self._bring_part(*part) for part in parts]))
+
+    async def put(self, whole: Change) -> bool:
+        """Replace a viewer or author by the truth, as of whatever moment from now on; False: not built.
+
+        Raises: ValkeyDown, PostgresDown.
+        """
+        for shard, part in self._hot.parts(whole):
+            if not await self._put_part(shard, part):
+                return False
+        return True
+
+    async def _bring_part(self, shard: int, change: Change) -> int:
+        state, version = await self._hot.change(shard, change)
+        if state == "ok":
+            _APPLIED.inc()
+            return 1
+        if state != "gap":
+            return 0
+        _REPLAYED.inc()
+        if not await self._replay(shard, change, version):
+            await self._put_part(shard, change)
+        return 1
+
+    async def _replay(self, shard: int, change: Change, version: int) -> bool:
+        """Bring what comes after `version` from the outbox; False where that is not enough."""
+        missing = await store.changes.changes_after(
+            self._postgres, change.kind, change.entity, version=version
+        )
+        for earlier in missing:
+            for other, part in self._hot.parts(earlier):
+                if other == shard and (await self._hot.change(shard, part))[0] == "gap":
+                    return False
+        return bool(missing)
+
+    async def _put_part(self, shard: int, change: Change) -> bool:
+        """Replace one shard's part by the truth; again where a later version came in between."""
+        for _ in range(TRIES):
+            floor = (await self._hot.look(shard)).floor
+            [whole] = await store.changes.whole(
+                self._postgres, change.kind, [change.entity], floor=floor
+            )
+            part = dict(self._hot.parts(whole))[shard]
+            state, _ = await self._hot.put(shard, part)
+            if state != "old":
+                return state == "ok"
+        raise ValkeyDown(
+            f"{change.kind.name.lower()} of {change.entity} change faster than they can be read:"
+            " try again",
+            retry_after_s=1,
+        )

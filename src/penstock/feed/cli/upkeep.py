@@ -1,0 +1,56 @@
+"""Commands that rebuild, check and tell: `penstock feed rebuild|verify|stats`."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.feed.cli.text import table
+from penstock.feed.service import Feed
+from penstock.kernel.errors import Corrupt
+from penstock.kernel.terminal import Terminal
+
+
+@click.command("rebuild", short_help="Build the index anew.")
+@click.pass_obj
+def rebuild(terminal: Terminal) -> None:
+    """Put every viewer and author into Valkey anew, from PostgreSQL, as a job; pages go on meanwhile."""
+    job = terminal.run(Feed, lambda feed: feed.rebuild())
+    terminal.show({"job": job}, f"job {job} builds it: `penstock jobs show {job}`")
+
+
+@click.command("verify", short_help="Compare index and truth.")
+@click.option("--all", "is_all", is_flag=True, help="All viewers and authors, not a sample.")
+@click.option(
+    "--sample", type=click.IntRange(1), default=1_000, show_default=True,
+    help="So many viewers and authors.",
+)  # fmt: skip
+@click.pass_obj
+def verify(terminal: Terminal, *, is_all: bool, sample: int) -> int:
+    """Compare what Valkey has with PostgreSQL; ends with exit code 8 where something differs."""
+    found = terminal.run(Feed, lambda feed: feed.verify(sample=None if is_all else sample))
+    viewers = f"{found.viewers} viewers with {found.follows} follows"
+    lines = [f"{viewers}, {found.authors} authors with {found.posts} posts"]
+    if found.differences:
+        rows = [(row.kind, row.entity, row.missing, row.extra) for row in found.differences]
+        lines.append(table(("of", "id", "missing", "too many"), rows))
+    else:
+        lines.append("the index is what PostgreSQL says")
+    terminal.show(found, "\n".join(lines))
+    return Corrupt.exit_code if found.differences else 0
+
+
+@click.command("stats", short_help="Show how the index stands.")
+@click.pass_obj
+def show_stats(terminal: Terminal) -> None:
+    """Show for each shard of the index whether it is ready and how far back it reaches."""
+    found = terminal.run(Feed, lambda feed: feed.stats())
+    rows = [
+        (
+            row.shard,
+            row.state,
+            f"{row.floor_at:%Y-%m-%d %H:%M}" if row.floor_at else "all",
+            f"{row.newest_at:%Y-%m-%d %H:%M:%S}" if row.newest_at else "-",
+        )
+        for row in found
+    ]
+    terminal.show(found, table(("shard", "state", "reaches back to", "newest"), rows))

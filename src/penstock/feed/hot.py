@@ -1,0 +1,240 @@
+"""The feed's index in Valkey; the only caller of `lua/feed_v1.lua`.
+
+All of it is rebuilt from PostgreSQL, and nothing is here alone. A shard without its key `m` is empty or was lost: pages
+then come from PostgreSQL, and changes need not be made, since whoever builds it reads the truth after that.
+
+Functions are loaded again where the server has lost them, since an unknown function did nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+from penstock.engines.functions import load_libraries
+from penstock.engines.multiplex import Multiplexer, ValkeyRefused
+from penstock.engines.valkey import Valkey
+from penstock.feed.model import VERSION_SLOTS, Change, Kind, Place
+
+PACKAGE: Final = "penstock.feed"
+SCAN_STEP: Final = 1_000
+Answer = TypeVar("Answer")
+_CHANGE: Final = {
+    Kind.POSTS: "penstock_feed_change_posts_v1",
+    Kind.FOLLOWS: "penstock_feed_change_follows_v1",
+}
+_PUT: Final = {
+    Kind.POSTS: "penstock_feed_put_posts_v1",
+    Kind.FOLLOWS: "penstock_feed_put_follows_v1",
+}
+
+
+class Found(NamedTuple):
+    """A post of a page, with the number of its author."""
+
+    score: int
+    id: str
+    author: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPage:
+    """What one shard has of a page."""
+
+    floor: int
+    """No post with a lower score is here."""
+    posts: list[Found]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a shard stands."""
+
+    state: str | None
+    floor: int
+    fine: int
+    newest: int
+    oldest: int
+    run: str | None
+    """Of the server on which all recent changes were last known to be there."""
+    swept: int
+    """The last change of the outbox that was swept."""
+    server_run: str
+
+
+class Hot:
+    """Functions and keys of the feed in one Valkey."""
+
+    def __init__(self, valkey: Valkey, line: Multiplexer, shards: int) -> None:
+        self.shards = shards
+        self._valkey = valkey
+        self._line = line
+        self._starts = [f"{valkey.prefix}:{{f:{shard}}}:" for shard in range(shards)]
+
+    def shard_of(self, author: int) -> int:
+        """Where an author's posts are."""
+        return author % self.shards
+
+    async def page(
+        self, shard: int, viewer: int, *, limit: int, before: Place | None, after: Place | None
+    ) -> ShardPage | None:
+        """The newest posts between two places; None where the index is not ready. Raises: ValkeyDown."""
+        start = self._starts[shard]
+        arguments: list[Any] = [limit, *(before or ("", "")), *(after or ("", ""))]
+        keys = [f"{start}f:{viewer}", f"{start}m"]
+        reply = await self._call("penstock_feed_page_v1", keys, arguments, reads=True)
+        if reply is None:
+            return None
+        words = iter(reply[1:])
+        posts = [
+            Found(score, word.decode(), int(author))
+            for word, score, author in zip(words, words, words, strict=True)
+        ]
+        return ShardPage(int(reply[0]), posts)
+
+    async def change(self, shard: int, change: Change) -> tuple[str, int]:
+        """Make the next change of a version: `ok`, `old`, `gap` or `unready`; and the version there was."""
+        return await self._send(_CHANGE[change.kind], shard, change)
+
+    async def put(self, shard: int, whole: Change) -> tuple[str, int]:
+        """Replace all of a viewer's or author's part: `ok`, `old` or `unready`; and the version there was."""
+        return await self._send(_PUT[whole.kind], shard, whole)
+
+    def parts(self, change: Change) -> list[tuple[int, Change]]:
+        """A change as each shard that it concerns takes it: an author is in one, a viewer's follows are in all."""
+        if change.kind is Kind.POSTS:
+            return [(self.shard_of(change.entity), change)]
+        if self.shards == 1:
+            return [(0, change)]
+        items: list[list[str]] = [[] for _ in range(self.shards)]
+        scores: list[list[int]] = [[] for _ in range(self.shards)]
+        for item, score in zip(change.items, change.scores, strict=True):
+            shard = self.shard_of(int(item))
+            items[shard].append(item)
+            scores[shard].append(score)
+        return [
+            (
+                shard,
+                Change(
+                    change.kind,
+                    change.entity,
+                    change.version,
+                    items[shard],
+                    scores[shard],
+                    change.id,
+                ),
+            )
+            for shard in range(self.shards)
+        ]
+
+    async def begin(self, shard: int, token: str, *, floor: int, fine: int) -> tuple[str, str]:
+        """Begin to build a shard where there is nothing; state and token of what is there then."""
+        keys = [f"{self._starts[shard]}m"]
+        state, found = await self._call("penstock_feed_begin_v1", keys, [token, floor, fine])
+        return state.decode(), found.decode()
+
+    async def finish(self, shard: int, token: str) -> bool:
+        """A shard has all; False where it was lost since it was begun."""
+        keys = [f"{self._starts[shard]}m"]
+        return bool(await self._call("penstock_feed_finish_v1", keys, [token]))
+
+    async def look(self, shard: int) -> Look:
+        """How a shard stands."""
+        keys = [f"{self._starts[shard]}m"]
+        reply = await self._call("penstock_feed_look_v1", keys, [], reads=True)
+        words = [None if word is None else word.decode() for word in reply]
+        state, floor, fine, newest, oldest, run, swept, server_run = words
+        return Look(
+            state=state,
+            floor=int(floor or 0),
+            fine=int(fine or 0),
+            newest=int(newest or 0),
+            oldest=int(oldest or 0),
+            run=run,
+            swept=int(swept or 0),
+            server_run=server_run or "",
+        )
+
+    async def note_swept(self, shard: int, *, run: str, swept: int) -> None:
+        """Note the server run on which all recent changes are known to be there."""
+        await self._call("penstock_feed_swept_v1", [f"{self._starts[shard]}m"], [run, swept])
+
+    async def posts(self, author: int) -> tuple[int, int, dict[str, int]]:
+        """An author's version, how many buckets lack him, and his posts with their scores."""
+        start = self._starts[self.shard_of(author)]
+        keys = [f"{start}p:{author}", f"{start}m"]
+        reply = await self._call("penstock_feed_posts_v1", keys, [author], reads=True)
+        ids = [word.decode() for word in reply[2::2]]
+        return reply[0], reply[1], dict(zip(ids, reply[3::2], strict=True))
+
+    async def follows(self, shard: int, viewer: int) -> tuple[int, set[str]]:
+        """A viewer's version in a shard, and the authors to be seen."""
+        start = self._starts[shard]
+        keys = [f"{start}f:{viewer}", f"{start}m"]
+        arguments = [viewer, viewer % VERSION_SLOTS]
+        reply = await self._call("penstock_feed_follows_v1", keys, arguments, reads=True)
+        return reply[0], {word.decode() for word in reply[1:]}
+
+    async def trim(self, shard: int, *, floor: int, fine: int, buckets_max: int) -> bool:
+        """Raise floor and fine, and remove buckets before them; whether there is more to remove."""
+        keys = [f"{self._starts[shard]}m"]
+        return bool(await self._call("penstock_feed_trim_v1", keys, [floor, fine, buckets_max]))
+
+    async def trim_posts(self, cursor: bytes) -> bytes:
+        """Remove posts below the floor of some authors; where to go on (`0`: all were seen)."""
+        pattern = self._starts[0].replace("{f:0}", "{f:*}") + "p:*"
+        cursor, found = await self._line.command(
+            "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP
+        )
+        for key in (word.decode() for word in found):
+            meta = key.partition("}:")[0] + "}:m"
+            await self._call("penstock_feed_trim_posts_v1", [key, meta], [])
+        return bytes(cursor)
+
+    async def drop(self) -> int:
+        """Remove the whole index; how many keys there were."""
+        for start in self._starts:
+            await self._line.command("UNLINK", f"{start}m")
+        pattern, dropped, cursor = self._starts[0].replace("{f:0}", "{f:*}") + "*", 0, b"0"
+        while True:
+            cursor, keys = await self._line.command(
+                "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP
+            )
+            for key in keys:
+                dropped += await self._line.command("UNLINK", key)
+            if cursor == b"0":
+                return dropped
+
+    async def load(self) -> None:
+        """Load the functions where they are missing."""
+        await load_libraries(self._valkey, (PACKAGE,))
+
+    async def _send(self, function: str, shard: int, change: Change) -> tuple[str, int]:
+        start = self._starts[shard]
+        arguments: list[Any] = [change.entity, change.version]
+        if change.kind is Kind.FOLLOWS:
+            arguments.append(change.entity % VERSION_SLOTS)
+        for item, score in zip(change.items, change.scores, strict=True):
+            arguments += (score, item)
+        letter = "p" if change.kind is Kind.POSTS else "f"
+        keys = [f"{start}{letter}:{change.entity}", f"{start}m"]
+        state, version = await self._call(function, keys, arguments)
+        return state.decode(), version
+
+    async def _call(
+        self, function: str, keys: list[str], arguments: Sequence[Any], *, reads: bool = False
+    ) -> Any:
+        words = list(arguments)
+        return await self._with_functions(
+            lambda: self._line.call(function, keys, words, read_only=reads)
+        )
+
+    async def _with_functions(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        try:
+            return await ask()
+        except ValkeyRefused as error:
+            if "Function not found" not in error.reply:
+                raise
+        await self.load()
+        return await ask()

@@ -1,0 +1,397 @@
+#!lua name=penstock_feed_v1
+
+-- The index of one shard of the feed. The last of KEYS is always `<prefix>:{f:<shard>}:m`; all else of the shard has the
+-- same beginning, and so the same hash slot:
+--   m           hash: state (building, ready), token (of its rebuild), newest and oldest score, floor (no older score is
+--               kept), older (1: there are posts below the floor), fine (no bucket of levels 0 and 1 before it), run (of the server that it was last swept on), swept (the
+--               last change that was swept)
+--   p:<author>  sorted set: ids of posts with their scores; besides, the empty id, whose score is minus the version
+--   f:<viewer>  set of the followed authors of this shard that are to be seen
+--   w:<n>       hash: versions of follow sets
+--   b:<L>:<n>   set of authors that posted in bucket n of level L, where a bucket is 8^L * 65.536 s: a hint. It may hold
+--               authors without a post there, and never lacks one
+-- A score is milliseconds * 2048 + tick, exact in a double. Where scores are equal the greater id, by bytes, is newer.
+
+local FINE_LEVELS, TOP_LEVEL, FIRST_WIDTH = 2, 6, 134217728
+local UNPACK_MAX = 4000
+
+local function width_of(level)
+  return FIRST_WIDTH * 8 ^ level
+end
+
+local function text_of(score)
+  return string.format('%.0f', score)
+end
+
+local function base_of(meta)
+  return string.sub(meta, 1, -2)
+end
+
+-- Whether text a comes before b by bytes; Lua's own < asks the server's locale.
+local function is_before(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then
+      return x < y
+    end
+  end
+  return #a < #b
+end
+
+-- Posts are {score, id, author}.
+local function is_newer(a, b)
+  if a[1] ~= b[1] then
+    return a[1] > b[1]
+  end
+  return is_before(b[2], a[2])
+end
+
+-- Call a command with any number of words after its key.
+local function call_many(command, key, words)
+  for first = 1, #words, UNPACK_MAX do
+    server.call(command, key, unpack(words, first, math.min(#words, first + UNPACK_MAX - 1)))
+  end
+end
+
+-- Append to `found` up to `need` posts of an author, newest first: before (top, tie), where a tie is given, else from top on,
+-- and not below low. Both as text, too, since many authors are asked with the same.
+local function add_older(found, key, author, top, tie, need, top_text, low_text)
+  local offset, left = 0, need
+  while left > 0 do
+    local rows = server.call('ZRANGE', key, top_text, low_text, 'BYSCORE', 'REV', 'LIMIT', offset, left, 'WITHSCORES')
+    offset = offset + left
+    local asked = left
+    for i = 1, #rows, 2 do
+      local score = tonumber(rows[i + 1])
+      if not tie or score < top or is_before(rows[i], tie) then
+        found[#found + 1] = {score, rows[i], author}
+        left = left - 1
+      end
+    end
+    if #rows < 2 * asked or not tie then
+      return
+    end
+  end
+end
+
+-- The newest `need` posts of some authors in a span: a few of each; the last of the best of these is where to stop, and those
+-- whose few were all better are asked for more. About 3 * need posts are looked at, however many authors there are.
+local function newest_of(base, authors, top, tie, low, need)
+  local prefix, found, asked, last = base .. 'p:', {}, math.max(1, math.floor(2 * need / #authors)), {}
+  local top_text, low_text = text_of(top), text_of(low)
+  for i, author in ipairs(authors) do
+    local before = #found
+    add_older(found, prefix .. author, author, top, tie, asked, top_text, low_text)
+    last[i] = #found - before == asked and asked < need and found[#found]
+  end
+  table.sort(found, is_newer)
+  local least, stop = found[need], low_text
+  if least then
+    stop = text_of(least[1])
+    for i = #found, need + 1, -1 do
+      found[i] = nil
+    end
+  end
+  local first = #found
+  for i, author in ipairs(authors) do
+    local post = last[i]
+    if post and (not least or is_newer(post, least)) then
+      add_older(found, prefix .. author, author, post[1], post[2], need - asked, text_of(post[1]), stop)
+    end
+  end
+  if #found > first then
+    table.sort(found, is_newer)
+  end
+  return found
+end
+
+-- A page: the followed among the authors of one bucket after another, from the top down.
+local function page_of_buckets(base, follows, count, top, tie, low, fine, need)
+  local found, cap = {}, 3 * need + 16
+  local level = count >= 1000 and 2 or 3
+  while top >= low and #found < need do
+    local lowest = top >= fine and 0 or FINE_LEVELS
+    level = math.max(level, lowest)
+    local width = width_of(level)
+    local bucket = math.floor(top / width)
+    local key = base .. 'b:' .. level .. ':' .. text_of(bucket)
+    local met = server.call('SINTERCARD', 2, follows, key, 'LIMIT', cap + 1)
+    if met > cap and level > lowest then
+      level = level - 1
+    else
+      local start, part = math.max(bucket * width, low), {}
+      if met > 0 then
+        part = newest_of(base, server.call('SINTER', follows, key), top, tie, start, need - #found)
+        for i = 1, math.min(#part, need - #found) do
+          found[#found + 1] = part[i]
+        end
+      end
+      if #part < need / 4 and level < TOP_LEVEL then
+        level = level + 1
+      end
+      top, tie = start - 1, nil
+    end
+  end
+  return found
+end
+
+-- penstock_feed_page_v1: the newest posts of a viewer's authors. Read-only. KEYS f, m. ARGV: how many; score and id of the
+-- post after which to go on (empty: from the newest); score and id of the post that ends it (empty: none). Reply: nil where the
+-- index is not ready; else its floor (0: nothing is older), then id, score and author of each, newest first. Costs a few calls
+-- a bucket, and one or two for each author found in it: as many posts as three pages have, however many are followed.
+local function page(keys, args)
+  local meta = server.call('HMGET', keys[2], 'state', 'newest', 'oldest', 'floor', 'fine', 'older')
+  if meta[1] ~= 'ready' then
+    return false
+  end
+  local need, top, tie = tonumber(args[1]), tonumber(args[2]), args[3]
+  local end_score, end_id = tonumber(args[4]), args[5]
+  local floor, reply = tonumber(meta[4]), {meta[6] and meta[4] or '0'}
+  if not top then
+    top, tie = tonumber(meta[2]), nil
+  end
+  top = math.min(top, tonumber(meta[2]))
+  if args[2] ~= '' and top < tonumber(args[2]) then
+    tie = nil
+  end
+  local low = math.max(floor, tonumber(meta[3]), end_score or 0)
+  local count = server.call('SCARD', keys[1])
+  if count == 0 or top < low then
+    return reply
+  end
+  local found = page_of_buckets(base_of(keys[2]), keys[1], count, top, tie, low, tonumber(meta[5]), need)
+  for i = 1, math.min(need, #found) do
+    local post = found[i]
+    if post[1] == end_score and not is_before(end_id, post[2]) then
+      break
+    end
+    local at = #reply
+    reply[at + 1], reply[at + 2], reply[at + 3] = post[2], post[1], post[3]
+  end
+  return reply
+end
+
+local function version_of_posts(key)
+  local score = server.call('ZSCORE', key, '')
+  return score and -tonumber(score) or 0
+end
+
+local function version_of_follows(base, slot, viewer)
+  return tonumber(server.call('HGET', base .. 'w:' .. slot, viewer) or '0')
+end
+
+-- Add and remove posts: words from `first` on are score and id by turns; a score below 0 removes. Those below the floor are
+-- left to PostgreSQL.
+local function change_posts(meta_key, key, author, version, words, first)
+  local base = base_of(meta_key)
+  local meta = server.call('HMGET', meta_key, 'newest', 'oldest', 'floor', 'fine')
+  local newest, oldest, floor, fine = tonumber(meta[1]), tonumber(meta[2]), tonumber(meta[3]), tonumber(meta[4])
+  local added, removed, marked = {'-' .. version, ''}, {}, {}
+  for i = first, #words, 2 do
+    local score = tonumber(words[i])
+    if score < 0 then
+      removed[#removed + 1] = words[i + 1]
+    elseif score < floor then
+      server.call('HSET', meta_key, 'older', '1')
+    else
+      added[#added + 1], added[#added + 2] = words[i], words[i + 1]
+      newest, oldest = math.max(newest, score), math.min(oldest, score)
+      for level = score >= fine and 0 or FINE_LEVELS, TOP_LEVEL do
+        local bucket = 'b:' .. level .. ':' .. text_of(math.floor(score / width_of(level)))
+        if not marked[bucket] then
+          marked[bucket] = true
+          server.call('SADD', base .. bucket, author)
+        end
+      end
+    end
+  end
+  call_many('ZREM', key, removed)
+  call_many('ZADD', key, added)
+  server.call('HSET', meta_key, 'newest', text_of(newest), 'oldest', text_of(oldest))
+end
+
+-- penstock_feed_change_posts_v1: the next change of an author's posts. KEYS p, m. ARGV: author, version, then score and id by
+-- turns. Reply: unready; ok; old (was there already); gap (an earlier change is missing); and the version there was.
+local function change_posts_next(keys, args)
+  if server.call('EXISTS', keys[2]) == 0 then
+    return {'unready', 0}
+  end
+  local has, version = version_of_posts(keys[1]), tonumber(args[2])
+  if version ~= has + 1 then
+    return {version <= has and 'old' or 'gap', has}
+  end
+  change_posts(keys[2], keys[1], args[1], args[2], args, 3)
+  return {'ok', has}
+end
+
+-- penstock_feed_put_posts_v1: an author's posts as a whole. KEYS, ARGV and reply as above; old: there is a later version.
+local function put_posts(keys, args)
+  if server.call('EXISTS', keys[2]) == 0 then
+    return {'unready', 0}
+  end
+  local has = version_of_posts(keys[1])
+  if tonumber(args[2]) < has then
+    return {'old', has}
+  end
+  server.call('DEL', keys[1])
+  change_posts(keys[2], keys[1], args[1], args[2], args, 3)
+  return {'ok', has}
+end
+
+local function change_follows(base, key, viewer, slot, version, words, first)
+  local added, removed = {}, {}
+  for i = first, #words, 2 do
+    local part = tonumber(words[i]) < 0 and removed or added
+    part[#part + 1] = words[i + 1]
+  end
+  call_many('SREM', key, removed)
+  call_many('SADD', key, added)
+  server.call('HSET', base .. 'w:' .. slot, viewer, version)
+end
+
+-- penstock_feed_change_follows_v1: the next change of a viewer's follows, those of this shard. KEYS f, m. ARGV: viewer, version,
+-- the n of its w, then score (below 0 removes) and author by turns. Reply: as for posts.
+local function change_follows_next(keys, args)
+  if server.call('EXISTS', keys[2]) == 0 then
+    return {'unready', 0}
+  end
+  local base = base_of(keys[2])
+  local has, version = version_of_follows(base, args[3], args[1]), tonumber(args[2])
+  if version ~= has + 1 then
+    return {version <= has and 'old' or 'gap', has}
+  end
+  change_follows(base, keys[1], args[1], args[3], args[2], args, 4)
+  return {'ok', has}
+end
+
+-- penstock_feed_put_follows_v1: a viewer's follows as a whole. KEYS, ARGV and reply as above; old: there is a later version.
+local function put_follows(keys, args)
+  if server.call('EXISTS', keys[2]) == 0 then
+    return {'unready', 0}
+  end
+  local base = base_of(keys[2])
+  local has = version_of_follows(base, args[3], args[1])
+  if tonumber(args[2]) < has then
+    return {'old', has}
+  end
+  server.call('DEL', keys[1])
+  change_follows(base, keys[1], args[1], args[3], args[2], args, 4)
+  return {'ok', has}
+end
+
+-- penstock_feed_begin_v1: begin to build, where there is nothing. KEYS m. ARGV: a token, floor, fine. Reply: state and token of
+-- what is there then.
+local function begin(keys, args)
+  if server.call('EXISTS', keys[1]) == 0 then
+    server.call('HSET', keys[1], 'state', 'building', 'token', args[1], 'newest', '0', 'oldest', '9007199254740991',
+      'floor', args[2], 'fine', args[3])
+    for level = 0, FINE_LEVELS - 1 do
+      server.call('HSET', keys[1], 'trimmed' .. level, text_of(math.floor(tonumber(args[3]) / width_of(level))))
+    end
+  end
+  return server.call('HMGET', keys[1], 'state', 'token')
+end
+
+-- penstock_feed_finish_v1: all was put. KEYS m. ARGV: the token. Reply: 1, or 0 where the index was lost since.
+local function finish(keys, args)
+  if server.call('HGET', keys[1], 'token') ~= args[1] then
+    return 0
+  end
+  server.call('HSET', keys[1], 'state', 'ready')
+  return 1
+end
+
+-- penstock_feed_look_v1: how an index stands. Read-only. KEYS m. Reply: state, floor, fine, newest, oldest, run and swept as
+-- noted, the run of this server.
+local function look(keys)
+  local reply = server.call('HMGET', keys[1], 'state', 'floor', 'fine', 'newest', 'oldest', 'run', 'swept')
+  reply[8] = string.match(server.call('INFO', 'server'), 'run_id:(%w+)')
+  return reply
+end
+
+-- penstock_feed_swept_v1: note the run on which all recent changes are known to be there. KEYS m. ARGV: run, the last of
+-- them.
+local function swept(keys, args)
+  if server.call('EXISTS', keys[1]) == 1 then
+    server.call('HSET', keys[1], 'run', args[1], 'swept', args[2])
+  end
+  return 1
+end
+
+-- penstock_feed_posts_v1: what the index has of an author, for the proof. Read-only. KEYS p, m. ARGV: author. Reply: version,
+-- how many posts are missing in a bucket, then id and score of each by turns.
+local function posts(keys, args)
+  local base = base_of(keys[2])
+  local meta = server.call('HMGET', keys[2], 'floor', 'fine')
+  local floor, fine = tonumber(meta[1] or '0'), tonumber(meta[2] or '0')
+  local reply, unhinted = {version_of_posts(keys[1]), 0}, 0
+  local rows = server.call('ZRANGE', keys[1], text_of(floor), '+inf', 'BYSCORE', 'WITHSCORES')
+  for i = 1, #rows, 2 do
+    local score = tonumber(rows[i + 1])
+    for level = score >= fine and 0 or FINE_LEVELS, TOP_LEVEL do
+      local bucket = base .. 'b:' .. level .. ':' .. text_of(math.floor(score / width_of(level)))
+      if server.call('SISMEMBER', bucket, args[1]) == 0 then
+        unhinted = unhinted + 1
+      end
+    end
+    reply[#reply + 1], reply[#reply + 2] = rows[i], score
+  end
+  reply[2] = unhinted
+  return reply
+end
+
+-- penstock_feed_follows_v1: what the index has of a viewer, for the proof. Read-only. KEYS f, m. ARGV: viewer, the n of its w.
+-- Reply: version, then authors.
+local function follows(keys, args)
+  local reply = {version_of_follows(base_of(keys[2]), args[2], args[1])}
+  for _, author in ipairs(server.call('SMEMBERS', keys[1])) do
+    reply[#reply + 1] = author
+  end
+  return reply
+end
+
+-- penstock_feed_trim_v1: raise floor and fine, and remove buckets before them. KEYS m. ARGV: floor, fine (both where a bucket of
+-- level 1 begins), buckets to remove at most. Reply: 1 if there is more to remove.
+local function trim(keys, args)
+  local base, left = base_of(keys[1]), tonumber(args[3])
+  local meta = server.call('HMGET', keys[1], 'state', 'floor', 'fine', 'oldest', 'newest')
+  if not meta[1] or tonumber(meta[5]) == 0 then
+    return 0
+  end
+  local floor, fine = math.max(tonumber(meta[2]), tonumber(args[1])), math.max(tonumber(meta[3]), tonumber(args[2]))
+  server.call('HSET', keys[1], 'floor', text_of(floor), 'fine', text_of(fine))
+  if floor > tonumber(meta[4]) then
+    server.call('HSET', keys[1], 'older', '1')
+  end
+  for level = 0, TOP_LEVEL do
+    local width, done = width_of(level), 'trimmed' .. level
+    local from = tonumber(server.call('HGET', keys[1], done) or text_of(math.floor(tonumber(meta[4]) / width)))
+    local upto = math.floor((level < FINE_LEVELS and math.max(floor, fine) or floor) / width)
+    while from < upto and left > 0 do
+      server.call('UNLINK', base .. 'b:' .. level .. ':' .. text_of(from))
+      from, left = from + 1, left - 1
+    end
+    server.call('HSET', keys[1], done, text_of(from))
+  end
+  return left > 0 and 0 or 1
+end
+
+-- penstock_feed_trim_posts_v1: remove an author's posts below the floor. KEYS p, m. Reply: how many.
+local function trim_posts(keys)
+  local floor = server.call('HGET', keys[2], 'floor') or '0'
+  return server.call('ZREMRANGEBYSCORE', keys[1], '0', '(' .. floor)
+end
+
+server.register_function{function_name = 'penstock_feed_page_v1', callback = page, flags = {'no-writes'}}
+server.register_function('penstock_feed_change_posts_v1', change_posts_next)
+server.register_function('penstock_feed_put_posts_v1', put_posts)
+server.register_function('penstock_feed_change_follows_v1', change_follows_next)
+server.register_function('penstock_feed_put_follows_v1', put_follows)
+server.register_function('penstock_feed_begin_v1', begin)
+server.register_function('penstock_feed_finish_v1', finish)
+server.register_function{function_name = 'penstock_feed_look_v1', callback = look, flags = {'no-writes'}}
+server.register_function{function_name = 'penstock_feed_swept_v1', callback = swept, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_feed_posts_v1', callback = posts, flags = {'no-writes'}}
+server.register_function{function_name = 'penstock_feed_follows_v1', callback = follows, flags = {'no-writes'}}
+server.register_function{function_name = 'penstock_feed_trim_v1', callback = trim, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_feed_trim_posts_v1', callback = trim_posts, flags = {'allow-oom'}}

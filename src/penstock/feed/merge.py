@@ -1,0 +1,113 @@
+"""A page of a feed: each shard is asked once, what they found is merged, and what they cannot have comes from the truth.
+
+    shard 0: newest of its followed authors  \
+    shard 1: ...                              > merged by (score, id), cut at the limit, filled up from PostgreSQL
+    ...                                      /  where the index ends before the page does
+
+A shard answers with as many posts as the page has, so what is merged is the page. Mutes, blocks, deletions and posts
+that wait need no filter: the index has none of them, so a page is full until the true end. No post below the highest
+floor of the shards is taken from the index, since another shard may lack posts of that age.
+
+Without an index (Valkey is away, or came back empty) the page is made from PostgreSQL: slower, and the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.engines.postgres import Postgres
+from penstock.engines.valkey import ValkeyDown
+from penstock.feed import store
+from penstock.feed.hot import Found, Hot, ShardPage
+from penstock.feed.model import Place
+from penstock.feed.settings import pages_told
+from penstock.kernel.errors import Unavailable
+
+_FROM_INDEX: Final = pages_told.labels(source="index")
+_FROM_POSTGRES: Final = pages_told.labels(source="postgres")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Posts of a page, newest first."""
+
+    posts: list[Found]
+    is_end: bool
+    """Whether there is nothing after them."""
+    is_slow: bool = False
+
+
+class Merge:
+    """Makes pages. `on_lost` is called where the index has to be built."""
+
+    def __init__(self, postgres: Postgres, hot: Hot, on_lost: Callable[[], None]) -> None:
+        self._postgres = postgres
+        self._hot = hot
+        self._on_lost = on_lost
+
+    async def page(
+        self, viewer: int, *, limit: int, before: Place | None = None, after: Place | None = None
+    ) -> Merged:
+        """The newest posts between two places. Raises: PostgresDown where neither engine can tell."""
+        parts = await self._ask(viewer, limit, before, after)
+        if parts is None:
+            return await self._slow(viewer, limit, before, after)
+        _FROM_INDEX.inc()
+        floor = max([part.floor for part in parts])
+        posts = parts[0].posts
+        if len(parts) > 1:
+            posts = [post for part in parts for post in part.posts if post.score >= floor]
+            posts.sort(reverse=True)
+            posts = posts[:limit]
+        if len(posts) == limit:
+            return Merged(posts, is_end=False)
+        if floor == 0 or (after is not None and after.score >= floor):
+            return Merged(posts, is_end=True)
+        edge = Place(floor, "")
+        try:
+            rest = await self._from_truth(
+                viewer, limit - len(posts), min(before, edge) if before else edge, after
+            )
+        except Unavailable:
+            if not posts:
+                raise
+            return Merged(posts, is_end=False)
+        posts = posts + rest
+        return Merged(posts, is_end=len(posts) < limit, is_slow=True)
+
+    async def _ask(
+        self, viewer: int, limit: int, before: Place | None, after: Place | None
+    ) -> list[ShardPage] | None:
+        """What each shard has; None where one of them cannot say."""
+        shards = range(self._hot.shards)
+        asked = [
+            self._hot.page(shard, viewer, limit=limit, before=before, after=after)
+            for shard in shards
+        ]
+        try:
+            found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+        except ValkeyDown:
+            return None
+        parts = [part for part in found if part is not None]
+        if len(parts) < len(found):
+            self._on_lost()
+            return None
+        return parts
+
+    async def _slow(
+        self, viewer: int, limit: int, before: Place | None, after: Place | None
+    ) -> Merged:
+        _FROM_POSTGRES.inc()
+        posts = await self._from_truth(viewer, limit, before, after)
+        return Merged(posts, is_end=len(posts) < limit, is_slow=True)
+
+    async def _from_truth(
+        self, viewer: int, limit: int, before: Place | None, after: Place | None
+    ) -> list[Found]:
+        rows = await store.posts.page(
+            self._postgres, viewer, before=before, after=after, rows_max=limit
+        )
+        return [Found(*row) for row in rows]

@@ -1,0 +1,212 @@
+"""The index made from the truth, while everything goes on; and the proof that it is the truth.
+
+Each viewer and author is put as a whole, with the version that this is. Changes that come meanwhile are made in order as
+always: one that finds no version yet brings the whole. So when every entity was put, the index is right, and it is
+marked ready, unless it was lost again since it was begun: then it is begun again. Pages come from PostgreSQL until then.
+An index that is ready stays so while it is repaired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Final
+
+from penstock.engines.postgres import Postgres
+from penstock.engines.valkey import ValkeyDown
+from penstock.feed import store
+from penstock.feed.apply import Applier
+from penstock.feed.hot import Hot
+from penstock.feed.model import FINE_FOR_MS, FINE_MS, TICKS, Change, Kind
+from penstock.kernel.backoff import Backoff
+from penstock.kernel.logs import logger
+
+ENTITIES_PER_STEP: Final = 200
+ITEMS_AT_ONCE: Final = 5_000
+"""So many posts or follows are on their way at once: 30 ms of Valkey's time, in which nobody is served."""
+TRIES: Final = 5
+BEFORE_ALL: Final = -(2**63)
+BEHIND_S_MAX: Final = 3.0
+"""So long a change may be under way before the proof calls it missing."""
+RETRY: Final = Backoff(0.02, 0.5)
+Progress = Callable[[float, str], None]
+_log: Final = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Where an index begins, as scores; both are beginnings of buckets of level 1."""
+
+    floor: int
+    fine: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A viewer or author whose index is not its truth."""
+
+    kind: Kind
+    entity: int
+    missing: int
+    extra: int
+
+
+@dataclass(slots=True)
+class Proof:
+    """What was compared, and what differs."""
+
+    viewers: int = 0
+    authors: int = 0
+    follows: int = 0
+    posts: int = 0
+
+
+def marks_at(now_ms: int, *, index_for_s: float) -> Marks:
+    """The marks of an index that holds posts of the last `index_for_s`."""
+    floor_ms = max(0, now_ms - int(index_for_s * 1000)) // FINE_MS * FINE_MS
+    fine_ms = max(0, now_ms - FINE_FOR_MS) // FINE_MS * FINE_MS
+    return Marks(floor_ms * TICKS, max(floor_ms, fine_ms) * TICKS)
+
+
+class Rebuild:
+    """Builds and proves."""
+
+    def __init__(
+        self, postgres: Postgres, hot: Hot, applier: Applier, *, index_for_s: float
+    ) -> None:
+        self._postgres = postgres
+        self._hot = hot
+        self._applier = applier
+        self._index_for_s = index_for_s
+
+    async def build(self, *, clean: bool = False, on_progress: Progress | None = None) -> int:
+        """Put every viewer and author; how many there were. `clean`: drop everything first.
+
+        Raises: ValkeyDown, PostgresDown.
+        """
+        if clean:
+            await self._hot.drop()
+        for _ in range(TRIES):
+            count = await self._build_once(on_progress or (lambda _ratio, _text: None))
+            if count is not None:
+                return count
+            _log.warning("feed_index_lost_while_built")
+        raise ValkeyDown(
+            "the feed's index is lost again and again while it is built", retry_after_s=5
+        )
+
+    async def _build_once(self, tell: Progress) -> int | None:
+        """None where the index was lost meanwhile."""
+        marks = marks_at(await store.changes.now_ms(self._postgres), index_for_s=self._index_for_s)
+        fresh, tokens = token_hex(8), []
+        for shard in range(self._hot.shards):
+            _, token = await self._hot.begin(shard, fresh, floor=marks.floor, fine=marks.fine)
+            tokens.append(token)
+        floor = min([(await self._hot.look(shard)).floor for shard in range(self._hot.shards)])
+        total, done = await store.changes.count_entities(self._postgres), 0
+        for kind in Kind:
+            after = BEFORE_ALL
+            while entities := await store.changes.entities_after(
+                self._postgres, kind, after=after, rows_max=ENTITIES_PER_STEP
+            ):
+                wholes = await store.changes.whole(self._postgres, kind, entities, floor=floor)
+                for part in _portions(wholes):
+                    if not all(await asyncio.gather(*[self._put(whole) for whole in part])):
+                        return None
+                after, done = entities[-1], done + len(entities)
+                tell(min(1.0, done / max(1, total)), f"{done} of {total}")
+        finished = [await self._hot.finish(shard, token) for shard, token in enumerate(tokens)]
+        return done if all(finished) else None
+
+    async def _put(self, whole: Change) -> bool:
+        """False where the index was lost."""
+        for shard, part in self._hot.parts(whole):
+            state, _ = await self._hot.put(shard, part)
+            if state == "unready" or (state == "old" and not await self._applier.put(whole)):
+                return False
+        return True
+
+    async def verify(
+        self, *, sample: int | None = None, on_progress: Progress | None = None
+    ) -> tuple[Proof, list[Difference]]:
+        """Compare index and truth of all viewers and authors, or of so many of each.
+
+        Raises: ValkeyDown, PostgresDown.
+        """
+        tell = on_progress or (lambda _ratio, _text: None)
+        proof, found = Proof(), list[Difference]()
+        total = await store.changes.count_entities(self._postgres)
+        for kind in Kind:
+            after = BEFORE_ALL
+            while True:
+                entities = await self._step(kind, after, sample)
+                wholes = await store.changes.whole(self._postgres, kind, entities, floor=0)
+                compared = await asyncio.gather(*[self._compare(whole, proof) for whole in wholes])
+                found += [difference for difference in compared if difference]
+                done = proof.viewers + proof.authors
+                tell(min(1.0, done / max(1, total)), f"{done} of {total}")
+                if sample is not None or not entities:
+                    break
+                after = entities[-1]
+        return proof, found
+
+    async def _step(self, kind: Kind, after: int, sample: int | None) -> list[int]:
+        if sample is not None:
+            return await store.changes.sample_entities(self._postgres, kind, rows_max=sample)
+        return await store.changes.entities_after(
+            self._postgres, kind, after=after, rows_max=ENTITIES_PER_STEP
+        )
+
+    async def _compare(self, whole: Change, proof: Proof) -> Difference | None:
+        """Compare one, again while a change of it is under way."""
+        began_s, attempts = time.monotonic(), 0
+        while True:
+            versions, missing, extra, count = await self._looked(whole)
+            if versions == {whole.version} or time.monotonic() - began_s > BEHIND_S_MAX:
+                break
+            attempts += 1
+            await asyncio.sleep(RETRY.delay_s(attempts))
+            [whole] = await store.changes.whole(self._postgres, whole.kind, [whole.entity], floor=0)
+        if whole.kind is Kind.POSTS:
+            proof.authors += 1
+            proof.posts += count
+        else:
+            proof.viewers += 1
+            proof.follows += count
+        if versions == {whole.version} and not missing and not extra:
+            return None
+        return Difference(whole.kind, whole.entity, missing, extra)
+
+    async def _looked(self, whole: Change) -> tuple[set[int], int, int, int]:
+        """Versions found, how many items are missing, how many too many, how many there should be."""
+        if whole.kind is Kind.POSTS:
+            floor = (await self._hot.look(self._hot.shard_of(whole.entity))).floor
+            version, unhinted, have = await self._hot.posts(whole.entity)
+            pairs = zip(whole.items, whole.scores, strict=True)
+            want = {(item, score) for item, score in pairs if score >= floor}
+            got = set(have.items())
+            return {version}, len(want - got) + unhinted, len(got - want), len(want)
+        authors: set[str] = set()
+        versions: set[int] = set()
+        for shard in range(self._hot.shards):
+            version, part = await self._hot.follows(shard, whole.entity)
+            versions.add(version)
+            authors |= part
+        wanted = set(whole.items)
+        return versions, len(wanted - authors), len(authors - wanted), len(wanted)
+
+
+def _portions(wholes: Iterable[Change]) -> Iterator[list[Change]]:
+    """In parts of about so many items."""
+    part, items = list[Change](), 0
+    for whole in wholes:
+        part.append(whole)
+        items += len(whole.items)
+        if items >= ITEMS_AT_ONCE:
+            yield part
+            part, items = [], 0
+    if part:
+        yield part

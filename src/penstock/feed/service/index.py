@@ -1,0 +1,188 @@
+"""The index as a whole: begun where it is missing, built by a job, proved, shown."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+import msgspec
+
+from penstock.engines.postgres import Postgres
+from penstock.feed import store
+from penstock.feed.errors import FeedShardsFixed
+from penstock.feed.hot import Hot
+from penstock.feed.model import (
+    Differs,
+    FeedVerified,
+    Kind,
+    ShardState,
+    moment_of,
+)
+from penstock.feed.names import Names
+from penstock.feed.rebuild import Progress, Rebuild
+from penstock.feed.settings import FeedConfig
+from penstock.jobs import Jobs, NewJob, Registry, Task
+from penstock.jobs.inhand import current_job
+from penstock.kernel.errors import PenstockError, Unavailable
+from penstock.kernel.logs import logger
+
+REBUILD_QUEUE: Final = "feed.rebuild"
+RETAIN_QUEUE: Final = "feed.retain"
+SMALL: Final = 1_000
+"""So many viewers and authors are put by whoever finds the index missing: it takes less than a second."""
+BUILD_EVERY_S: Final = 10.0
+REST_S: Final = 2.0
+"""So long an engine that did not answer is left alone, so that pages from the other one do not wait for it."""
+AUTHORS_PER_STEP: Final = 500
+_log: Final = logger(__name__)
+
+
+class Build(msgspec.Struct, frozen=True, kw_only=True):
+    """Payload of the job that builds the index."""
+
+    clean: bool = False
+
+
+class Index:
+    """Looks after the index; opens nothing before `open`."""
+
+    def __init__(
+        self,
+        postgres: Postgres,
+        hot: Hot,
+        jobs: Jobs,
+        names: Names,
+        *,
+        rebuild: Rebuild,
+        config: FeedConfig,
+    ) -> None:
+        self.is_ready = False
+        self._postgres = postgres
+        self._hot = hot
+        self._jobs = jobs
+        self._names = names
+        self._rebuild = rebuild
+        self._config = config
+        self._wanted_s = self._rested_s = float("-inf")
+        self._running: set[asyncio.Task[None]] = set()
+        self._opening = asyncio.Lock()
+
+    def register(self, registry: Registry) -> None:
+        """Add the room's tasks for the index."""
+        registry.add(Task(queue=REBUILD_QUEUE, handler=self._build_job, retries=20, timeout="12h"))
+        registry.cron("41 3 * * *", name=RETAIN_QUEUE, timeout="12h")(self.retain)
+
+    async def open(self) -> None:
+        """Check the number of shards, and begin an index where there is none. Raises: FeedShardsFixed.
+
+        Where an engine is away nothing is checked yet: pages may still come from the other one.
+        """
+        async with self._opening:
+            if self.is_ready or time.monotonic() - self._rested_s < REST_S:
+                return
+            try:
+                stored = await store.follows.ensure_shards(self._postgres, self._config.shards)
+                if stored != self._config.shards:
+                    raise FeedShardsFixed(self._config.shards, stored)
+                for shard in range(self._hot.shards):
+                    if (await self._hot.look(shard)).state is None:
+                        if not await self._build_if_small():
+                            self.want_build()
+                        break
+            except Unavailable as error:
+                self._rested_s = time.monotonic()
+                _log.warning("feed_not_opened", error=error.text)
+                return
+            self.is_ready = True
+
+    def want_build(self) -> None:
+        """Have the index built; at most once in 10 s by this process."""
+        now_s = time.monotonic()
+        if now_s - self._wanted_s < BUILD_EVERY_S:
+            return
+        self._wanted_s = now_s
+        task = asyncio.create_task(self._build_somehow())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def build(self, *, clean: bool = False, on_progress: Progress | None = None) -> int:
+        """Build it here; how many viewers and authors it has."""
+        count = await self._rebuild.build(clean=clean, on_progress=on_progress)
+        _log.info("feed_index_built", entities=count)
+        return count
+
+    async def enqueue_build(self) -> int:
+        """Have a job build it; the job's id, the one under way if there is one."""
+        job = NewJob(queue=REBUILD_QUEUE, payload=Build(), unique="build")
+        return await self._jobs.enqueue(job)
+
+    async def verify(
+        self, *, sample: int | None = None, on_progress: Progress | None = None
+    ) -> FeedVerified:
+        """Compare it with the truth."""
+        proof, differences = await self._rebuild.verify(sample=sample, on_progress=on_progress)
+        told = await self._names.told([each.entity for each in differences])
+        return FeedVerified(
+            viewers=proof.viewers,
+            authors=proof.authors,
+            posts=proof.posts,
+            follows=proof.follows,
+            differences=[
+                Differs(
+                    kind=each.kind.name.lower(),
+                    entity=told[each.entity],
+                    missing=each.missing,
+                    extra=each.extra,
+                )
+                for each in differences
+            ],
+        )
+
+    async def shards(self) -> list[ShardState]:
+        """How each shard stands."""
+        found = []
+        for shard in range(self._hot.shards):
+            look = await self._hot.look(shard)
+            found.append(
+                ShardState(
+                    shard=shard,
+                    state=look.state or "missing",
+                    floor_at=moment_of(look.floor) if look.floor else None,
+                    newest_at=moment_of(look.newest) if look.newest else None,
+                )
+            )
+        return found
+
+    async def retain(self) -> None:
+        """Remove posts that are older than `feed.keep_for`, which are in no index any more."""
+        kept_s = max(self._config.keep_for_s, self._config.index_for_s + 86_400)
+        oldest_ms = await store.changes.now_ms(self._postgres) - int(kept_s * 1000)
+        after, removed = -(2**63), 0
+        while oldest_ms > 0 and (
+            authors := await store.changes.entities_after(
+                self._postgres, Kind.POSTS, after=after, rows_max=AUTHORS_PER_STEP
+            )
+        ):
+            for author in authors:
+                removed += await store.posts.drop_posts(
+                    self._postgres, author, score=oldest_ms * 2048
+                )
+            after = authors[-1]
+        _log.info("feed_retained", removed=removed)
+
+    async def _build_job(self, wanted: Build) -> None:
+        await self.build(clean=wanted.clean, on_progress=current_job().progress)
+
+    async def _build_somehow(self) -> None:
+        try:
+            if not await self._build_if_small():
+                await self.enqueue_build()
+        except PenstockError as error:
+            _log.warning("feed_index_not_built", error=error.text)
+
+    async def _build_if_small(self) -> bool:
+        if await store.changes.has_entities(self._postgres, rows=SMALL):
+            return False
+        await self.build()
+        return True

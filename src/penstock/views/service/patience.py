@@ -1,0 +1,57 @@
+"""How long callers wait for PostgreSQL where there is something to say without it: once, not each of them.
+
+One that does not answer in time is left alone for REST_S, and everybody is told so at once; then one caller asks again
+while the others are still told. Seen with a PostgreSQL that was stopped (SIGSTOP): connections are taken by the system and
+nothing comes, so that each question took its whole time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from penstock.engines.postgres import PostgresDown
+from penstock.kernel.errors import Unavailable
+
+REST_S: Final = 2.0
+"""So long PostgreSQL is left alone after it did not answer."""
+Answer = TypeVar("Answer")
+
+
+class Patience:
+    """Shared by all that can do without an answer."""
+
+    def __init__(self) -> None:
+        self._rests_until_s = float("-inf")
+        self._is_away = False
+
+    async def ask(self, question: Callable[[], Awaitable[Answer]], *, wait_s: float) -> Answer:
+        """The answer, if it comes within `wait_s`. Raises: PostgresDown, and what the question raises."""
+        now_s = time.monotonic()
+        if now_s < self._rests_until_s:
+            raise _silent()
+        if self._is_away:
+            # This caller tries; those that come meanwhile do not.
+            self._rests_until_s = now_s + wait_s
+        try:
+            async with asyncio.timeout(wait_s):
+                answer = await question()
+        except (Unavailable, TimeoutError) as error:
+            self._is_away = True
+            self._rests_until_s = time.monotonic() + REST_S
+            if isinstance(error, Unavailable):
+                raise
+            raise _silent() from error
+        self._is_away = False
+        self._rests_until_s = float("-inf")
+        return answer
+
+
+def _silent() -> PostgresDown:
+    return PostgresDown(
+        "PostgreSQL did not answer in time and is left alone for a moment: check that it runs with"
+        " `penstock doctor`, then try again",
+        retry_after_s=REST_S,
+    )

@@ -1,0 +1,369 @@
+"""The verbs of the feed through each way in: Python, HTTP on a real socket, the commands as they are typed.
+
+`await surface.do("page", {"viewer": 7})` gives what JSON can hold, the same on each surface; what is refused raises
+`Refused` with the status and the code.
+"""
+
+# ruff: noqa: A002 - a post's own word is `id`
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from contextlib import asynccontextmanager
+from datetime import datetime
+from types import SimpleNamespace
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from click.testing import CliRunner
+
+from penstock.feed import cli, http
+from penstock.feed.model import Bar
+from penstock.feed.shown import page_shown, people_shown
+from penstock.kernel.config import load_config
+from penstock.kernel.errors import PenstockError
+from penstock.web.model import WebConfig
+from penstock.web.server import run_api
+from penstock.web.tokens import Tokens
+
+SURFACES = ("python", "http", "commands")
+SCOPES = ("feed:read", "feed:write")
+SECRET = "a root secret of at least thirty-two characters"
+
+
+class Refused(Exception):
+    """The surface said no."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(f"{status} {code}")
+        self.told = f"{status} {code}"
+
+
+def plain(value):
+    """What JSON makes of it."""
+    return json.loads(msgspec.json.encode(value))
+
+
+class PythonSurface:
+    """The service itself."""
+
+    def __init__(self, feed) -> None:
+        self._feed = feed
+
+    async def do(self, verb, given):
+        try:
+            return plain(await getattr(self, verb)(**given))
+        except PenstockError as error:
+            raise Refused(error.status, error.code) from error
+
+    async def follow(self, *, viewer, authors):
+        return {"changed": await self._feed.follow(viewer, authors)}
+
+    async def unfollow(self, *, viewer, authors):
+        return {"changed": await self._feed.unfollow(viewer, authors)}
+
+    async def unfollow_all(self, *, viewer):
+        return {"changed": await self._feed.unfollow_all(viewer)}
+
+    async def mute(self, *, viewer, authors):
+        return {"changed": await self._feed.mute(viewer, authors)}
+
+    async def unmute(self, *, viewer, authors):
+        return {"changed": await self._feed.unmute(viewer, authors)}
+
+    async def block(self, *, viewer, authors):
+        return {"changed": await self._feed.block(viewer, authors)}
+
+    async def unblock(self, *, viewer, authors):
+        return {"changed": await self._feed.unblock(viewer, authors)}
+
+    async def following(self, *, viewer, limit=100, cursor=None):
+        return people_shown(await self._feed.following(viewer, limit, cursor=cursor))
+
+    async def followers(self, *, author, limit=100, cursor=None):
+        return people_shown(await self._feed.followers(author, limit, cursor=cursor))
+
+    async def barred(self, *, viewer, kind):
+        return people_shown(await self._feed.barred(viewer, Bar(kind)))
+
+    async def post(self, *, author, id, at=None, **more):
+        moment = None if at is None else datetime.fromisoformat(at)
+        return await self._feed.post(author, id, at=moment, **more)
+
+    async def find(self, *, id):
+        return await self._feed.find(id)
+
+    async def delete(self, *, id):
+        return await self._feed.delete(id)
+
+    async def page(self, *, viewer, limit=20, **more):
+        return page_shown(await self._feed.page(viewer, limit, **more))
+
+    async def author_posts(self, *, author):
+        return page_shown(await self._feed.author_posts(author))
+
+    async def unread(self, *, viewer):
+        return await self._feed.unread(viewer)
+
+    async def marker(self, *, viewer):
+        return await self._feed.marker(viewer)
+
+    async def set_marker(self, *, viewer, place):
+        return await self._feed.set_marker(viewer, place)
+
+    async def rebuild(self):
+        return {"job": await self._feed.rebuild()}
+
+    async def verify(self):
+        return await self._feed.verify()
+
+    async def stats(self):
+        return await self._feed.stats()
+
+
+class HttpSurface:
+    """Requests to the room's routes."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+
+    async def do(self, verb, given):
+        return await getattr(self, verb)(**given)
+
+    async def ask(self, method, path, **options):
+        """The body of an answer. Raises: Refused."""
+        answer = await self.client.request(method, path, **options)
+        if answer.is_error:
+            raise Refused(answer.status_code, answer.json()["code"])
+        return answer.json() if answer.content else None
+
+    async def follow(self, *, viewer, authors):
+        if len(authors) == 1:
+            return await self.ask("PUT", f"{_viewer(viewer)}/follows/{_quoted(authors[0])}")
+        return await self.ask("POST", f"{_viewer(viewer)}/follows", json=authors)
+
+    async def unfollow(self, *, viewer, authors):
+        if len(authors) == 1:
+            return await self.ask("DELETE", f"{_viewer(viewer)}/follows/{_quoted(authors[0])}")
+        told = ",".join(map(str, authors))
+        return await self.ask("DELETE", f"{_viewer(viewer)}/follows", params={"authors": told})
+
+    async def unfollow_all(self, *, viewer):
+        return await self.ask("DELETE", f"{_viewer(viewer)}/follows")
+
+    async def mute(self, **given):
+        return await self._bar("mutes", "PUT", **given)
+
+    async def unmute(self, **given):
+        return await self._bar("mutes", "DELETE", **given)
+
+    async def block(self, **given):
+        return await self._bar("blocks", "PUT", **given)
+
+    async def unblock(self, **given):
+        return await self._bar("blocks", "DELETE", **given)
+
+    async def _bar(self, bars, method, *, viewer, authors):
+        path = f"{_viewer(viewer)}/{bars}"
+        if len(authors) == 1:
+            return await self.ask(method, f"{path}/{_quoted(authors[0])}")
+        if method == "PUT":
+            return await self.ask("POST", path, json=authors)
+        return await self.ask("DELETE", path, params={"authors": ",".join(map(str, authors))})
+
+    async def following(self, *, viewer, **params):
+        return await self.ask("GET", f"{_viewer(viewer)}/follows", params=params)
+
+    async def followers(self, *, author, **params):
+        return await self.ask("GET", f"/v1/feed/authors/{_quoted(author)}/followers", params=params)
+
+    async def barred(self, *, viewer, kind):
+        return await self.ask("GET", f"{_viewer(viewer)}/{kind}s")
+
+    async def post(self, **body):
+        [told] = await self.ask("POST", "/v1/feed/posts", json=body)
+        return told
+
+    async def find(self, *, id):
+        return await self.ask("GET", f"/v1/feed/posts/{_quoted(id)}")
+
+    async def delete(self, *, id):
+        return await self.ask("DELETE", f"/v1/feed/posts/{_quoted(id)}") or "gone"
+
+    async def page(self, *, viewer, **params):
+        return await self.ask("GET", _viewer(viewer), params=params)
+
+    async def author_posts(self, *, author):
+        return await self.ask("GET", f"/v1/feed/authors/{_quoted(author)}/posts")
+
+    async def unread(self, *, viewer):
+        return await self.ask("GET", f"{_viewer(viewer)}/unread")
+
+    async def marker(self, *, viewer):
+        return await self.ask("GET", f"{_viewer(viewer)}/marker")
+
+    async def set_marker(self, *, viewer, place):
+        return await self.ask("PUT", f"{_viewer(viewer)}/marker", json={"place": place})
+
+    async def rebuild(self):
+        return await self.ask("POST", "/v1/feed/rebuild")
+
+    async def verify(self):
+        return await self.ask("GET", "/v1/feed/verify")
+
+    async def stats(self):
+        return await self.ask("GET", "/v1/feed/stats")
+
+
+class CommandSurface:
+    """The commands, in a thread as a terminal would run them."""
+
+    def __init__(self, feed) -> None:
+        self._feed = feed
+
+    async def do(self, verb, given):
+        return await getattr(self, verb)(**given)
+
+    async def run(self, *words, text=None):
+        """The document that a command shows. Raises: Refused."""
+        loop, shown = asyncio.get_running_loop(), []
+        terminal = SimpleNamespace(
+            is_json=True,
+            run=lambda _kind, verb: asyncio.run_coroutine_threadsafe(verb(self._feed), loop).result(
+                60
+            ),
+            show=lambda value, text: shown.append((plain(value), text)),
+            progress=lambda text: None,
+        )
+        [command] = cli.COMMANDS
+        words = [str(word) for word in words]
+        ran = await asyncio.to_thread(CliRunner().invoke, command, words, obj=terminal, input=text)
+        if isinstance(ran.exception, PenstockError):
+            raise Refused(ran.exception.status, ran.exception.code) from ran.exception
+        assert ran.exit_code == 0, (words, ran.output, ran.exception)
+        [(value, text)] = shown
+        assert isinstance(text, str)
+        return value
+
+    async def follow(self, *, viewer, authors):
+        return await self.run("follow", viewer, *authors)
+
+    async def unfollow(self, *, viewer, authors):
+        return await self.run("unfollow", viewer, *authors)
+
+    async def unfollow_all(self, *, viewer):
+        return await self.run("unfollow", viewer, "--all")
+
+    async def mute(self, *, viewer, authors):
+        return await self.run("mute", viewer, *authors)
+
+    async def unmute(self, *, viewer, authors):
+        return await self.run("unmute", viewer, *authors)
+
+    async def block(self, *, viewer, authors):
+        return await self.run("block", viewer, *authors)
+
+    async def unblock(self, *, viewer, authors):
+        return await self.run("unblock", viewer, *authors)
+
+    async def following(self, *, viewer, **options):
+        return await self.run("following", viewer, *_words(options))
+
+    async def followers(self, *, author, **options):
+        return await self.run("followers", author, *_words(options))
+
+    async def barred(self, *, viewer, kind):
+        return await self.run("barred", viewer, kind)
+
+    async def post(self, *, author, id, **options):
+        return await self.run("post", author, id, *_words(options))
+
+    async def find(self, *, id):
+        return await self.run("show", id)
+
+    async def delete(self, *, id):
+        return await self.run("rm", id)
+
+    async def page(self, *, viewer, **options):
+        return await self.run("page", viewer, *_words(options))
+
+    async def author_posts(self, *, author):
+        return await self.run("author", author)
+
+    async def unread(self, *, viewer):
+        return await self.run("unread", viewer)
+
+    async def marker(self, *, viewer):
+        return await self.run("marker", viewer)
+
+    async def set_marker(self, *, viewer, place):
+        return await self.run("marker", viewer, place)
+
+    async def rebuild(self):
+        return await self.run("rebuild")
+
+    async def verify(self):
+        return await self.run("verify")
+
+    async def stats(self):
+        return await self.run("stats")
+
+
+def _viewer(viewer):
+    return f"/v1/feed/viewers/{_quoted(viewer)}"
+
+
+def _quoted(id):
+    return quote(str(id), safe="")
+
+
+def _words(options):
+    return [word for name, value in options.items() for word in (f"--{name}", value)]
+
+
+@asynccontextmanager
+async def surface_on(name, engines, feed):
+    """The surface `name` of a service; HTTP is served while the block lasts."""
+    if name == "python":
+        yield PythonSurface(feed)
+    elif name == "commands":
+        yield CommandSurface(feed)
+    else:
+        async with client_of(engines, feed) as client:
+            yield HttpSurface(client)
+
+
+@asynccontextmanager
+async def client_of(engines, feed, *, scopes=SCOPES, stop=None):
+    """A client of the room's routes on a real socket, with a token for them; `stop` ends the server before."""
+    loaded = load_config({"web": WebConfig}, env={})
+    web = dataclasses.replace(loaded.section(WebConfig), listen=("127.0.0.1", 0))
+    house = SimpleNamespace(
+        version="0.0.0",
+        metrics_folder=None,
+        config=dataclasses.replace(loaded, sections={"web": web}),
+        engines=engines,
+        services=lambda: {"feed": feed},
+        routes=lambda: http.ROUTES,
+        secret=SECRET,
+    )
+    token = await Tokens(engines.postgres).create("tester", scopes)
+    stop = stop or asyncio.Event()
+    ready = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(run_api(house, stop, lambda *at: ready.set_result(at)))
+    await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
+    host, port = ready.result()
+    headers = {"authorization": f"Bearer {token.text}"}
+    try:
+        async with httpx.AsyncClient(
+            base_url=f"http://{host}:{port}", headers=headers, timeout=20
+        ) as client:
+            yield client
+    finally:
+        stop.set()
+        await running

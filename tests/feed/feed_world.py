@@ -1,0 +1,176 @@
+"""A feed as plain dictionaries: what every page has to be, whatever the service does to tell it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from penstock.feed import NewPost
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@dataclass
+class World:
+    """The oracle."""
+
+    posts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By id: score and author."""
+    follows: set[tuple[int, int]] = field(default_factory=set)
+    mutes: set[tuple[int, int]] = field(default_factory=set)
+    blocks: set[tuple[int, int]] = field(default_factory=set)
+
+    def sees(self, viewer, author):
+        """Whether a viewer is shown an author."""
+        return (
+            (viewer, author) in self.follows
+            and (viewer, author) not in self.mutes
+            and (viewer, author) not in self.blocks
+            and (author, viewer) not in self.blocks
+        )
+
+    def page(self, viewer, limit, before=None, after=None):
+        """Ids, newest first, of the posts between two places."""
+        found = sorted(
+            (
+                (score, post)
+                for post, (score, author) in self.posts.items()
+                if self.sees(viewer, author)
+                and (before is None or (score, post) < before)
+                and (after is None or (score, post) > after)
+            ),
+            reverse=True,
+        )
+        return found[:limit]
+
+
+class History:
+    """Random writes, made to the service and to the oracle."""
+
+    def __init__(self, feed, seed, *, authors=12, viewers=6, most=6, moments=5, days=40, burst=8):
+        self.feed, self.world = feed, World()
+        self.random = random.Random(seed)
+        self.authors, self.viewers = list(range(1, authors + 1)), list(range(1, viewers + 1))
+        self.moments = [NOON - timedelta(days=self.random.uniform(0, days)) for _ in range(moments)]
+        self.most, self.burst = most, burst
+        self.made = 0
+
+    async def step(self):
+        """One write."""
+        verb = self.random.choices(
+            [
+                self.post,
+                self.delete,
+                self.follow,
+                self.unfollow,
+                self.bar,
+                self.unbar,
+                self.unfollow_all,
+            ],
+            [30, 12, 20, 8, 6, 6, 1],
+        )[0]
+        await verb()
+
+    async def post(self):
+        """Some posts, many of them at the very same moments."""
+        new = []
+        for _ in range(self.random.choice([1, 1, 1, 2, self.burst])):
+            self.made += 1
+            at = self.random.choice([None, *self.moments, *self.moments])
+            name = f"{self.random.choice('aAzZ_~')}{self.made}"
+            new.append(NewPost(author=self.random.choice(self.authors), id=name, at=at))
+        for post, stored in zip(new, await self.feed.posts(new), strict=True):
+            assert stored.id == post.id
+        for row in await self.feed.postgres.all(self.feed_posts([post.id for post in new])):
+            self.world.posts[row["id"]] = (row["score"], row["author"])
+
+    def feed_posts(self, ids):
+        """What was stored of posts; their scores are the database's."""
+        from penstock.engines.sql import compile_query
+
+        names = ", ".join(f"'{each}'" for each in ids)
+        return compile_query(
+            "posts",
+            f"-- Posts.\nSELECT id, score, author FROM penstock.feed_post WHERE id IN ({names})",
+        )
+
+    async def delete(self):
+        """Some posts."""
+        ids = self.random.sample(
+            sorted(self.world.posts), min(len(self.world.posts), self.random.choice([1, 3]))
+        )
+        assert await self.feed.delete(ids) == len(ids)
+        for each in ids:
+            del self.world.posts[each]
+
+    async def follow(self):
+        """Some authors."""
+        viewer, authors = self._pairs(self.most)
+        new = {(viewer, a) for a in authors} - self.world.follows
+        assert await self.feed.follow(viewer, authors) == len(new)
+        self.world.follows |= new
+
+    async def unfollow(self):
+        """Some authors."""
+        viewer, authors = self._pairs(self.most // 2)
+        old = {(viewer, a) for a in authors} & self.world.follows
+        assert await self.feed.unfollow(viewer, authors) == len(old)
+        self.world.follows -= old
+
+    async def unfollow_all(self):
+        """Everybody."""
+        viewer = self.random.choice(self.viewers)
+        old = {pair for pair in self.world.follows if pair[0] == viewer}
+        assert await self.feed.unfollow_all(viewer) == len(old)
+        self.world.follows -= old
+
+    async def bar(self):
+        """A mute, or a block, in either direction."""
+        viewer, authors = self._pairs(2)
+        kind, verb = self._kind(self.feed.mute, self.feed.block)
+        new = {(viewer, a) for a in authors} - kind
+        assert await verb(viewer, authors) == len(new)
+        kind |= new
+
+    async def unbar(self):
+        """The end of it."""
+        viewer, authors = self._pairs(4)
+        kind, verb = self._kind(self.feed.unmute, self.feed.unblock)
+        old = {(viewer, a) for a in authors} & kind
+        assert await verb(viewer, authors) == len(old)
+        kind -= old
+
+    def _pairs(self, most):
+        authors = self.random.sample(self.authors, self.random.randint(1, most))
+        return self.random.choice(self.viewers), authors
+
+    def _kind(self, mute, block):
+        return (
+            (self.world.mutes, mute) if self.random.random() < 0.5 else (self.world.blocks, block)
+        )
+
+    async def check(self, pages):
+        """Compare so many random pages; how many were compared."""
+        for _ in range(pages):
+            viewer, limit = self.random.choice(self.viewers), self.random.choice([1, 2, 5, 20, 200])
+            before, after = self._place(0.6), self._place(0.25)
+            cursor, since = self._signed(viewer, before), self._signed(viewer, after)
+            page = await self.feed.page(viewer, limit, cursor=cursor, since=since)
+            found = [(post.score, post.id) for post in page.posts]
+            expected = self.world.page(viewer, limit, before, after)
+            assert found == expected, (viewer, limit, before, after)
+            assert len(found) == limit or page.next is None
+        return pages
+
+    def _signed(self, viewer, place):
+        return place and self.feed._reading._places.sign("feed", viewer, place)
+
+    def _place(self, share):
+        """Where a post stands or stood, or some moment; None: nowhere."""
+        if self.random.random() > share:
+            return None
+        scores = [score for score, _ in self.world.posts.values()] or [0]
+        score = self.random.choice(scores) + self.random.choice([0, 0, 0, 1, -1])
+        names = [*self.world.posts, "a", "~", "", "gone"]
+        return (score, self.random.choice(names))

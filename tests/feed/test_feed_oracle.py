@@ -1,0 +1,113 @@
+"""Pages of random histories are what an oracle of plain dictionaries says: ties, deletions, mutes, trims, any cursor."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from feed_world import History
+
+from penstock.feed.model import FINE_MS, TICKS
+
+FEW = {"authors": 12, "most": 6}
+MANY = {"authors": 400, "viewers": 3, "most": 300, "moments": 60}
+DENSE = {"authors": 400, "viewers": 3, "most": 300, "moments": 8, "days": 0.02, "burst": 150}
+
+
+async def trimmed(history, feed):
+    """Raise floor and fine to some moments of the history."""
+    scores = sorted(score for score, _ in history.world.posts.values())
+    if not scores:
+        return
+    marks = sorted(
+        score // TICKS // FINE_MS * FINE_MS * TICKS
+        for score in (history.random.choice(scores), history.random.choice(scores))
+    )
+    for shard in range(feed.hot.shards):
+        await feed.hot.trim(shard, floor=marks[0], fine=marks[1], buckets_max=100_000)
+        if history.random.random() < 0.5:
+            await feed.hot.trim_posts(b"0")
+
+
+async def lived(history, feed, *, steps, pages, loses=0.0, trims=0.0):
+    """A history with pages in between; how many pages were compared."""
+    checked = 0
+    for _ in range(steps):
+        await history.step()
+        if history.random.random() < loses:
+            await feed.hot.drop()
+        if history.random.random() < trims:
+            await trimmed(history, feed)
+        checked += await history.check(pages)
+    return checked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [FEW, MANY, DENSE], ids=["few", "many", "dense"])
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_pages_are_right(make_feed, size, shards):
+    feed = make_feed(shards=shards, follows_max=10_000)
+    history = History(feed, seed=shards, **size)
+    assert await lived(history, feed, steps=60, pages=10) == 600
+    assert (await feed.verify()).is_equal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [FEW, MANY, DENSE], ids=["few", "many", "dense"])
+async def test_pages_are_right_through_trims(make_feed, size):
+    feed = make_feed(shards=2, follows_max=10_000)
+    history = History(feed, seed=7, **size)
+    await lived(history, feed, steps=60, pages=8, trims=0.1)
+    assert (await feed.verify()).is_equal
+
+
+@pytest.mark.slow
+async def test_pages_are_right_while_the_index_is_lost_and_made(make_feed):
+    feed = make_feed(shards=2)
+    history = History(feed, seed=11, **FEW)
+    for _ in range(4):
+        await lived(history, feed, steps=10, pages=6)
+        await feed.hot.drop()
+        assert (await feed.page(1)).is_slow
+        await asyncio.gather(lived(history, feed, steps=10, pages=6), feed.rebuild_now())
+        assert (await feed.verify()).is_equal
+        assert not (await feed.page(1)).is_slow
+
+
+@pytest.mark.slow
+async def test_writers_side_by_side_leave_one_truth(make_feed):
+    """Their changes meet the index in any order."""
+    feeds = [make_feed(shards=2) for _ in range(3)]
+    histories = [History(feed, seed=number, **FEW) for number, feed in enumerate(feeds)]
+    for number, history in enumerate(histories):
+        history.made = number * 1_000_000
+    for _ in range(30):
+        writes = []
+        for history in histories:
+            viewer, author = history.random.choice([1, 2]), history.random.choice([1, 2, 3])
+            history.made += 1
+            writes += [
+                history.feed.post(author, f"p{history.made}"),
+                history.random.choice([history.feed.follow, history.feed.unfollow])(viewer, author),
+                history.random.choice([history.feed.mute, history.feed.unmute])(viewer, author),
+            ]
+        await asyncio.gather(*writes)
+    verified = await feeds[0].verify()
+    assert verified.is_equal
+    assert verified.posts == 90
+
+
+@pytest.mark.soak
+async def test_a_hundred_thousand_pages_are_right(make_feed, sql):
+    checked, seed = 0, 1_000
+    while checked < 100_000:
+        seed += 1
+        await sql(
+            "TRUNCATE penstock.feed_post, penstock.feed_follow, penstock.feed_bar, penstock.feed_version,"
+            " penstock.feed_outbox"
+        )
+        feed = make_feed(shards=2, follows_max=10_000)
+        await feed.rebuild_now(clean=True)
+        history = History(feed, seed=seed, **(FEW, MANY, DENSE)[seed % 3])
+        checked += await lived(history, feed, steps=100, pages=40, loses=0.002, trims=0.03)
+        assert (await feed.verify()).is_equal, seed

@@ -1,0 +1,240 @@
+"""What goes with pages: names, later posts, deletions and what hangs on them, markers, lists, imports, bounds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from penstock.feed import NewPost, PostDeleted
+from penstock.feed.errors import (
+    InvalidFeedId,
+    InvalidLimit,
+    InvalidPost,
+    PostTaken,
+    PostUnknown,
+    TooManyFollows,
+)
+from penstock.feed.model import Bar
+from penstock.feed.worker import Sweeper
+from penstock.kernel.cursors import CursorInvalid
+from penstock.testing import drain
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+async def ids(feed, viewer, **options):
+    return [post.id for post in (await feed.page(viewer, **options)).posts]
+
+
+async def test_names_stand_for_viewers_and_authors(make_feed):
+    feed = make_feed(shards=2)
+    await feed.follow("anna", ["bob", "5", 6])
+    await feed.posts([NewPost(author=a, id=f"p-{a}") for a in ("bob", 5, 6, "carl")])
+    page = await make_feed(shards=2).page("anna")
+    assert [(post.id, post.author) for post in page.posts] == [
+        ("p-6", 6),
+        ("p-5", 5),
+        ("p-bob", "bob"),
+    ]
+    people = await feed.following("anna")
+    assert {person.id for person in people.people} == {"bob", 5, 6}
+    assert [person.id for person in (await feed.followers("bob")).people] == ["anna"]
+    assert (await feed.page("nobody")).posts == []
+    assert await feed.unfollow("anna", ["carl", "nobody"]) == 0
+    assert (await feed.verify()).is_equal
+
+
+async def test_a_post_again_changes_nothing_and_another_authors_is_refused(feed):
+    first = await feed.post(1, "a", ref="x")
+    assert (await feed.post(1, "a")).at == first.at
+    with pytest.raises(PostTaken):
+        await feed.posts([NewPost(author=2, id="a"), NewPost(author=2, id="b")])
+    with pytest.raises(PostUnknown):
+        await feed.find("b")
+    assert (await feed.find("a")).ref == "x"
+
+
+async def test_a_later_post_is_shown_when_its_moment_comes(feed, app, sql):
+    await feed.follow(7, 1)
+    await feed.post(1, "a")
+    later = await feed.post(1, "b", at=datetime.now(UTC) + timedelta(hours=1))
+    await feed.post(1, "dropped", at=datetime.now(UTC) + timedelta(hours=1))
+    assert later.is_waiting
+    assert await ids(feed, 7) == ["a"]
+    await feed.delete("dropped")
+    await sql("UPDATE penstock.feed_post SET visible_at = now() WHERE state = 1")
+    await sql("UPDATE penstock.job_ready SET run_at = now()")
+    await feed.post(1, "c")
+    assert await drain(app) == {"done": 2}
+    assert await ids(feed, 7) == ["b", "c", "a"], "it is new when it is shown"
+    assert not (await feed.find("b")).is_waiting
+    assert (await feed.verify()).is_equal
+
+
+async def test_each_handler_of_deletions_has_a_queue_of_its_own(make_feed, registry, app):
+    feed, told = make_feed(), []
+
+    @feed.on_post_deleted
+    async def drop_comments(post: PostDeleted):
+        told.append(("comments", post.id, post.author, post.ref))
+
+    @feed.on_post_deleted
+    async def drop_likes(post: PostDeleted):
+        told.append(("likes", post.id, post.author, post.ref))
+
+    feed.register(registry)
+    await feed.post("bob", "a", ref="x")
+    await feed.post(2, "b", at=datetime.now(UTC) + timedelta(hours=1))
+    assert await feed.delete(["a", "b", "none"]) == 2
+    assert await feed.delete("a") == 0
+    assert await drain(app) == {"done": 4}
+    assert sorted(told, key=str) == sorted(
+        [
+            (each, *post)
+            for each in ("comments", "likes")
+            for post in (("a", "bob", "x"), ("b", 2, None))
+        ],
+        key=str,
+    )
+
+
+async def test_marker_and_unread(feed):
+    await feed.follow(7, 1)
+    assert (await feed.unread(7)).count == 0
+    await feed.posts(
+        [NewPost(author=1, id=f"p{n:03}", at=NOON + timedelta(seconds=n)) for n in range(150)]
+    )
+    unread = await feed.unread(7)
+    assert (unread.count, unread.has_more) == (100, True)
+    page = await feed.page(7, 5)
+    marker = await feed.set_marker(7, page.next)
+    assert (marker.post, (await feed.unread(7)).count) == ("p145", 4)
+    assert (await feed.set_marker(7)).post == "p149"
+    assert (await feed.set_marker(7, page.next)).post == "p149", "never back"
+    assert (await feed.unread(7)).count == 0
+    await feed.post(1, "new")
+    assert await ids(feed, 7, since=(await feed.marker(7)).place) == ["new"]
+
+
+async def test_lists_are_paged_latest_first_with_totals(feed, sql):
+    await feed.follow(7, list(range(1, 26)))
+    await sql("UPDATE penstock.feed_follow SET followed_at = now() - author * interval '1 minute'")
+    seen, cursor = [], None
+    while True:
+        people = await feed.following(7, 10, cursor=cursor)
+        assert people.total == 25
+        seen += [person.id for person in people.people]
+        cursor = people.next
+        if cursor is None:
+            break
+    assert seen == list(range(1, 26))
+    await feed.mute(7, [3, 4])
+    await feed.block(7, 5)
+    assert {person.id for person in (await feed.barred(7, Bar.MUTE)).people} == {3, 4}
+    assert (await feed.barred(7, Bar.BLOCK)).total == 1
+
+
+async def test_an_authors_own_posts_are_paged(feed):
+    await feed.posts(
+        [NewPost(author=1, id=f"p{n}", at=NOON + timedelta(seconds=n)) for n in range(5)]
+    )
+    page = await feed.author_posts(1, 3)
+    assert [post.id for post in page.posts] == ["p4", "p3", "p2"]
+    page = await feed.author_posts(1, 3, cursor=page.next)
+    assert [post.id for post in page.posts] == ["p1", "p0"]
+    assert page.next is None
+
+
+async def test_imports_of_any_size(feed):
+    new = (NewPost(author=1 + n % 3, id=f"p{n}", at=NOON) for n in range(2_500))
+    assert await feed.import_posts(new) == 2_500
+    follows = [(viewer, author, NOON) for viewer in range(10, 30) for author in (1, 2, "2")]
+    assert await feed.import_follows(follows) == 40
+    assert len(await ids(feed, 29, limit=200)) == 200
+    assert (await feed.verify()).is_equal
+
+
+async def test_a_watcher_is_told_of_what_is_new_once(feed):
+    await feed.follow(7, 1)
+    await feed.post(1, "old")
+    watch = await feed.watch(7)
+    assert (await watch.look()).posts == []
+    await feed.post(1, "a")
+    await feed.post(2, "other")
+    assert [post.id for post in (await watch.look()).posts] == ["a"]
+    assert (await watch.look()).posts == []
+    await feed.post(1, "b")
+    again = await feed.watch(7, since=watch.place)
+    assert [post.id for post in (await again.look()).posts] == ["b"]
+
+
+async def test_old_posts_are_read_from_postgresql(make_feed):
+    feed = make_feed(index_for_s=86_400.0 * 30)
+    await feed.rebuild_now(clean=True)
+    await feed.follow(7, 1)
+    now = datetime.now(UTC)
+    await feed.posts(
+        [NewPost(author=1, id=f"d{day:03}", at=now - timedelta(days=day)) for day in range(100)]
+    )
+    page = await feed.page(7, 20)
+    assert not page.is_slow
+    page = await feed.page(7, 20, cursor=page.next)
+    assert page.is_slow
+    assert [post.id for post in page.posts] == [f"d{day:03}" for day in range(20, 40)]
+    await feed.rebuild_now(clean=True)
+    assert len((await feed.page(7, 200)).posts) == 100
+    assert (await feed.verify()).is_equal
+
+
+async def test_what_is_too_old_for_the_index_is_trimmed_from_it(make_feed, engines):
+    feed, older = make_feed(index_for_s=86_400.0 * 10), make_feed()
+    await older.follow(7, 1)
+    now = datetime.now(UTC)
+    days = [NewPost(author=1, id=f"d{day:02}", at=now - timedelta(days=day)) for day in range(30)]
+    await older.posts(days)
+    before = len(await engines.valkey.command("KEYS", f"{engines.valkey.prefix}:*"))
+    await Sweeper.of(feed).trim()
+    prefix = f"{engines.valkey.prefix}:{{f:0}}:"
+    assert 11 <= await engines.valkey.command("ZCARD", f"{prefix}p:1") <= 12
+    assert len(await engines.valkey.command("KEYS", f"{prefix}b:*")) < before / 2
+    assert await ids(feed, 7, limit=50) == [post.id for post in days]
+    assert (await feed.verify()).is_equal
+
+
+async def test_posts_older_than_they_are_kept_go(make_feed):
+    feed = make_feed(index_for_s=86_400.0 * 30, keep_for_s=86_400.0 * 60)
+    await feed.rebuild_now(clean=True)
+    await feed.follow(7, 1)
+    now = datetime.now(UTC)
+    await feed.posts(
+        [NewPost(author=1, id=f"d{day}", at=now - timedelta(days=day)) for day in (1, 50, 70)]
+    )
+    await feed._index.retain()
+    assert await ids(feed, 7) == ["d1", "d50"]
+
+
+async def test_bounds(make_feed):
+    feed = make_feed(follows_max=3)
+    await feed.follow(7, [1, 2])
+    with pytest.raises(TooManyFollows, match="more than 3"):
+        await feed.follow(7, [3, 4])
+    assert (await feed.following(7)).total == 2
+    for bad in (0, -1, 2**63, True, 1.5, "", "a b", "x" * 129, None):
+        with pytest.raises(InvalidFeedId):
+            await feed.page(bad)
+    for bad in ("", "x" * 65, "a b", 5):
+        with pytest.raises(InvalidFeedId):
+            await feed.post(1, bad)
+    for bad in (0, 201, True, "5"):
+        with pytest.raises(InvalidLimit):
+            await feed.page(7, bad)
+    with pytest.raises(InvalidPost, match="time zone"):
+        await feed.post(1, "a", at=datetime(2026, 1, 1))  # noqa: DTZ001
+    with pytest.raises(InvalidPost, match="twice"):
+        await feed.posts([NewPost(author=1, id="a")] * 2)
+    page = await feed.page(7)
+    for bad in ("", "nonsense", (await feed.set_marker(7)).place or "x"):
+        with pytest.raises(CursorInvalid):
+            await feed.page(8, cursor=bad)
+    assert page.posts == []

@@ -1,0 +1,131 @@
+"""Held runs: what holds a catalogue, what a held run says it would change, and in which order they are confirmed."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from penstock.engines.sql import compile_query
+from penstock.fetch.catalogues import Order
+from penstock.fetch.errors import RunNotHeld
+from penstock.fetch.model import RunState, SentItem
+
+HEAD = "id,name,price,photos\n"
+BAD_ID = "not an id,Bad,5,\n"
+LEFT = compile_query(
+    "left",
+    "-- What held and superseded runs leave of links to ask.\nSELECT count(*) FROM penstock.fetch_need",
+)
+PROCESS_DIED = compile_query(
+    "process_died",
+    "-- As a process leaves a run that it compared and did not end.\n"
+    "UPDATE penstock.fetch_run SET state = 'reading', ended_at = NULL WHERE id = :run_id",
+)
+
+
+def rows(count: int, start: int = 0) -> str:
+    return "".join(f"i{n:02},Item {n},5,\n" for n in range(start, start + count))
+
+
+def kinds(changes) -> list[tuple[str, str]]:
+    return [(change.item, change.kind) for change in changes]
+
+
+async def test_a_held_run_says_what_it_would_change_and_confirming_compares_anew(shop):
+    await shop.run(HEAD + rows(30))
+    link = shop.origin.url("/photo/1")
+    held = await shop.run(f"{HEAD}i00,Other,5,{link}\ni01,Item 1,5,\n,No id,5,\n")
+    assert held.state is RunState.HELD
+    assert (held.rows, held.new, held.changed, held.unchanged, held.invalid) == (3, 0, 1, 1, 1)
+    assert (held.gone, held.photos, held.photos_pending) == (28, 1, 1)
+    found = await shop.fetch.changes(held.run)
+    assert kinds(found)[:2] == [("i00", "changed"), ("i02", "gone")]
+    assert found[0].fields == ["name", "photos"]
+    assert await shop.postgres.value(LEFT) == 0
+    # What is sent meanwhile is newer: of two items the run now says nothing.
+    for item in ("i00", "i02"):
+        await shop.fetch.send_items([SentItem(customer="shop", item=item, fields={"name": "New"})])
+    applied = await shop.fetch.confirm_run(held.run)
+    assert (applied.changed, applied.unchanged, applied.gone) == (0, 2, 27)
+    assert ("i02", "gone") not in kinds(await shop.fetch.changes(held.run))
+    assert (await shop.fetch.item("shop", "i00")).fields["name"] == "New"
+
+
+async def test_a_held_runs_photos_are_counted_once(shop, worker):
+    refused = "http://10.0.0.1/a.jpg"
+    await shop.run_to_end(HEAD + rows(30))
+    held = await shop.run(f"{HEAD}i00,Item 0,5,{shop.origin.url('/photo/1')}|{refused}\n")
+    assert (held.photos, held.photos_pending) == (2, 1)
+    assert held.photos_by_outcome == {"refused:forbidden_address": 1}
+    done = await shop.wait_done(await shop.fetch.confirm_run(held.run))
+    assert done.photos_by_outcome == {"refused:forbidden_address": 1, "stored": 1}
+    assert (done.photos, done.photos_pending) == (2, 0)
+
+
+async def test_the_command_shows_what_a_held_run_would_change(shop, command):
+    await shop.run(HEAD + rows(20))
+    held = await shop.run(HEAD + rows(1, 50))
+    code, text = await command("catalogue", "diff", str(held.run))
+    assert code == 0
+    assert "20 gone, if it is confirmed" in text
+    assert "would be asked" in text
+    assert "new      i50" in text
+    assert "gone     i19" in text
+
+
+async def test_items_whose_rows_lost_their_ids_are_not_unpublished_unasked(shop):
+    await shop.run(HEAD + rows(20))
+    alike = await shop.run(HEAD + rows(20) + BAD_ID)
+    assert alike.state is RunState.DONE, "no item is missing"
+    dry = await shop.run(HEAD + rows(18) + 2 * BAD_ID, is_dry_run=True)
+    assert dry.reason.startswith("would be held, unreadable: 2 rows")
+    held = await shop.run(HEAD + rows(18) + 2 * BAD_ID)
+    assert held.state is RunState.HELD
+    assert held.reason.startswith("unreadable: 2 rows have no readable id, and 2 published items")
+    assert not (await shop.fetch.item("shop", "i19")).is_gone
+    await shop.fetch.confirm_run(held.run)
+    assert (await shop.fetch.item("shop", "i19")).is_gone
+    again = await shop.run(HEAD + rows(17) + 2 * BAD_ID)
+    assert (again.state, again.gone) == (RunState.APPLIED, 1), "as many were confirmed"
+    assert (await shop.run(HEAD + rows(16) + 3 * BAD_ID)).state is RunState.HELD
+
+
+@pytest.mark.parametrize("confirmed", [0, 1, 2])
+async def test_any_held_run_can_be_confirmed_and_ends_the_others(shop, confirmed):
+    """Newer ones too: their rows were equal to items that are others now."""
+    await shop.run(HEAD + rows(30))
+    held = [(await shop.run(HEAD + rows(1, n))).run for n in (3, 4, 5)]
+    taken = held.pop(confirmed)
+    await shop.fetch.confirm_run(taken)
+    for run in held:
+        assert (await shop.fetch.run(run)).state is RunState.SUPERSEDED
+        with pytest.raises(RunNotHeld, match=r"(run \d+|another) was applied since"):
+            await shop.fetch.confirm_run(run)
+    left = [n for n in range(30) if not (await shop.fetch.item("shop", f"i{n:02}")).is_gone]
+    assert left == [confirmed + 3]
+    await shop.run(HEAD + rows(1, 5))
+    assert not (await shop.fetch.item("shop", "i05")).is_gone, "run again it counts"
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_a_packed_table_that_is_cut_off_is_held_whatever_its_size(shop, is_large):
+    await shop.run(HEAD + rows(3))
+    text = HEAD + rows(3) + (rows(9000, 10) if is_large else "")
+    held = await shop.run(gzip.compress(text.encode())[:-6], name="shop.csv.gz")
+    assert (held.state, held.gone) == (RunState.HELD, 0)
+    assert held.reason == "truncated: the gzip data ends too early"
+    assert held.rows == text.count("\n") - 1
+
+
+async def test_a_file_read_again_after_its_process_died_is_compared_anew(shop):
+    await shop.run(HEAD + rows(30))
+    path = shop.folder / "again.csv"
+    path.write_text(HEAD + rows(1))
+    run = (await shop.fetch.bring_catalogue("shop", shop.origin.url("/again.csv"))).run
+    order = Order(customer="shop", file_name="again.csv", run_id=run)
+    for _ in range(2):
+        await shop.fetch.sources._catalogues.run(path, order)
+        held = await shop.fetch.run(run)
+        assert (held.state, held.gone) == (RunState.HELD, 29)
+        await shop.postgres.run(PROCESS_DIED, run_id=run)
