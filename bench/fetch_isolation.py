@@ -21,7 +21,6 @@ from bench.harness import READY_S, Run
 from bench.origins.plan import HostPlan
 from bench.origins.started import Origins, origins
 
-FAST, SLOW = 28, 12
 ITEMS, PHOTOS = 3, 2
 """Of each offer."""
 CONNECTIONS = 8
@@ -34,8 +33,10 @@ FAST_HOST = HostPlan(low_s=0.05, high_s=0.15)
 
 @dataclass(frozen=True)
 class Shape:
-    """How long, and in which classes."""
+    """How many customers of each kind, how long, and in which classes."""
 
+    fast: int
+    slow: int
     rounds: int
     gap_s: float
     classes: str
@@ -43,13 +44,13 @@ class Shape:
 
 async def measure(run: Run) -> list[Figure]:
     """Pairs of both, and their ratio."""
-    quick = Shape(4, 1.5, "500ms, 2s, 6s")
-    shape = quick if run.quick else Shape(12, 3.0, "1s, 5s, 30s")
-    size = f"{FAST} fast customers, {SLOW} whose hosts hang, classes {shape.classes}"
+    quick = Shape(14, 6, 2, 1.5, "500ms, 2s, 4s")
+    shape = quick if run.quick else Shape(28, 12, 12, 3.0, "1s, 5s, 30s")
+    size = f"{shape.fast} fast customers, {shape.slow} whose hosts hang, classes {shape.classes}"
     series: dict[str, list[tuple[float, float]]] = {}
     cells = {
         WITHOUT: partial(_times, run, shape, series, hanging=0),
-        WITH: partial(_times, run, shape, series, hanging=SLOW),
+        WITH: partial(_times, run, shape, series, hanging=shape.slow),
     }
     found = await run.alternate(cells, pairs=run.sized(2, 1))
     p95, p50 = found.get("p95 s", {}), found.get("p50 s", {})
@@ -72,12 +73,12 @@ async def measure(run: Run) -> list[Figure]:
 async def _times(
     run: Run, shape: Shape, series: dict[str, list[tuple[float, float]]], *, hanging: int
 ) -> Mapping[str, float]:
-    plans = {_host(f"fast{n}"): FAST_HOST for n in range(FAST)}
-    plans |= {_host(f"slow{n}"): HostPlan(is_silent=True) for n in range(SLOW)}
+    plans = {_host(f"fast{n}"): FAST_HOST for n in range(shape.fast)}
+    plans |= {_host(f"slow{n}"): HostPlan(is_silent=True) for n in range(shape.slow)}
     async with run.cell() as cell, origins(cell.folder / "origin", plans) as hosts:
         settings = {**hosts.settings, "PENSTOCK_FETCH_CLASSES": shape.classes}
         async with fetch_site(cell, settings) as site:
-            names = [f"fast{n}" for n in range(FAST)] + [f"slow{n}" for n in range(hanging)]
+            names = [f"fast{n}" for n in range(shape.fast)] + [f"slow{n}" for n in range(hanging)]
             await site.set_customers(names, connections=CONNECTIONS)
             worker = site.work(slots=SLOTS)
             scheduler = site.schedule()

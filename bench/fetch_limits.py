@@ -30,7 +30,7 @@ from bench.systems import OURS
 from penstock.testing.processes import descendants
 
 STARTS_MAX = 20
-CUSTOMERS = 100
+CUSTOMERS, CUSTOMERS_QUICK = 100, 20
 CONNECTIONS = 8
 WORKERS = SLOTS = 2
 PHOTOS_OF_ITEM = 5
@@ -42,8 +42,9 @@ SHARE_GOAL, OVER_GOAL, BURST_GOAL = Goal(at_least=95), Goal(at_most=0), Goal(at_
 
 @dataclass(frozen=True)
 class Shape:
-    """The window of every customer, and how many whole ones are watched."""
+    """How many customers, the window of each, and how many whole ones are watched."""
 
+    customers: int
     window_s: float
     windows: int
 
@@ -55,8 +56,9 @@ class Shape:
 
 async def measure(run: Run) -> list[Figure]:
     """Undisturbed, disturbed (not in a quick run), and the jam."""
-    shape = Shape(10.0, 1) if run.quick else Shape(20.0, 4)
-    size = f"{CUSTOMERS} customers x {STARTS_MAX} in {shape.window_s:.0f} s"
+    customers = run.sized(CUSTOMERS, CUSTOMERS_QUICK)
+    shape = Shape(customers, 5.0, 1) if run.quick else Shape(customers, 20.0, 4)
+    size = f"{customers} customers x {STARTS_MAX} in {shape.window_s:.0f} s"
     figures: list[Figure] = []
     for name, is_disturbed in (("", False), (", slots, agents and schedulers killed", True)):
         missing = ["left out of a quick run"] if run.quick and is_disturbed else []
@@ -84,7 +86,7 @@ async def measure(run: Run) -> list[Figure]:
 
 
 async def _requests(run: Run, shape: Shape, *, is_disturbed: bool) -> Mapping[str, float]:
-    plans = {f"c{n}.test": HOST for n in range(CUSTOMERS)}
+    plans = {f"c{n}.test": HOST for n in range(shape.customers)}
     settings = SHORT_LEASE if is_disturbed else {}
     async with (
         run.cell() as cell,
@@ -125,7 +127,7 @@ async def _requests(run: Run, shape: Shape, *, is_disturbed: bool) -> Mapping[st
 
 async def _fill(site: Site, hosts: Origins, shape: Shape) -> None:
     """More photos than may be asked for in the time."""
-    names = [f"c{n}" for n in range(CUSTOMERS)]
+    names = [f"c{n}" for n in range(shape.customers)]
     await site.set_customers(
         names, starts_max=STARTS_MAX, window_s=shape.window_s, connections=CONNECTIONS
     )
@@ -199,7 +201,7 @@ class Jam:
 
 
 async def _jam_figures(run: Run) -> list[Figure]:
-    jam = Jam(50, 5.0, 4.0, 9.0, 20.0) if run.quick else Jam(100, 10.0, 15.0, 40.0, 80.0)
+    jam = Jam(20, 2.0, 1.5, 4.0, 9.0) if run.quick else Jam(100, 10.0, 15.0, 40.0, 80.0)
     size = f"{jam.starts_max} in {jam.window_s:g} s, jammed for {jam.to_s - jam.from_s:g} s"
     found = await run.alternate({OURS.name: partial(_jammed, run, jam)}, pairs=1)
     return [

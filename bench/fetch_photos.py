@@ -30,7 +30,7 @@ from bench.origins.photos import make_photos
 from bench.systems import OURS, PEER_PYTHON
 
 SIZES = (2_000, 6_000, 20_000)
-QUICK_SIZE = 1_000
+QUICK_SIZE = 400
 SCRAPY, IMG2DATASET, BARE = "scrapy images pipeline", "img2dataset", "bare pycurl loop"
 PEER_MOST = {SCRAPY: 2_000, IMG2DATASET: 6_000}
 """At most so many; more would take minutes."""

@@ -46,7 +46,7 @@ class Shares:
 
 async def measure(run: Run) -> list[Figure]:
     """One run of two catalogues."""
-    hosts, photos = run.sized(40, 12), run.sized(40, 10)
+    hosts, photos = run.sized(40, 8), run.sized(40, 6)
     size = f"{hosts} hosts x {photos} photos, seconds divided by {1 / SCALE:.0f}"
     found = await run.alternate({OURS.name: partial(_shares, run, hosts, photos)}, pairs=1)
     return [

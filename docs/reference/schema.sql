@@ -138,6 +138,7 @@ END $$;
 
 CREATE FUNCTION penstock.bar_v1(p_viewer bigint, p_authors bigint[], p_kind text, p_is_set boolean) RETURNS TABLE(changed integer, entity bigint, version bigint, items text[], scores bigint[])
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -411,6 +412,7 @@ END $$;
 
 CREATE FUNCTION penstock.delete_posts_v1(p_ids text[]) RETURNS TABLE(id text, author bigint, state smallint, ref text, version bigint)
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -590,6 +592,7 @@ END $$;
 
 CREATE FUNCTION penstock.feed_names_v1(p_names text[]) RETURNS TABLE(id bigint, name text)
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
 BEGIN
@@ -773,6 +776,7 @@ END $$;
 
 CREATE FUNCTION penstock.follow_v1(p_viewer bigint, p_authors bigint[], p_ats timestamp with time zone[], p_follows_max integer, OUT changed integer, OUT entity bigint, OUT version bigint, OUT items text[], OUT scores bigint[]) RETURNS record
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -790,8 +794,14 @@ BEGIN
     END IF;
     WITH placed AS (
         INSERT INTO penstock.feed_follow (viewer, author, followed_at, is_shown)
-        SELECT p_viewer, u.author, coalesce(min(u.at), now()), penstock.is_feed_shown_v1(p_viewer, u.author)
-        FROM unnest(p_authors, p_ats) u (author, at) GROUP BY u.author ORDER BY u.author
+        SELECT p_viewer, u.author, coalesce(min(u.at), now()), count(b.author) = 0
+        FROM unnest(p_authors, p_ats) u (author, at)
+        LEFT JOIN (
+            SELECT m.author FROM penstock.feed_bar m WHERE m.viewer = p_viewer
+            UNION ALL
+            SELECT k.viewer FROM penstock.feed_bar k WHERE k.author = p_viewer AND k.kind = 'block'
+        ) b ON b.author = u.author
+        GROUP BY u.author ORDER BY u.author
         ON CONFLICT DO NOTHING
         RETURNING author, is_shown
     ) SELECT count(*), array_agg(p.author::text) FILTER (WHERE p.is_shown) INTO changed, items FROM placed p;
@@ -1069,6 +1079,7 @@ END $_$;
 
 CREATE FUNCTION penstock.lock_feed_viewers_v1(p_viewers bigint[]) RETURNS void
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 BEGIN
     INSERT INTO penstock.feed_version (kind, entity, version)
@@ -1237,11 +1248,11 @@ $$;
 
 CREATE FUNCTION penstock.post_v1(p_ids text[], p_authors bigint[], p_ats timestamp with time zone[], p_refs text[]) RETURNS TABLE(id text, author bigint, score bigint, state smallint, visible_at timestamp with time zone, is_new boolean, version bigint)
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
     v_new text[];
-    v_row record;
 BEGIN
     WITH given AS MATERIALIZED (
         SELECT u.id, u.author, coalesce(u.at, now()) AS at, u.ref,
@@ -1254,21 +1265,27 @@ BEGIN
         FROM given g ORDER BY g.id
         ON CONFLICT DO NOTHING RETURNING id
     ) SELECT array_agg(p.id) INTO v_new FROM placed p;
-    FOR v_row IN
+    WITH shown AS MATERIALIZED (
         SELECT p.author, array_agg(p.id) AS items, array_agg(p.score) AS scores
-        FROM penstock.feed_post p WHERE p.id = ANY (v_new) AND p.state = 0 GROUP BY 1 ORDER BY 1
-    LOOP
-        PERFORM penstock.log_feed_v1(1::smallint, v_row.author, v_row.items, v_row.scores);
-    END LOOP;
-    RETURN QUERY SELECT p.id, p.author, p.score, p.state, p.visible_at, n.is_new, v.version
+        FROM penstock.feed_post p WHERE p.id = ANY (v_new) AND p.state = 0 GROUP BY 1
+    ), raised AS (
+        INSERT INTO penstock.feed_version AS v (kind, entity, version)
+        SELECT 1, s.author, 1 FROM shown s ORDER BY s.author
+        ON CONFLICT (kind, entity) DO UPDATE SET version = v.version + 1
+        RETURNING v.entity, v.version
+    )
+    INSERT INTO penstock.feed_outbox (kind, entity, version, items, scores)
+    SELECT 1, r.entity, r.version, s.items, s.scores FROM raised r JOIN shown s ON s.author = r.entity;
+    RETURN QUERY SELECT p.id, p.author, p.score, p.state, p.visible_at, n.id IS NOT NULL, v.version
         FROM penstock.feed_post p
-        CROSS JOIN LATERAL (SELECT coalesce(p.id = ANY (v_new), false) AS is_new) n
-        LEFT JOIN penstock.feed_version v ON v.kind = 1 AND v.entity = p.author AND n.is_new AND p.state = 0
+        LEFT JOIN unnest(v_new) n (id) ON n.id = p.id
+        LEFT JOIN penstock.feed_version v ON v.kind = 1 AND v.entity = p.author AND n.id IS NOT NULL AND p.state = 0
         WHERE p.id = ANY (p_ids);
 END $$;
 
 CREATE FUNCTION penstock.publish_posts_v1(p_ids text[]) RETURNS TABLE(entity bigint, version bigint, items text[], scores bigint[])
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -2025,6 +2042,7 @@ END $_$;
 
 CREATE FUNCTION penstock.unfollow_v1(p_viewer bigint, p_authors bigint[], OUT changed integer, OUT entity bigint, OUT version bigint, OUT items text[], OUT scores bigint[]) RETURNS record
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
 BEGIN
@@ -3295,6 +3313,8 @@ CREATE UNIQUE INDEX alert_open ON penstock.alert USING btree (rule, subject) WHE
 CREATE INDEX alert_raised ON penstock.alert USING btree (raised_at);
 
 CREATE INDEX cron_next ON penstock.cron USING btree (next_at) WHERE (NOT paused);
+
+CREATE INDEX feed_bar_block ON penstock.feed_bar USING btree (author, viewer) WHERE (kind = 'block'::text);
 
 CREATE INDEX feed_follow_author ON penstock.feed_follow USING btree (author, followed_at, viewer);
 

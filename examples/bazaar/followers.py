@@ -13,6 +13,7 @@ import random
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 from examples.bazaar.adverts import Advert
@@ -119,7 +120,7 @@ class Followers:
         foreign = [post["id"] for post in posts if post["author"] not in shops]
         if foreign:
             self.followed.fault(f"{path}: {foreign[:3]} are of shops that are not followed")
-        moments = [post["at"] for post in posts]
+        moments = [datetime.fromisoformat(post["at"]) for post in posts]
         if moments != sorted(moments, reverse=True):
             self.followed.fault(f"{path}: a page is not in order")
         return [post["id"] for post in posts], page.get("next_cursor")

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from penstock.engines.sql import compile_query
 from penstock.feed import NewPost
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -87,8 +88,6 @@ class History:
 
     def feed_posts(self, ids):
         """What was stored of posts; their scores are the database's."""
-        from penstock.engines.sql import compile_query
-
         names = ", ".join(f"'{each}'" for each in ids)
         return compile_query(
             "posts",

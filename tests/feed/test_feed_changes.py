@@ -83,6 +83,7 @@ async def test_swept_changes_are_forgotten_after_a_while(feed, sweeper, sql):
     assert (row[0], row[1] > 0) == (0, True)
 
 
+@pytest.mark.slow
 async def test_a_server_that_lost_its_last_moments_gets_them_again(feed, sweeper, engines):
     """As after a power cut: the index is older than what was swept, and its server is another run."""
     await feed.follow(7, 1)
@@ -132,3 +133,21 @@ async def test_shards_stay_as_they_were_begun(make_feed):
     await make_feed(shards=2).follow(7, 1)
     with pytest.raises(FeedShardsFixed, match="begun with 2"):
         await make_feed(shards=3).follow(7, 1)
+
+
+async def test_the_functions_load_with_the_flags_that_they_say(feed, engines):
+    """Changes are made in a full memory, and what only reads may be asked of a replica."""
+    await feed.ready()
+    reply = await engines.valkey.command("FUNCTION", "LIST", "LIBRARYNAME", "penstock_feed_v1")
+    [library] = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in reply]
+    flags = {}
+    for entry in library[b"functions"]:
+        function = dict(zip(entry[::2], entry[1::2], strict=True))
+        flags[function[b"name"].decode().split("_", 2)[2]] = set(function[b"flags"])
+    assert {name for name, found in flags.items() if found == {b"no-writes"}} == {
+        "page_v1",
+        "look_v1",
+        "posts_v1",
+        "follows_v1",
+    }
+    assert {name for name, found in flags.items() if not found} == {"begin_v1", "finish_v1"}

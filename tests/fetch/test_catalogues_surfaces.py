@@ -59,6 +59,9 @@ async def test_a_url_is_run_like_a_file(command, shop):
     code, told = await command("catalogue", "run", url, "--customer", "shop")
     assert code == 0, told
     assert "1 rows of csv: 1 new" in told
+    none = shop.origin.url("/none.csv")
+    told = (await command("catalogue", "run", none, "--customer", "shop"))[1]
+    assert "refused (failed:http_404: the host answers 404)\n  no file came" in told
     refused = await command("catalogue", "run", "http://10.0.0.1/x", "--customer", "shop")
     assert refused[0] == "fetch.url_refused"
 

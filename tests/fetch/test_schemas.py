@@ -251,5 +251,21 @@ def test_a_schema_that_asks_nothing_is_refused_as_an_empty_file():
         assert not parse_schema(data).fields
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"fields": {"\ud800": {}}},
+        {"fields": {"a": {"type": "one_of", "values": ["\ud800"]}}},
+        {"fields": {"a": {"pattern": "\ud800"}}},
+        {"category_fields": ["\ud800"]},
+    ],
+)
+def test_half_a_letter_is_refused_in_words_that_can_be_printed(data):
+    with pytest.raises(InvalidSchema) as refused:
+        parse_schema(data)
+    assert refused.value.text.encode()
+    assert all(problem.pointer.encode() for problem in refused.value.problems)
+
+
 def test_an_empty_schema_asks_what_always_holds():
     assert Schemas({"default": Schema()}, Policy()).judge({"name": "A"}, []) == []

@@ -98,8 +98,8 @@ async def test_a_key_opens_nothing_else(api, key, postgres, request_line, status
     body = {"json": ["a"]} if method == "POST" else {}
     answer = await api.request(method, place, headers=ELSEWHERE, **body)
     assert answer.status_code == status
-    assert answer.headers["access-control-allow-origin"] == "*", "the page may read why"
-    assert answer.json()["detail"]
+    may_read_why = "access-control-allow-origin" in answer.headers
+    assert may_read_why == ("k=" in request_line)
 
 
 async def test_a_secret_token_is_never_taken_out_of_an_address(api, postgres):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from penstock.kernel.errors import FieldProblem
 NAME_CHARACTERS_MAX: Final = 200
 VALUES_MAX: Final = 1000
 LENGTH_MAX: Final = 65_536
+_HALVES: Final = re.compile("[\ud800-\udfff]")
 
 
 def require_category(name: str) -> str:
@@ -57,7 +59,8 @@ def _faults(schema: Schema) -> Iterator[FieldProblem]:
     if not 1 <= len(schema.category_fields) <= 10 or not all(map(_is_name, schema.category_fields)):
         yield FieldProblem("/category_fields", "invalid", "expected 1 to 10 names of fields")
     for name, rule in schema.fields.items():
-        pointer = f"/fields/{name[:40]}"
+        # Half a letter cannot even be printed.
+        pointer = f"/fields/{name[:40] if name.isprintable() else ascii(name[:40])[1:-1]}"
         if not _is_name(name) or name == "id":
             text = "expected a name of 1 to 200 printed characters; the id has a rule of its own"
             yield FieldProblem(pointer, "invalid", text)
@@ -98,6 +101,8 @@ def _rule_faults(rule: FieldRule, pointer: str) -> Iterator[FieldProblem]:
     ):
         text = "`values` belong to one_of, which needs them, and to list"
         yield FieldProblem(f"{pointer}/values", "invalid", text)
+    if _HALVES.search("".join(rule.values)):
+        yield FieldProblem(f"{pointer}/values", "invalid", "a value holds half a letter")
     if len(rule.values) > VALUES_MAX or any(len(v) > CATEGORY_CHARACTERS_MAX for v in rule.values):
         text = f"at most {VALUES_MAX} values of {CATEGORY_CHARACTERS_MAX} characters"
         yield FieldProblem(f"{pointer}/values", "too_many", text)

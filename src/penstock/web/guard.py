@@ -55,7 +55,7 @@ CORS_HEADERS: Final = (
     (b"access-control-max-age", b"86400"),
 )
 REFUSALS: Final = frozenset({401, 403})
-"""Pages of any origin may read why they were refused; there is nothing else in such an answer."""
+"""A page that gave a key, or what it took for one, may read why that was refused."""
 SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -102,7 +102,7 @@ class Guard:
             inner = {**inner, "path": _path_with_names_whole(scope["raw_path"])}
         answer = _Answer(send, new_request_id())
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        answer.has_origin = b"origin" in headers
+        answer.is_to_page = b"origin" in headers and b"k=" in scope["query_string"]
         current_request_id.set(answer.request_id)
         current_traceparent.set(next_hop(_text(headers.get(b"traceparent"))))
         try:
@@ -210,7 +210,7 @@ class _Answer:
         self._send = send
         self.request_id = request_id
         self.status = 0
-        self.has_origin = False
+        self.is_to_page = False
         self.more: tuple[tuple[bytes, bytes], ...] = ()
 
     async def send(self, message: Any) -> None:
@@ -220,7 +220,7 @@ class _Answer:
             present = {name.lower() for name, _ in headers}
             headers += [pair for pair in SECURITY_HEADERS if pair[0] not in present]
             headers += self.more
-            if self.has_origin and self.status in REFUSALS and not self.more:
+            if self.is_to_page and self.status in REFUSALS and not self.more:
                 headers += CORS_HEADERS
             headers.append((b"x-request-id", self.request_id.encode()))
             headers.append((b"traceparent", (current_traceparent.get() or "").encode()))

@@ -382,11 +382,12 @@ local function trim_posts(keys)
   return server.call('ZREMRANGEBYSCORE', keys[1], '0', '(' .. floor)
 end
 
+-- Changes are made in a full memory, too: refused, what was deleted would go on being seen.
 server.register_function{function_name = 'penstock_feed_page_v1', callback = page, flags = {'no-writes'}}
-server.register_function('penstock_feed_change_posts_v1', change_posts_next)
-server.register_function('penstock_feed_put_posts_v1', put_posts)
-server.register_function('penstock_feed_change_follows_v1', change_follows_next)
-server.register_function('penstock_feed_put_follows_v1', put_follows)
+server.register_function{function_name = 'penstock_feed_change_posts_v1', callback = change_posts_next, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_feed_put_posts_v1', callback = put_posts, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_feed_change_follows_v1', callback = change_follows_next, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_feed_put_follows_v1', callback = put_follows, flags = {'allow-oom'}}
 server.register_function('penstock_feed_begin_v1', begin)
 server.register_function('penstock_feed_finish_v1', finish)
 server.register_function{function_name = 'penstock_feed_look_v1', callback = look, flags = {'no-writes'}}

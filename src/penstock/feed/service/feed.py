@@ -286,7 +286,7 @@ class Feed:
         return await self._index.shards()
 
     def want_build(self) -> None:
-        """Have the index built, where it was found missing: here if it is small, else by a job; at most every 10 s."""
+        """Have the index built, where it was found missing: here if it is small, else by a job; at most every 2 s."""
         self._index.want_build()
 
 

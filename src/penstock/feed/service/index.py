@@ -31,7 +31,7 @@ REBUILD_QUEUE: Final = "feed.rebuild"
 RETAIN_QUEUE: Final = "feed.retain"
 SMALL: Final = 1_000
 """So many viewers and authors are put by whoever finds the index missing: it takes less than a second."""
-BUILD_EVERY_S: Final = 10.0
+BUILD_EVERY_S: Final = 2.0
 REST_S: Final = 2.0
 """So long an engine that did not answer is left alone, so that pages from the other one do not wait for it."""
 AUTHORS_PER_STEP: Final = 500
@@ -97,7 +97,7 @@ class Index:
             self.is_ready = True
 
     def want_build(self) -> None:
-        """Have the index built; at most once in 10 s by this process."""
+        """Have the index built; at most once in 2 s by this process."""
         now_s = time.monotonic()
         if now_s - self._wanted_s < BUILD_EVERY_S:
             return

@@ -92,11 +92,17 @@ def _sample_lines(run: Run) -> list[str]:
 
 def describe_run(run: Run) -> str:
     """The counts of a run as a few lines of text."""
-    rows = f"{run.new} new, {run.changed} changed, {run.unchanged} unchanged, {run.invalid} invalid"
+    counts = (
+        f"{run.new} new, {run.changed} changed, {run.unchanged} unchanged, {run.invalid} invalid"
+    )
+    head = f"run {run.run} of {run.customer}: {run.state}" + (
+        f" ({run.reason})" if run.reason else ""
+    )
+    if not run.format:
+        return f"{head}\n  no file came" + (" yet" if run.state is RunState.BRINGING else "")
     lines = [
-        f"run {run.run} of {run.customer}: {run.state}"
-        + (f" ({run.reason})" if run.reason else ""),
-        f"  {run.rows} rows of {run.format}: {rows}; {run.gone} gone"
+        head,
+        f"  {run.rows} rows of {run.format}: {counts}; {run.gone} gone"
         + (", if it is confirmed" if run.state is RunState.HELD else ""),
         f"  {run.photos} photos, {run.photos_pending} "
         + ("would be asked" if run.state in _NOT_APPLIED else "waiting")

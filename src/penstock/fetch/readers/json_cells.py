@@ -18,6 +18,8 @@ from penstock.fetch.readers.naming import named_by_habit
 from penstock.fetch.readers.row import Fault, RawRow, RowUnreadable, Value
 
 DEPTH_MAX: Final = 32
+CELLS_MAX: Final = 10_000
+"""Paths of a row, mapped or not, that are looked at; one of a hundred thousand names took seconds."""
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -58,7 +60,9 @@ def id_of(value: Any, names: Names | None) -> dict[str, Value]:
     if not isinstance(value, dict):
         return {}
     row = RawRow(0, 0)
-    name_row(row, {k: v for k, v in value.items() if not isinstance(v, dict | list)}, names)
+    ids = names.id_paths if names else _IDS
+    plain = {k: v for k, v in value.items() if not isinstance(v, dict | list)}
+    name_row(row, {k: v for k, v in plain.items() if plain_path(k) in ids}, names)
     return {"id": row.item} if row.item else {}
 
 
@@ -94,6 +98,8 @@ def _collect(value: Any, path: str, cells: dict[str, list[str]], depth_left: int
         text = str(value).strip() if value is not True and value is not False else _word(value)
         if text:
             cells.setdefault(path, []).append(text)
+            if len(cells) > CELLS_MAX:
+                raise RowUnreadable(Fault("row", "too_many_fields", {"most": CELLS_MAX}))
 
 
 def _word(value: bool) -> str:  # noqa: FBT001 - a value, no switch
