@@ -152,7 +152,7 @@ class HttpSurface:
         return await self.ask("DELETE", f"{_viewer(viewer)}/follows", params={"authors": told})
 
     async def unfollow_all(self, *, viewer):
-        return await self.ask("DELETE", f"{_viewer(viewer)}/follows")
+        return await self.ask("DELETE", f"{_viewer(viewer)}/follows", params={"all": "true"})
 
     async def mute(self, **given):
         return await self._bar("mutes", "PUT", **given)

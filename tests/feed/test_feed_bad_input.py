@@ -36,6 +36,7 @@ def follow(data, code):
     return send("POST", f"{VIEWER}/follows", data, code)
 
 
+UNCLEAR = "422 feed.unclear_unfollow"
 ID, INPUT, CURSOR = "422 feed.invalid_id", "422 web.invalid_input", "400 cursor.invalid"
 
 CORPUS = [
@@ -86,6 +87,13 @@ CORPUS = [
     ("PUT", f"{VIEWER}/follows/a%20b", {}, ID),
     ("PUT", f"{VIEWER}/mutes/{LONG}", {}, ID),
     ("PUT", "/v1/feed/viewers/a%20b/blocks/7", {}, ID),
+    ("DELETE", f"{VIEWER}/follows", {}, UNCLEAR),
+    ("DELETE", f"{VIEWER}/follows?all=false", {}, UNCLEAR),
+    ("DELETE", f"{VIEWER}/follows?all=true&authors=100", {}, UNCLEAR),
+    ("DELETE", f"{VIEWER}/follows?author=100", {}, UNCLEAR),
+    ("DELETE", f"{VIEWER}/follows?Authors=100", {}, UNCLEAR),
+    ("DELETE", f"{VIEWER}/follows?authors=100&authors=101", {}, UNCLEAR),
+    ("DELETE", f"{VIEWER}/follows", {"json": [100]}, UNCLEAR),
     ("DELETE", f"{VIEWER}/follows?authors=1,,2", {}, ID),
     ("DELETE", f"{VIEWER}/follows?authors=", {}, ID),
     ("DELETE", f"{VIEWER}/mutes", {}, INPUT),

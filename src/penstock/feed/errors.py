@@ -38,6 +38,12 @@ class InvalidLimit(InvalidInput):
         super().__init__(f"limit {str(limit)[:20]}: expected 1 to {limit_max}")
 
 
+class UnclearUnfollow(InvalidInput):
+    """Whom to unfollow was not said, and all is not meant by leaving it out: nothing was changed."""
+
+    code = "feed.unclear_unfollow"
+
+
 class TooManyAtOnce(TooLarge):
     """More in one call than may be; nothing of it was done."""
 

@@ -8,6 +8,7 @@ from litestar import Request, Response, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from penstock.feed.errors import UnclearUnfollow
 from penstock.feed.http.scopes import READ, WRITE
 from penstock.feed.http.shown import Changed, split_ids, with_link
 from penstock.feed.model import FeedId
@@ -62,9 +63,26 @@ async def follow_many(
     opt=WRITE,
 )
 async def unfollow_many(
-    feed: NamedDependency[Feed], viewer: FromPath[str], authors: FromQuery[str | None] = None
+    request: Request[Any, Any, Any],
+    feed: NamedDependency[Feed],
+    viewer: FromPath[str],
+    *,
+    authors: FromQuery[str | None] = None,
+    is_all: Annotated[bool, QueryParameter(name="all")] = False,
 ) -> Changed:
-    """Unfollow `authors=a,b,c`; without it all of them."""
+    """Unfollow `authors=a,b,c`, or with `all=true` everyone.
+
+    Follows do not come back: a misspelt parameter, a repeated one or a body is refused, not taken for all.
+    """
+    given = [name for name, _ in request.query_params.multi_items()]
+    has_body = bool(await request.body())
+    is_clear = given in (["authors"], ["all"]) and (authors is not None or is_all)
+    if has_body or not is_clear:
+        what = "a body" if has_body else ", ".join(given) or "nothing"
+        raise UnclearUnfollow(
+            f"whom viewer {viewer[:128]!r} unfollows is not clear from {what[:200]}: give ?authors=a,b,c once, or"
+            " ?all=true for everyone; nothing was changed"
+        )
     if authors is None:
         return Changed(changed=await feed.unfollow_all(viewer))
     return Changed(changed=await feed.unfollow(viewer, split_ids(authors)))
