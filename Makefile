@@ -29,7 +29,7 @@ layers: $(SET_UP) ## Check who imports whom
 	$(BIN)/lint-imports
 
 soak: $(SET_UP) ## Run the slower fault tests, then three times ten minutes of churn (CHURN_S=60: shorter)
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m soak --timeout 3600
 	$(BIN)/python -m bench jobs --only churn --churn-s $(or $(CHURN_S),600)
 
 bench: $(SET_UP) $(PEERS_SET_UP) ## Measure against peers (ROOM=jobs, ONLY=drain, QUICK=1: two minutes)
