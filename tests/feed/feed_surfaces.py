@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from contextlib import asynccontextmanager
 from datetime import datetime
 from types import SimpleNamespace
 from urllib.parse import quote
 
 import httpx
-import msgspec
 from click.testing import CliRunner
 
 from penstock.feed import cli, http
@@ -28,36 +26,18 @@ from penstock.kernel.errors import PenstockError
 from penstock.web.model import WebConfig
 from penstock.web.server import run_api
 from penstock.web.tokens import Tokens
+from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
 SCOPES = ("feed:read", "feed:write")
 SECRET = "a root secret of at least thirty-two characters"
 
 
-class Refused(Exception):
-    """The surface said no."""
-
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(f"{status} {code}")
-        self.told = f"{status} {code}"
-
-
-def plain(value):
-    """What JSON makes of it."""
-    return json.loads(msgspec.json.encode(value))
-
-
-class PythonSurface:
+class PythonSurface(PythonVerbs):
     """The service itself."""
 
     def __init__(self, feed) -> None:
         self._feed = feed
-
-    async def do(self, verb, given):
-        try:
-            return plain(await getattr(self, verb)(**given))
-        except PenstockError as error:
-            raise Refused(error.status, error.code) from error
 
     async def follow(self, *, viewer, authors):
         return {"changed": await self._feed.follow(viewer, authors)}

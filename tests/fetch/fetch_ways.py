@@ -15,36 +15,18 @@ from click.testing import CliRunner
 
 from penstock.fetch.cli import fetch as fetch_command
 from penstock.fetch.model import SentItem
-from penstock.kernel.errors import PenstockError, error_table
+from penstock.kernel.errors import error_table
+from ways_in import PythonVerbs, Refused, plain
 
 WAYS = ("python", "http", "commands")
 
 
-class Refused(Exception):
-    """The way said no."""
-
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(f"{status} {code}")
-        self.told = f"{status} {code}"
-
-
-def plain(value):
-    """What JSON makes of it."""
-    return json.loads(msgspec.json.encode(value))
-
-
-class PythonWay:
+class PythonWay(PythonVerbs):
     """The service itself."""
 
     def __init__(self, fetch, folder) -> None:
         self._fetch = fetch
         self._folder = folder
-
-    async def do(self, verb, given):
-        try:
-            return plain(await getattr(self, verb)(**given))
-        except PenstockError as error:
-            raise Refused(error.status, error.code) from error
 
     async def set_customer(self, *, customer, **limits):
         return await self._fetch.set_customer(customer, **limits)

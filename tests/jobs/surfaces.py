@@ -26,35 +26,17 @@ from penstock.kernel.errors import PenstockError
 from penstock.web.model import WebConfig
 from penstock.web.server import run_api
 from penstock.web.tokens import Tokens
+from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
 UNLIMITED = dict.fromkeys(("starts_max", "window_s", "concurrency"))
 
 
-class Refused(Exception):
-    """The surface said no."""
-
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(f"{status} {code}")
-        self.told = f"{status} {code}"
-
-
-def plain(value):
-    """What JSON makes of it."""
-    return json.loads(msgspec.json.encode(value))
-
-
-class PythonSurface:
+class PythonSurface(PythonVerbs):
     """The service itself."""
 
     def __init__(self, jobs) -> None:
         self._jobs = jobs
-
-    async def do(self, verb, given):
-        try:
-            return plain(await getattr(self, verb)(**given))
-        except PenstockError as error:
-            raise Refused(error.status, error.code) from error
 
     async def enqueue(self, *, queue, jobs=None, **job):
         given = [NewJob(queue=queue, **_moments(one)) for one in ([job] if jobs is None else jobs)]

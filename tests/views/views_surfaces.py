@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from contextlib import asynccontextmanager
 from datetime import datetime
 from types import SimpleNamespace
 from urllib.parse import quote
 
 import httpx
-import msgspec
 from click.testing import CliRunner
 
 from penstock.kernel.config import load_config, parse_duration_s
@@ -27,35 +25,17 @@ from penstock.views.errors import InvalidSpan
 from penstock.web.model import WebConfig
 from penstock.web.server import run_api
 from penstock.web.tokens import Tokens
+from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
 SCOPES = ("views:hit", "views:read", "views:write")
 
 
-class Refused(Exception):
-    """The surface said no."""
-
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(f"{status} {code}")
-        self.told = f"{status} {code}"
-
-
-def plain(value):
-    """What JSON makes of it."""
-    return json.loads(msgspec.json.encode(value))
-
-
-class PythonSurface:
+class PythonSurface(PythonVerbs):
     """The service itself."""
 
     def __init__(self, views) -> None:
         self._views = views
-
-    async def do(self, verb, given):
-        try:
-            return plain(await getattr(self, verb)(**given))
-        except PenstockError as error:
-            raise Refused(error.status, error.code) from error
 
     async def hit(self, *, id, n=1, **more):
         more = {"traffic" if name == "class" else name: value for name, value in more.items()}

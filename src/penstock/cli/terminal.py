@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -106,14 +106,3 @@ def _service(app: App, kind: type[Service]) -> Service:
     service = getattr(app, kind.__name__.lower())
     assert isinstance(service, kind), f"the application's {kind.__name__.lower()} is another thing"
     return service
-
-
-def table(rows: Sequence[Sequence[Any]], *, header: Sequence[str]) -> str:
-    """Rows under a header, in columns as wide as they need."""
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    )
-    return "\n".join(line.rstrip() for line in lines)

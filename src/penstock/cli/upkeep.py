@@ -8,10 +8,11 @@ import click
 
 from penstock.cli.checkup import check_up
 from penstock.cli.house import App
-from penstock.cli.terminal import CommandLine, table
+from penstock.cli.terminal import CommandLine
 from penstock.engines.endpoints import masked_url
 from penstock.engines.migrate import apply_migrations, plan_migrations
 from penstock.kernel.config import setting_rows
+from penstock.kernel.terminal import table
 
 
 @click.command("migrate", short_help="Bring the database to this version's schema.")
@@ -63,7 +64,7 @@ def show_config(line: CommandLine, application: str | None) -> None:
             {"name": key, "value": value, "source": source, "env": row.env, "help": row.help}
         )
     rows = [(s["name"], s["value"], s["source"], s["help"]) for s in shown]
-    line.show(shown, table(rows, header=("setting", "value", "source", "what it is")))
+    line.show(shown, table(("setting", "value", "source", "what it is"), rows))
 
 
 @click.command("doctor", short_help="Check engines, settings, clock, disk and limits.")

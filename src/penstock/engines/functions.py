@@ -8,10 +8,12 @@ later. Loading is idempotent: the server is asked first, and only a library that
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
+from penstock.engines.multiplex import Multiplexer, ValkeyRefused
 from penstock.engines.valkey import Valkey
 
 _HEADER: Final = re.compile(r"#!lua name=(penstock_\w+_v\d+)\n")
@@ -53,3 +55,25 @@ async def load_libraries(valkey: Valkey, packages: tuple[str, ...]) -> list[str]
             await valkey.command("FUNCTION", "LOAD", "REPLACE", library.code)
             sent.append(library.name)
     return sent
+
+
+class Functions:
+    """The functions of one room over the shared connection, loaded again where the server has lost them."""
+
+    def __init__(self, valkey: Valkey, line: Multiplexer, package: str) -> None:
+        self._valkey = valkey
+        self._line = line
+        self._package = package
+
+    async def call(
+        self, function: str, keys: list[str], arguments: Sequence[Any], *, reads: bool = False
+    ) -> Any:
+        """Call a function. One that is unknown did nothing: it is loaded and called once more. Raises: as the line."""
+        words = list(arguments)
+        try:
+            return await self._line.call(function, keys, words, read_only=reads)
+        except ValkeyRefused as error:
+            if "Function not found" not in error.reply:
+                raise
+        await load_libraries(self._valkey, (self._package,))
+        return await self._line.call(function, keys, words, read_only=reads)

@@ -8,18 +8,16 @@ Functions are loaded again where the server has lost them, since an unknown func
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
-from penstock.engines.functions import load_libraries
-from penstock.engines.multiplex import Multiplexer, ValkeyRefused
+from penstock.engines.functions import Functions
+from penstock.engines.multiplex import Multiplexer
 from penstock.engines.valkey import Valkey
 from penstock.feed.model import VERSION_SLOTS, Change, Kind, Place
 
 PACKAGE: Final = "penstock.feed"
 SCAN_STEP: Final = 1_000
-Answer = TypeVar("Answer")
 _CHANGE: Final = {
     Kind.POSTS: "penstock_feed_change_posts_v1",
     Kind.FOLLOWS: "penstock_feed_change_follows_v1",
@@ -68,8 +66,8 @@ class Hot:
 
     def __init__(self, valkey: Valkey, line: Multiplexer, shards: int) -> None:
         self.shards = shards
-        self._valkey = valkey
         self._line = line
+        self._functions = Functions(valkey, line, PACKAGE)
         self._starts = [f"{valkey.prefix}:{{f:{shard}}}:" for shard in range(shards)]
 
     def shard_of(self, author: int) -> int:
@@ -83,7 +81,7 @@ class Hot:
         start = self._starts[shard]
         arguments: list[Any] = [limit, *(before or ("", "")), *(after or ("", ""))]
         keys = [f"{start}f:{viewer}", f"{start}m"]
-        reply = await self._call("penstock_feed_page_v1", keys, arguments, reads=True)
+        reply = await self._functions.call("penstock_feed_page_v1", keys, arguments, reads=True)
         if reply is None:
             return None
         words = iter(reply[1:])
@@ -131,18 +129,20 @@ class Hot:
     async def begin(self, shard: int, token: str, *, floor: int, fine: int) -> tuple[str, str]:
         """Begin to build a shard where there is nothing; state and token of what is there then."""
         keys = [f"{self._starts[shard]}m"]
-        state, found = await self._call("penstock_feed_begin_v1", keys, [token, floor, fine])
+        state, found = await self._functions.call(
+            "penstock_feed_begin_v1", keys, [token, floor, fine]
+        )
         return state.decode(), found.decode()
 
     async def finish(self, shard: int, token: str) -> bool:
         """A shard has all; False where it was lost since it was begun."""
         keys = [f"{self._starts[shard]}m"]
-        return bool(await self._call("penstock_feed_finish_v1", keys, [token]))
+        return bool(await self._functions.call("penstock_feed_finish_v1", keys, [token]))
 
     async def look(self, shard: int) -> Look:
         """How a shard stands."""
         keys = [f"{self._starts[shard]}m"]
-        reply = await self._call("penstock_feed_look_v1", keys, [], reads=True)
+        reply = await self._functions.call("penstock_feed_look_v1", keys, [], reads=True)
         words = [None if word is None else word.decode() for word in reply]
         state, floor, fine, newest, oldest, run, swept, server_run = words
         return Look(
@@ -158,13 +158,15 @@ class Hot:
 
     async def note_swept(self, shard: int, *, run: str, swept: int) -> None:
         """Note the server run on which all recent changes are known to be there."""
-        await self._call("penstock_feed_swept_v1", [f"{self._starts[shard]}m"], [run, swept])
+        await self._functions.call(
+            "penstock_feed_swept_v1", [f"{self._starts[shard]}m"], [run, swept]
+        )
 
     async def posts(self, author: int) -> tuple[int, int, dict[str, int]]:
         """An author's version, how many buckets lack him, and his posts with their scores."""
         start = self._starts[self.shard_of(author)]
         keys = [f"{start}p:{author}", f"{start}m"]
-        reply = await self._call("penstock_feed_posts_v1", keys, [author], reads=True)
+        reply = await self._functions.call("penstock_feed_posts_v1", keys, [author], reads=True)
         ids = [word.decode() for word in reply[2::2]]
         return reply[0], reply[1], dict(zip(ids, reply[3::2], strict=True))
 
@@ -173,13 +175,15 @@ class Hot:
         start = self._starts[shard]
         keys = [f"{start}f:{viewer}", f"{start}m"]
         arguments = [viewer, viewer % VERSION_SLOTS]
-        reply = await self._call("penstock_feed_follows_v1", keys, arguments, reads=True)
+        reply = await self._functions.call("penstock_feed_follows_v1", keys, arguments, reads=True)
         return reply[0], {word.decode() for word in reply[1:]}
 
     async def trim(self, shard: int, *, floor: int, fine: int, buckets_max: int) -> bool:
         """Raise floor and fine, and remove buckets before them; whether there is more to remove."""
         keys = [f"{self._starts[shard]}m"]
-        return bool(await self._call("penstock_feed_trim_v1", keys, [floor, fine, buckets_max]))
+        return bool(
+            await self._functions.call("penstock_feed_trim_v1", keys, [floor, fine, buckets_max])
+        )
 
     async def trim_posts(self, cursor: bytes) -> bytes:
         """Remove posts below the floor of some authors; where to go on (`0`: all were seen)."""
@@ -189,7 +193,7 @@ class Hot:
         )
         for key in (word.decode() for word in found):
             meta = key.partition("}:")[0] + "}:m"
-            await self._call("penstock_feed_trim_posts_v1", [key, meta], [])
+            await self._functions.call("penstock_feed_trim_posts_v1", [key, meta], [])
         return bytes(cursor)
 
     async def drop(self) -> int:
@@ -206,10 +210,6 @@ class Hot:
             if cursor == b"0":
                 return dropped
 
-    async def load(self) -> None:
-        """Load the functions where they are missing."""
-        await load_libraries(self._valkey, (PACKAGE,))
-
     async def _send(self, function: str, shard: int, change: Change) -> tuple[str, int]:
         start = self._starts[shard]
         arguments: list[Any] = [change.entity, change.version]
@@ -219,22 +219,5 @@ class Hot:
             arguments += (score, item)
         letter = "p" if change.kind is Kind.POSTS else "f"
         keys = [f"{start}{letter}:{change.entity}", f"{start}m"]
-        state, version = await self._call(function, keys, arguments)
+        state, version = await self._functions.call(function, keys, arguments)
         return state.decode(), version
-
-    async def _call(
-        self, function: str, keys: list[str], arguments: Sequence[Any], *, reads: bool = False
-    ) -> Any:
-        words = list(arguments)
-        return await self._with_functions(
-            lambda: self._line.call(function, keys, words, read_only=reads)
-        )
-
-    async def _with_functions(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        try:
-            return await ask()
-        except ValkeyRefused as error:
-            if "Function not found" not in error.reply:
-                raise
-        await self.load()
-        return await ask()

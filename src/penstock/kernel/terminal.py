@@ -2,12 +2,13 @@
 
 A room's `cli.py` parses, calls one verb of its service and renders; it knows neither how engines are
 opened nor whether the user asked for `--json`. The `cli` floor implements this, click hands it on with
-`@click.pass_obj`.
+`@click.pass_obj`. How a table looks and how a moment is written is the same in every room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
 Service = TypeVar("Service")
@@ -33,3 +34,17 @@ class Terminal(Protocol):
     def progress(self, text: str) -> None:
         """Replace the progress line on standard error; nothing under `--json` or without a terminal."""
         ...
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows under a head, in aligned columns."""
+    texts = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in texts]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def parse_moment(text: str) -> datetime:
+    """`2026-11-21`, `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`; without an offset it is UTC. Raises: ValueError."""
+    moment = datetime.fromisoformat(text)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

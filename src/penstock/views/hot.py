@@ -10,12 +10,12 @@ Functions are loaded again where the server has lost them, since an unknown func
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from penstock.engines.functions import load_libraries
-from penstock.engines.multiplex import Multiplexer, ValkeyRefused
+from penstock.engines.functions import Functions
+from penstock.engines.multiplex import Multiplexer
 from penstock.engines.valkey import Valkey
 from penstock.views.model import TOMBSTONE_S
 from penstock.views.settings import SHARDS_MAX
@@ -23,7 +23,6 @@ from penstock.views.settings import SHARDS_MAX
 PACKAGE: Final = "penstock.views"
 SCAN_STEP: Final = 1_000
 DELETED: Final = b"x"
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,8 @@ class Hot:
     """Functions and keys of the views in one Valkey."""
 
     def __init__(self, valkey: Valkey, line: Multiplexer) -> None:
-        self._valkey = valkey
         self._line = line
+        self._functions = Functions(valkey, line, PACKAGE)
         self._prefix = valkey.prefix
         self._starts = [self._key(shard, "c:") for shard in range(SHARDS_MAX)]
 
@@ -198,10 +197,6 @@ class Hot:
                     found.setdefault(shard, []).append(key.removeprefix(self._starts[shard]))
         return cursor, found
 
-    async def load(self) -> None:
-        """Load the functions where they are missing."""
-        await load_libraries(self._valkey, (PACKAGE,))
-
     def _key(self, shard: int, name: str) -> str:
         return f"{self._prefix}:{{v:{shard}}}:{name}"
 
@@ -215,16 +210,4 @@ class Hot:
         reads: bool = False,
     ) -> Any:
         names = [self._key(shard, name) for name in keys]
-        words = list(arguments)
-        return await self._with_functions(
-            lambda: self._line.call(function, names, words, read_only=reads)
-        )
-
-    async def _with_functions(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        try:
-            return await ask()
-        except ValkeyRefused as error:
-            if "Function not found" not in error.reply:
-                raise
-        await self.load()
-        return await ask()
+        return await self._functions.call(function, names, arguments, reads=reads)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import click
 
 from penstock.feed.errors import InvalidPost
 from penstock.feed.model import Page, People
+from penstock.kernel.terminal import parse_moment, table
 
 
 class Moment(click.ParamType[datetime]):
@@ -30,12 +30,11 @@ class Moment(click.ParamType[datetime]):
 def moment_of(text: str, *, where: str) -> datetime:
     """The moment that is written there. Raises: InvalidPost."""
     try:
-        moment = datetime.fromisoformat(text)
+        return parse_moment(text)
     except ValueError as error:
         raise InvalidPost(
             f"{where}: expected a moment such as 2026-11-21T10:00Z, got {text[:40]!r}"
         ) from error
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 def describe_page(page: Page) -> str:
@@ -56,11 +55,3 @@ def describe_people(people: People) -> str:
     if people.next is not None:
         lines.append(f"more: --cursor {people.next}")
     return "\n".join(lines)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows under a head, in aligned columns."""
-    texts = [[str(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in texts]
-    return "\n".join(line.rstrip() for line in lines)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
-from penstock.feed.cli.text import table
 from penstock.feed.service import Feed
 from penstock.kernel.errors import Corrupt
-from penstock.kernel.terminal import Terminal
+from penstock.kernel.terminal import Terminal, table
 
 
 @click.command("rebuild", short_help="Build the index anew.")

@@ -8,11 +8,10 @@ from typing import Any
 import click
 import msgspec
 
-from penstock.jobs.cli.text import table
 from penstock.jobs.crons import Cron, NewCron
 from penstock.jobs.errors import InvalidCron
 from penstock.jobs.service import Jobs
-from penstock.kernel.terminal import Terminal
+from penstock.kernel.terminal import Terminal, table
 
 
 @click.group("crons")

@@ -7,11 +7,10 @@ from datetime import datetime
 
 import click
 
-from penstock.jobs.cli.text import table
 from penstock.jobs.fleet.alerts import Alert
 from penstock.jobs.fleet.facts import Decision, FleetHost, FleetState, QueueMinute
 from penstock.jobs.service import Jobs
-from penstock.kernel.terminal import Terminal
+from penstock.kernel.terminal import Terminal, table
 
 
 @click.group("fleet")

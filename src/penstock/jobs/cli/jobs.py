@@ -8,12 +8,12 @@ import click
 import msgspec
 
 from penstock.jobs.cli.takes import COMMANDS
-from penstock.jobs.cli.text import describe_job, duration_s, first_line, table
+from penstock.jobs.cli.text import describe_job, duration_s, first_line
 from penstock.jobs.errors import InvalidFilter, InvalidJob
 from penstock.jobs.model import BulkDone, JobFilter, NewJob
 from penstock.jobs.service import Jobs
 from penstock.jobs.service.steering import LISTED, STEERED
-from penstock.kernel.terminal import Terminal
+from penstock.kernel.terminal import Terminal, table
 
 MOMENT: Final = "%Y-%m-%dT%H:%M:%S%z"
 

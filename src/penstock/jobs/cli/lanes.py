@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from penstock.jobs.cli.text import describe_lane, duration_s, table
+from penstock.jobs.cli.text import describe_lane, duration_s
 from penstock.jobs.errors import InvalidJob
 from penstock.jobs.model import Lane, Limiter
 from penstock.jobs.service import Jobs
 from penstock.jobs.service.lanes import SLACK_S
 from penstock.kernel.config import parse_duration_s
-from penstock.kernel.terminal import Terminal
+from penstock.kernel.terminal import Terminal, table
 
 
 @click.group("lanes")

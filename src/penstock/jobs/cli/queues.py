@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from penstock.jobs.cli.text import QUEUE_HEAD, describe_queue, queue_row, table
+from penstock.jobs.cli.text import QUEUE_HEAD, describe_queue, queue_row
 from penstock.jobs.errors import InvalidSetting
 from penstock.jobs.model import QueueStatus
 from penstock.jobs.service import Jobs
-from penstock.kernel.terminal import Terminal
+from penstock.kernel.terminal import Terminal, table
 
 
 @click.group("queues")

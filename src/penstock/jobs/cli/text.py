@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +10,7 @@ from penstock.jobs.errors import InvalidJob
 from penstock.jobs.model import Job, Lane, QueueStatus, Taken
 from penstock.kernel.config import parse_duration_s
 from penstock.kernel.errors import InvalidInput
+from penstock.kernel.terminal import table
 
 
 def describe_job(job: Job) -> str:
@@ -126,14 +126,6 @@ def duration_s(name: str, text: str, refusal: type[InvalidInput] = InvalidJob) -
 
 def _count(count: int, *, is_capped: bool) -> str:
     return f"{count}+" if is_capped else str(count)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows under a head, in aligned columns."""
-    texts = [[str(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in texts]
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def first_line(text: str | None) -> str:

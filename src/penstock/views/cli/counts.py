@@ -8,8 +8,8 @@ from typing import Final
 import click
 
 from penstock.kernel.config import parse_duration_s
-from penstock.kernel.terminal import Terminal
-from penstock.views.cli.text import Moment, describe_totals, table
+from penstock.kernel.terminal import Terminal, table
+from penstock.views.cli.text import Moment, describe_totals
 from penstock.views.errors import InvalidSpan
 from penstock.views.model import CLASSES, FIELDS, TOP_MAX, Hit, Traffic
 from penstock.views.service import Views

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import click
 
+from penstock.kernel.terminal import parse_moment, table
 from penstock.views.errors import InvalidSpan
 from penstock.views.model import Total
 
@@ -27,13 +28,12 @@ class Moment(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         try:
-            moment = datetime.fromisoformat(str(value))
+            return parse_moment(str(value))
         except ValueError as error:
             raise InvalidSpan(
                 f"{param.opts[0] if param else 'moment'}: expected a moment such as 2026-11-21T10:00Z, got"
                 f" {str(value)[:40]!r}"
             ) from error
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 def describe_totals(totals: Sequence[Total]) -> str:
@@ -54,14 +54,6 @@ def describe_totals(totals: Sequence[Total]) -> str:
         for row in totals
     ]
     return table(["id", *names, *classes, ""], rows)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows under a head, in aligned columns."""
-    texts = [[str(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in texts]
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _number(value: int | None) -> str:

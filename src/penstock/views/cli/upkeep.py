@@ -7,8 +7,8 @@ from typing import Any, Final
 import click
 
 from penstock.kernel.errors import Corrupt
-from penstock.kernel.terminal import Terminal
-from penstock.views.cli.text import Moment, describe_totals, table
+from penstock.kernel.terminal import Terminal, table
+from penstock.views.cli.text import Moment, describe_totals
 from penstock.views.model import CLASSES
 from penstock.views.service import Views
 
