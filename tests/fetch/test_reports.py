@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from penstock.engines.sql import compile_query
 from penstock.fetch.errors import LanguageUnknown, RunUnknown
+from penstock.fetch.holding import hold_reason
 from penstock.fetch.model import (
     OUTCOME_CODES,
     PhotoProblem,
     RowProblem,
     Run,
     RunState,
-    hold_reason,
 )
 from penstock.fetch.reports import (
     BOM,

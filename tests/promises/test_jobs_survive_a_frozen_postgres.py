@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -68,12 +68,15 @@ def _frozen(postmaster):
         # The postmaster first, so that no child is added behind our back.
         for find in (lambda: [postmaster], lambda: _children(postmaster)):
             for pid in find():
-                os.kill(pid, signal.SIGSTOP)
-                stopped.append(pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    stopped.append(pid)
         yield
     finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
+        # The postmaster last: it reaps a child that was ending when it was stopped, and the pid is gone.
+        for pid in reversed(stopped):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def _children(pid):
