@@ -42,6 +42,7 @@ format: $(SET_UP) ## Format the code and mend what the linter can
 reference: $(SET_UP) ## Write docs/reference anew from the code
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.schema
+	$(BIN)/python -m tools.dashboard
 
 lock: ## Resolve requirements.lock anew (hashes, no index in it)
 	$(PYTHON) -m venv .venv-lock

@@ -6,13 +6,16 @@ check, so a setting or a route without a word about it does not pass.
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+import penstock
 from penstock.app import Penstock, sections
 from penstock.cli.main import build_group
 from penstock.engines.endpoints import Endpoints
@@ -135,8 +138,16 @@ def http_page(description: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def load_everything() -> None:
+    """Import every module: metrics and errors are declared where they are used."""
+    for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+
+
 def pages() -> dict[str, str]:
     """File name -> text."""
+    load_everything()
     app = Penstock(flags={"data.folder": "penstock-data"})
     nowhere = Endpoints("postgresql://nobody@/none?host=/nowhere", "unix:///nowhere", "file:///tmp")
     app.use_endpoints(nowhere)
