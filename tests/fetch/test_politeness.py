@@ -222,6 +222,27 @@ async def test_no_place_is_lost_or_given_twice_however_waits_end():
     assert found.busy == busy
 
 
+async def test_behind_a_quick_host_as_many_wait_as_will_have_a_place_in_time():
+    places = Places(1)
+    for _ in range(30):
+        assert await places.take("quick", until_s=None)
+        places.leave("quick")
+    assert await places.take("quick", until_s=None)
+    assert await places.take("new", until_s=None)
+    until_s = time.monotonic() + 10
+    waits = [asyncio.create_task(places.take("quick", until_s=until_s)) for _ in range(5)]
+    others = [
+        asyncio.create_task(places.take("new", until_s=time.monotonic() + 1)) for _ in range(5)
+    ]
+    await asyncio.sleep(0)
+    assert [other.done() and other.result() for other in others[1:]] == [False] * 4
+    for wait in waits:
+        places.leave("quick")
+        assert await wait
+    places.leave("new")
+    assert await others[0]
+
+
 def test_a_process_keeps_to_its_share_of_a_hosts_connections():
     assert [share_of(8, slots) for slots in (0, 1, 3, 8, 20)] == [8, 8, 3, 1, 1]
     assert planned_slots({"fetch.1s": 2, "mail": 9}, {"fetch.1s", "fetch.5s"}) == 2

@@ -135,6 +135,23 @@ async def test_floating_slots_go_to_the_most_important_queue_first(open_floor, j
         assert seat.place.given == ["high", "mid", "low"]
 
 
+async def test_calls_that_wait_hold_no_floating_slot_while_their_own_has_plenty(open_floor, jobs):
+    async with open_floor(hanging={"concurrency": 8}, quick={"batch": 10}) as floor:
+        own, floating = floor.seat("hanging"), floor.seat()
+        await fill(jobs, "hanging", 3)
+        floor.dispatcher.hint_all()
+        await wait_true(lambda: own.jobs_open == 3, deadline_s=10)
+        await fill(jobs, "quick", 1)
+        floor.dispatcher.hint_all()
+        await floor.wait_given(floating)
+        assert floating.place.given == ["quick"]
+        floor.finish(floating)
+        await fill(jobs, "hanging", 6)
+        floor.dispatcher.hint_all()
+        await wait_true(lambda: own.jobs_open + floating.jobs_open == 9, deadline_s=10)
+        assert floating.jobs_open
+
+
 async def test_equally_important_queues_share_the_floating_slots(open_floor, jobs):
     async with open_floor(a={"batch": 1}, b={"batch": 1}, c={"batch": 1}) as floor:
         for queue in ("a", "b", "c"):

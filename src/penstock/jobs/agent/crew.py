@@ -419,8 +419,20 @@ class ForkedCrew:
         return {
             "queue": bound.facts.queue if bound is not None else None,
             "pid": slot.pid,
-            "busy_s": round(now_s - doing.started_s, 3) if doing.jobs else 0.0,
+            "busy_s": _busy_s(doing, slot.seat, now_s),
         }
+
+
+def _busy_s(doing: Doing, seat: Seat, now_s: float) -> float:
+    """Slot time of the calls that run; those side by side share it, as they do once they have ended.
+
+    Counted whole, a hundred that hung in a slot with room for 800 looked like a queue in need of slots.
+    """
+    if not doing.jobs:
+        return 0.0
+    line = seat.line
+    at_once = 1 if line is None or line.facts.batch is not None else line.facts.concurrency
+    return max(0.001, round((now_s - doing.started_s) * min(1.0, doing.jobs / at_once), 3))
 
 
 def _told_status(status: int | None) -> str:

@@ -101,6 +101,11 @@ class Seat:
         busy = self.jobs_open if line.facts.batch is None else len(self.hands)
         return max(0, line.facts.concurrency - busy)
 
+    def has_plenty(self, line: Line) -> bool:
+        """Whether it is the queue's own and half of its many calls at once are free."""
+        is_many = line.facts.batch is None and line.facts.concurrency > 1
+        return self.bound is line and is_many and 2 * self.credit(line) > line.facts.concurrency
+
     def is_for(self, line: Line, now_s: float, *, is_other_waiting: bool) -> bool:
         """Whether it belongs to `line` now: bound to it, or floating there in its turn."""
         if self.bound is not None:
