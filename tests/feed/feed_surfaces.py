@@ -103,6 +103,9 @@ class PythonSurface(PythonVerbs):
     async def stats(self):
         return await self._feed.stats()
 
+    async def why(self, *, viewer, post):
+        return await self._feed.why(viewer, post)
+
 
 class HttpSurface:
     """Requests to the room's routes."""
@@ -197,6 +200,9 @@ class HttpSurface:
     async def stats(self):
         return await self.ask("GET", "/v1/feed/stats")
 
+    async def why(self, *, viewer, post):
+        return await self.ask("GET", f"{_viewer(viewer)}/why", params={"post": post})
+
 
 class CommandSurface:
     """The commands, in a thread as a terminal would run them."""
@@ -290,6 +296,9 @@ class CommandSurface:
 
     async def stats(self):
         return await self.run("stats")
+
+    async def why(self, *, viewer, post):
+        return await self.run("why", viewer, post)
 
 
 def _viewer(viewer):

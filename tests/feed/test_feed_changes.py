@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from penstock.feed import store
+from penstock.engines.valkey import ValkeyDown
+from penstock.feed import NewPost, store
 from penstock.feed.apply import Applier
 from penstock.feed.errors import FeedShardsFixed
 from penstock.feed.model import Change, Kind
 from penstock.testing import drain
+from penstock.testing.waiting import wait_true
 
 
 @pytest.fixture
@@ -19,6 +23,20 @@ def applier(feed):
 
 async def ids(feed, viewer):
     return [post.id for post in (await feed.page(viewer)).posts]
+
+
+async def is_fast(feed):
+    return not (await feed.page(7)).is_slow
+
+
+class Unreachable:
+    """An index that this process alone cannot reach."""
+
+    def __init__(self, error=None):
+        self.error = error or ValkeyDown("cut off")
+
+    def parts(self, change):
+        raise self.error
 
 
 async def left(sql):
@@ -94,21 +112,127 @@ async def test_a_server_that_lost_its_last_moments_gets_them_again(feed, sweeper
     await engines.valkey.command("ZADD", f"{prefix}p:1", 0, "")
     assert await ids(feed, 7) == []
     assert not (await feed.verify()).is_equal
-    await engines.valkey.command("HSET", f"{prefix}m", "run", "the run before")
-    assert await sweeper.run_once(older_s=0) == 1
+    await engines.valkey.command("HSET", f"{prefix}m", "run", "the run before", "swept", 0)
+    assert await sweeper.run_once(older_s=0, settle_s=0) == 1
     assert await ids(feed, 7) == ["a"]
+    assert await is_fast(feed)
 
 
-async def test_a_server_that_is_an_old_copy_is_built_anew(feed, sweeper, engines, sql, app):
+async def test_only_what_was_swept_lately_is_swept_again(feed, sweeper, sql, engines):
+    for number in range(4):
+        await feed.post(1, f"p{number}")
+    await sweeper.run_once(older_s=0)
+    rows = await sql("SELECT id FROM penstock.feed_outbox ORDER BY id")
+    await sql(
+        f"UPDATE penstock.feed_outbox SET made_at = made_at - interval '5 minutes' WHERE id <= {rows[1][0]}"
+    )
+    assert await store.changes.unsweep(feed.postgres, swept=rows[2][0], late_s=60) == 2
+    await sweeper.run_once(older_s=0)
+    assert await store.changes.unsweep(feed.postgres, swept=rows[1][0], late_s=60) == 4
+    await sweeper.run_once(older_s=0)
+    assert await store.changes.unsweep(feed.postgres, swept=0, late_s=60) == 4
+
+
+@pytest.mark.slow
+async def test_a_server_that_came_back_is_not_read_before_it_has_settled(feed, sweeper, engines):
+    """And then by whoever reads: nobody sweeps here."""
+    await feed.follow(7, 1)
+    await feed.post(1, "a")
+    assert await is_fast(feed)
+    await engines.valkey.command("HSET", f"{engines.valkey.prefix}:{{f:0}}:m", "run", "before")
+    [told] = await feed.stats()
+    assert told.state == "returning"
+    assert not await is_fast(feed)
+    assert await ids(feed, 7) == ["a"]
+    await sweeper.run_once(older_s=0)
+    assert not await is_fast(feed)
+    await wait_true(lambda: is_fast(feed), deadline_s=10, what="pages come from the index")
+    [told] = await feed.stats()
+    assert told.state == "ready"
+
+
+@pytest.mark.slow
+async def test_an_index_whose_building_was_cut_off_by_a_restart_is_begun_again(feed, engines):
+    await feed.follow(7, 1)
+    await feed.post(1, "a")
+    key = f"{engines.valkey.prefix}:{{f:0}}:m"
+    token = await engines.valkey.command("HGET", key, "token")
+    await engines.valkey.command("HSET", key, "state", "building", "run", "before")
+    assert not await feed.hot.finish(0, token.decode())
+    assert await feed.rebuild_now() == 2
+    assert await is_fast(feed)
+    assert await engines.valkey.command("HGET", key, "token") != token
+    assert await feed.hot.finish(0, "another") is False
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_an_old_copy_is_dropped_and_built_anew(feed, sweeper, engines, sql):
+    """One post is in the old copy alone; no sweep could know."""
+    await feed.follow(7, 1)
     await feed.post(1, "a")
     await sweeper.run_once(older_s=0)
     await sql("UPDATE penstock.feed_index SET forgotten = 1000000")
     prefix = f"{engines.valkey.prefix}:{{f:0}}:"
-    await engines.valkey.command("HSET", f"{prefix}m", "run", "the run before")
-    await sweeper.run_once(older_s=0)
-    [row] = await sql("SELECT count(*) FROM penstock.job_ready")
-    assert row[0] == 1
+    await engines.valkey.command("ZADD", f"{prefix}p:1", 2**52, "old")
+    await engines.valkey.command("HSET", f"{prefix}m", "run", "the run before", "newest", 2**52)
+    await sweeper.run_once(older_s=0, settle_s=0)
+    assert await ids(feed, 7) == ["a"]
+    await wait_true(lambda: is_fast(feed), deadline_s=10, what="pages come from the index")
+    assert await ids(feed, 7) == ["a"]
+    assert (await feed.verify()).is_equal
+
+
+@pytest.mark.slow
+async def test_a_large_old_copy_is_built_anew_by_a_job(feed, sweeper, engines, sql, app):
+    await feed.post(1, "a")
+    await sql("INSERT INTO penstock.feed_version SELECT 1, n, 1 FROM generate_series(10, 1100) n")
+    await sql("UPDATE penstock.feed_index SET forgotten = 1000000")
+    key = f"{engines.valkey.prefix}:{{f:0}}:m"
+    await engines.valkey.command("HSET", key, "run", "the run before")
+    await sweeper.run_once(older_s=0, settle_s=0)
+
+    async def is_enqueued():
+        [row] = await sql("SELECT count(*) FROM penstock.job_ready")
+        return row[0] == 1
+
+    await wait_true(is_enqueued, deadline_s=10, what="a job is to build it")
+    assert not await is_fast(feed)
     assert await drain(app) == {"done": 1}
+    assert await is_fast(feed)
+
+
+@pytest.mark.slow
+async def test_what_could_not_be_brought_is_read_from_the_truth_until_it_is(feed, make_feed):
+    """This process alone knows that the index lacks it; it brings it by itself, and others see it then."""
+    other = make_feed()
+    await feed.follow(7, 1)
+    await feed.posts([NewPost(author=1, id="a"), NewPost(author=1, id="b")])
+    applier = feed._posting._applier
+    applier._hot = Unreachable()
+    assert await feed.delete("a") == 1
+    assert applier.has_left
+    assert await ids(feed, 7) == ["b"]
+    assert not await is_fast(feed)
+    assert await ids(other, 7) == ["b", "a"]
+    applier._hot = feed.hot
+    await wait_true(lambda: is_fast(feed), deadline_s=10, what="it was brought")
+    assert not applier.has_left
+    assert await ids(other, 7) == ["b"]
+    assert await is_fast(other)
+
+
+@pytest.mark.slow
+async def test_a_writer_who_was_cancelled_in_the_middle_reads_what_he_wrote(feed):
+    await feed.follow(7, 1)
+    await feed.post(1, "a")
+    applier = feed._posting._applier
+    applier._hot = Unreachable(asyncio.CancelledError())
+    with pytest.raises(asyncio.CancelledError):
+        await feed.delete("a")
+    applier._hot = feed.hot
+    assert await ids(feed, 7) == []
+    await wait_true(lambda: is_fast(feed), deadline_s=10, what="it was brought")
+    assert await ids(feed, 7) == []
 
 
 async def test_an_index_that_was_damaged_is_proved_so_and_repaired_in_place(feed, engines):

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from feed_surfaces import SURFACES, CommandSurface, Refused, client_of, surface_on
 
 from penstock.feed import cli
+from penstock.feed.errors import PostUnknown
 from penstock.testing import drain
 
 STEPS = tomllib.loads(Path(__file__).with_name("feed_scenario.toml").read_text())["step"]
@@ -174,14 +175,55 @@ async def test_files_are_imported_and_again_change_nothing(feed):
         ("posts", '{"author": 1, "id": "p"}\n{"author"\n', 2),
         ("posts", '{"author": 1, "id": "p", "ref": 5}\n', 1),
         ("posts", '{"author": 1, "id": "p", "text": "x"}\n', 1),
+        ("follows", "\n\nviewer,author\n7,100\n7\n", 5),
+        ("posts", '\n \n{"author": 1, "id": "p"}\n[]\n', 4),
+        ("follows", "viewer,author\n7,100\n007,100\n", 3),
+        ("follows", "viewer,author\n7,a b\n", 2),
+        ("posts", "author,id\n1,p\n1,p 2\n", 3),
+        ("posts", "author,id,at\n1,p,\n1,p2,2150-01-01\n", 3),
+        ("follows", b"viewer,author\n7,100\n7,\xff\n", 3),
+        ("posts", b'{"author": 1, "id": "p", "ref": "\xe9"}\n', 1),
+        ("posts", 'author,id\n1,p\n1,"p\n', 3),
     ],
 )
-async def test_a_faulty_line_is_told_by_its_number(feed, kind, text, line):
+async def test_a_faulty_line_is_told_by_its_number_and_what_is_in(feed, kind, text, line):
+    """All before it is in."""
     surface = CommandSurface(feed)
     with pytest.raises(Refused) as raised:
         await surface.run("import", kind, "-", text=text)
     assert raised.value.told == "422 feed.invalid_line"
-    assert raised.value.__cause__.text.startswith(f"line {line}: ")
+    told = raised.value.__cause__.text
+    assert told.startswith(f"line {line}: ")
+    lines = [row for row in (await feed.following(7)).people if kind == "follows"]
+    lines += [row for row in (await feed.author_posts(1)).posts if kind == "posts"]
+    assert ("lines up to" in told) == bool(lines), told
+    assert ("nothing of the file is in" in told) != bool(lines), told
+    assert "nothing was" not in told
+
+
+@pytest.mark.slow
+async def test_what_an_import_did_before_it_was_stopped_is_said(feed):
+    surface = CommandSurface(feed)
+    await feed.post(2, "mine")
+    posts = [f"1,p{number}" for number in range(2_300)]
+    posts[2_100] = "1,mine"
+    with pytest.raises(Refused) as raised:
+        await surface.run("import", "posts", "-", text="\n".join(["author,id", *posts]))
+    assert raised.value.told == "409 feed.import_stopped"
+    told = raised.value.__cause__.text
+    assert told.startswith("lines 2002 to 2301: post 'mine' is another author's")
+    assert "lines up to 2001 are in, nothing after them" in told
+    assert (await feed.find("p1999")).author == 1
+    with pytest.raises(PostUnknown):
+        await feed.find("p2000")
+    follows = [f"{viewer},{author}" for viewer in (8, 9) for author in range(1, 5_002)]
+    with pytest.raises(Refused) as raised:
+        await surface.run("import", "follows", "-", text="\n".join(["viewer,author", *follows]))
+    told = raised.value.__cause__.text
+    assert told.startswith("line 5002: viewer 8 would follow more than 5000 authors")
+    assert "lines up to 5001 are in" in told
+    assert (await feed.following(8)).total == 5_000
+    assert (await feed.following(9)).total == 0
 
 
 async def test_an_empty_file_is_no_fault(feed):

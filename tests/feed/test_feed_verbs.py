@@ -9,10 +9,12 @@ import pytest
 from penstock.feed import NewPost, PostDeleted
 from penstock.feed.errors import (
     InvalidFeedId,
+    InvalidFollow,
     InvalidLimit,
     InvalidPost,
     PostTaken,
     PostUnknown,
+    TooManyBars,
     TooManyFollows,
 )
 from penstock.feed.model import Bar
@@ -187,6 +189,37 @@ async def test_old_posts_are_read_from_postgresql(make_feed):
     assert (await feed.verify()).is_equal
 
 
+@pytest.mark.slow
+async def test_an_old_post_makes_slow_only_pages_of_those_who_follow_its_author(make_feed):
+    """Posts from before the index, of one author: added, or left behind by a floor that rose."""
+    feed = make_feed(index_for_s=86_400.0 * 30, shards=2)
+    await feed.rebuild_now(clean=True)
+    now = datetime.now(UTC)
+    for viewer in (1, 2, 3, 4):
+        await feed.follow(viewer, viewer)
+        await feed.posts(
+            [
+                NewPost(author=viewer, id=f"p{viewer}-{d}", at=now - timedelta(days=d))
+                for d in (1, 9)
+            ]
+        )
+    await feed.post(1, "old", at=now - timedelta(days=100))
+    slow = [(await feed.page(viewer)).is_slow for viewer in (1, 2, 3, 4)]
+    assert slow == [True, False, False, False]
+    assert await ids(feed, 1) == ["p1-1", "p1-9", "old"]
+    await feed.follow(2, 1)
+    assert await ids(feed, 2, limit=9) == ["p2-1", "p1-1", "p2-9", "p1-9", "old"]
+    await feed.delete("p3-9")
+    await Sweeper.of(make_feed(index_for_s=86_400.0 * 5, shards=2)).trim()
+    slow = [(await feed.page(viewer)).is_slow for viewer in (1, 2, 3, 4)]
+    assert slow == [True, True, True, True]
+    assert await ids(feed, 4) == ["p4-1", "p4-9"]
+    await feed.delete("p4-9")
+    await feed.rebuild_now(clean=True)
+    slow = [(await feed.page(viewer)).is_slow for viewer in (1, 2, 3, 4)]
+    assert slow == [True, True, False, False]
+
+
 async def test_what_is_too_old_for_the_index_is_trimmed_from_it(make_feed, engines):
     feed, older = make_feed(index_for_s=86_400.0 * 10), make_feed()
     await older.follow(7, 1)
@@ -220,15 +253,22 @@ async def test_bounds(make_feed):
     with pytest.raises(TooManyFollows, match="more than 3"):
         await feed.follow(7, [3, 4])
     assert (await feed.following(7)).total == 2
-    for bad in (0, -1, 2**63, True, 1.5, "", "a b", "x" * 129, None):
+    for bad in (0, -1, 2**63, True, 1.5, "", "a b", "x" * 129, None, "0", "-5", "007", "9" * 30):
         with pytest.raises(InvalidFeedId):
             await feed.page(bad)
+        with pytest.raises(InvalidFeedId):
+            await feed.follow(7, [bad])
+        with pytest.raises(InvalidFeedId):
+            await feed.post(bad, "p")
     for bad in ("", "x" * 65, "a b", 5):
         with pytest.raises(InvalidFeedId):
             await feed.post(1, bad)
     for bad in (0, 201, True, "5"):
         with pytest.raises(InvalidLimit):
             await feed.page(7, bad)
+    for bad in (0, -1, "5", 2**70):
+        with pytest.raises(InvalidLimit, match="sample"):
+            await feed.verify(sample=bad)
     with pytest.raises(InvalidPost, match="time zone"):
         await feed.post(1, "a", at=datetime(2026, 1, 1))  # noqa: DTZ001
     with pytest.raises(InvalidPost, match="twice"):
@@ -238,3 +278,75 @@ async def test_bounds(make_feed):
         with pytest.raises(CursorInvalid):
             await feed.page(8, cursor=bad)
     assert page.posts == []
+
+
+async def test_wrong_types_are_refused_in_our_words(feed):
+    """Never in those of a driver, and nothing is done."""
+    for bad in (b"ab", bytearray(b"a"), None, 1.5, object()):
+        for verb in (feed.follow, feed.unfollow, feed.mute, feed.unblock):
+            with pytest.raises(InvalidFeedId):
+                await verb(7, bad)
+        with pytest.raises(InvalidFeedId):
+            await feed.delete(bad)
+    for bad in (NOON.isoformat(), NOON.date(), 5):
+        with pytest.raises(InvalidPost, match="expected a moment"):
+            await feed.post(1, "a", at=bad)
+        with pytest.raises(InvalidFollow):
+            await feed.import_follows([(7, 1, bad)])
+    with pytest.raises(InvalidFollow):
+        await feed.import_follows([(7, 1, datetime(2026, 1, 1))])  # noqa: DTZ001
+    for bad in (5, b"x", "\ud800"):
+        with pytest.raises(InvalidPost, match="ref"):
+            await feed.post(1, "a", ref=bad)
+    for bad in (["a"], "ab", [None], [{"author": 1, "id": "a"}]):
+        with pytest.raises(InvalidPost, match="expected a NewPost"):
+            await feed.posts(bad)
+    with pytest.raises(InvalidFeedId):
+        await feed.posts(5)
+    for bad in (5, b"x"):
+        with pytest.raises(CursorInvalid):
+            await feed.page(7, cursor=bad)
+    assert (await feed.following(7)).total == 0
+    assert (await feed.author_posts(1)).posts == []
+
+
+async def test_a_moment_too_far_ahead_is_refused_and_nothing_is_posted(feed):
+    far = datetime.now(UTC) + timedelta(days=400)
+    with pytest.raises(InvalidPost, match=r"'b'.*within a year"):
+        await feed.posts([NewPost(author=1, id="a"), NewPost(author=1, id="b", at=far)])
+    with pytest.raises(PostUnknown):
+        await feed.find("a")
+
+
+async def test_nobody_can_have_a_cursor_of_a_name_that_was_never_met(feed):
+    await feed.follow(7, [1, 2])
+    await feed.posts([NewPost(author=1, id="a"), NewPost(author=2, id="b")])
+    page = await feed.page(7, 1)
+    for told in (page.next, page.newest, "x", ""):
+        for asked in (
+            feed.page("nobody", cursor=told),
+            feed.page("nobody", since=told),
+            feed.author_posts("nobody", cursor=told),
+            feed.following("nobody", cursor=told),
+            feed.set_marker("nobody", told),
+            feed.watch("nobody", since=told),
+        ):
+            with pytest.raises(CursorInvalid):
+                await asked
+    assert await feed._reading._names.find("nobody") is None
+
+
+@pytest.mark.slow
+async def test_mutes_and_blocks_are_bounded(feed, sql):
+    await feed.follow(7, [1, 2])
+    for kind in Bar:
+        await sql(
+            "INSERT INTO penstock.feed_bar (viewer, author, kind)"
+            f" SELECT 7, n, '{kind}' FROM generate_series(1001, 10999) n"
+        )
+        with pytest.raises(TooManyBars, match=f"{kind} more than 10000"):
+            await feed.bar(7, [1, 2], kind, is_set=True)
+        assert await feed.bar(7, [1], kind, is_set=True) == 1
+        assert await feed.bar(7, [1, 1001], kind, is_set=True) == 0
+        assert (await feed.barred(7, kind)).total == 10_000
+        assert await feed.bar(7, [1, 2], kind, is_set=False) == 1

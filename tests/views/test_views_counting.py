@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from penstock.engines.multiplex import ValkeyRefused
 from penstock.views import Hit, Total, Traffic
 from penstock.views.errors import FieldUnknown, InvalidHit, ShardsFixed
+from penstock.views.model import shard_of
 
 
 async def total_of(views, entity):
@@ -215,3 +217,34 @@ async def length(engines, shard):
 async def drop_all(engines):
     keys = await engines.valkey.command("KEYS", f"{engines.valkey.prefix}:*")
     await engines.valkey.command("DEL", *keys)
+
+
+@pytest.mark.parametrize("mark", ["", "!e7", "*3"])
+async def test_a_call_in_the_wrong_shard_is_refused_and_counts_nothing(views, engines, mark):
+    """Ids of the shard that stand before the stray one are as they were; so are events."""
+    names = [f"ad:{number}" for number in range(40)]
+    await views.hits(names)
+    here = [name for name in names if shard_of(name, 4) == 1]
+    stray = next(name for name in names if shard_of(name, 4) == 2)
+    key = f"{engines.valkey.prefix}:{{v:1}}:q"
+
+    async def entries():
+        return await engines.valkey.command("XLEN", key)
+
+    before = await entries()
+    for line in (stray, ",".join([*here, here[0], stray, here[1]]), f"{stray},{here[0]}"):
+        marked = ",".join(f"{name}{mark}" for name in line.split(","))
+        with pytest.raises(ValkeyRefused) as raised:
+            await engines.multiplexer.call("penstock_views_hit_v1", [key], [marked])
+        assert "nothing was counted" in raised.value.reply
+        assert f'"{stray}" is of another shard' in raised.value.reply
+    assert await entries() == before
+    assert [total.total for total in await views.totals(names)] == [1] * 40
+    marked = ",".join(f"{name}{mark}" for name in [*here, "new:" + stray_of(1)])
+    _, told = await engines.multiplexer.call("penstock_views_hit_v1", [key], [marked])
+    assert told.decode().split(",") == ["4" if mark == "*3" else "2"] * len(here) + ["-"]
+
+
+def stray_of(shard):
+    """The end of an id that nobody has seen, and that is of this shard."""
+    return next(str(n) for n in range(100) if shard_of(f"new:{n}", 4) == shard)

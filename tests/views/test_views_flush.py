@@ -9,7 +9,7 @@ import pytest
 from penstock.engines.valkey import ValkeyDown
 from penstock.testing.waiting import wait_true
 from penstock.views import Hit
-from penstock.views.model import shard_of
+from penstock.views.model import START, shard_of
 from penstock.views.store import shards as shard_store
 
 ENTITIES = [f"ad:{number}" for number in range(12)]
@@ -266,3 +266,30 @@ async def test_what_was_written_into_a_stream_by_hand_stops_no_flush(
     await flusher.run_once()
     totals, _ = await stored(sql)
     assert totals["ad:1"] == 2
+
+
+@pytest.mark.slow
+async def test_entries_of_any_size_are_read_in_bounded_parts(hot, engines, views, flusher, sql):
+    """A thousand hits with long names each are 128 kB an entry; a read takes half a MB."""
+    names = [f"{number:03}{'x' * 120}" for number in range(999)]
+    await views.hits(names)
+    for _ in range(100):
+        line = ",".join(name for name in names if shard_of(name, 4) == 1)
+        key = f"{engines.valkey.prefix}:{{v:1}}:q"
+        await engines.multiplexer.call("penstock_views_hit_v1", [key], [line])
+    found, through, parts = [], START, 0
+    while True:
+        pending = await hot.pending(1, through=through, entries_max=2_000)
+        found += [entry for entry, _ in pending.rows]
+        parts += 1
+        if not pending.is_cut:
+            break
+        assert sum(len(hits) for _, hits in pending.rows) < 4_000_000
+        through = found[-1]
+    assert parts > 1
+    assert found == [entry for entry in await stream(engines) if entry in found]
+    assert len(found) == 101
+    while await flusher.run_once():
+        pass
+    totals, _ = await stored(sql)
+    assert totals == {name: 101 if shard_of(name, 4) == 1 else 1 for name in names}

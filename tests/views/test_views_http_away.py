@@ -98,6 +98,30 @@ async def test_a_postgres_that_says_nothing_holds_up_one_hit(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_short_memory")
+@pytest.mark.parametrize("path", ["items/ad:1/series", "items/ad:1/series?by=hour", "top"])
+async def test_series_and_top_lists_do_not_wait_one_by_one_for_a_silent_postgres(
+    running_engines, database_url, valkey, blobs, path
+):
+    """A hit found it silent; then whoever asks is told at once."""
+    at = served(running_engines, database_url, valkey.prefix, blobs, connect_timeout_s=5)
+    async with at as (client, silent, _):
+        every_shard = [{"id": f"ad:{number}", "class": "human"} for number in range(20)]
+        assert (await client.post("/v1/views", json=every_shard)).status_code == 200
+        assert (await client.get(f"/v1/views/{path}")).status_code == 200
+        silent.set(BLACK_HOLE)
+        assert (await client.post("/v1/views/items/new?class=human")).json()["total"] is None
+        answer = await client.get(f"/v1/views/{path}", params={"window": "9h"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        began_s = time.monotonic()
+        for window in range(1, 6):
+            answer = await client.get(f"/v1/views/{path}", params={"window": f"{window}h"})
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        assert time.monotonic() - began_s < 2
+        silent.set(RESET)
+
+
+@pytest.mark.slow
 async def test_without_valkey_hits_are_refused_and_reads_are_stale(
     running_engines, database_url, valkey, blobs, make_flusher
 ):

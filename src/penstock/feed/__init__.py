@@ -14,11 +14,13 @@ that is not built anew from PostgreSQL.
 **Limits.** A viewer follows up to `feed.follows_max` authors. Ids of viewers and authors are whole numbers from 1, or
 names; those of posts have up to 64 characters. Two posts that are committed within milliseconds of each other may become
 visible in the other order than their moments; a page begun in between may then lack one that the next first page has.
-While Valkey does not answer a writer, others may read what was before for as long as it takes the sweep, a second or two.
+A Valkey that comes back is not read before it has what it missed. Where it answers others and not the process that wrote,
+these may read what was before until it is reached, or the sweep brings it, a second or two later.
 
-**Files**: hearts `lua/feed_v1.lua` (a page of one shard), `merge.py` (a page of all), `apply.py` (changes in order) and
-`rebuild.py` (made anew, and proved); then `model`, `settings`, `errors`, `hot` (Valkey), `names`, `store/` + `sql/`,
-`service/`, `worker` (the sweep, in the role `flusher`).
+**Files**: hearts `lua/feed_v1.lua` (a page of one shard), `merge.py` (a page of all), `apply.py` (changes in order),
+`returning.py` (brought back with its server) and `rebuild.py` (made anew, and proved); then `reasons` (why a post is shown or
+not), `model`, `settings`, `errors`, `hot` (Valkey), `names`, `store/` + `sql/`, `service/`, `worker` (the sweep, in the role
+`flusher`).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from penstock.feed.model import (
     ShardState,
     Unread,
 )
+from penstock.feed.reasons import PostWhy, Reason
 from penstock.feed.service import Feed
 from penstock.feed.settings import FeedConfig
 
@@ -55,6 +58,8 @@ __all__ = [
     "Person",
     "Post",
     "PostDeleted",
+    "PostWhy",
+    "Reason",
     "ShardState",
     "Unread",
 ]

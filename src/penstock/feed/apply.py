@@ -9,13 +9,16 @@
 Two processes that commit follow and unfollow may come here the other way round; then the first one finds a gap and brings
 both, and the second one finds its own there. A process that dies between commit and this leaves its row in the outbox,
 and the sweep (`worker.py`) brings it within a second or two. Bringing a change again never does harm.
+
+A process that could not bring what it committed knows that the index lacks it: it takes no page from there until all is
+brought, which it tries by itself from then on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from penstock.engines.postgres import Postgres
 from penstock.engines.valkey import ValkeyDown
@@ -28,29 +31,75 @@ from penstock.kernel.errors import Unavailable
 from penstock.kernel.logs import logger
 
 TRIES: Final = 8
+CHANGES_PER_STEP: Final = 500
 _log: Final = logger(__name__)
 _APPLIED: Final = changes_made.labels(outcome="applied")
 _REPLAYED: Final = changes_made.labels(outcome="replayed")
 _LEFT: Final = changes_made.labels(outcome="left")
 
 
-class Applier:
-    """Brings changes into the index."""
+class Swept(NamedTuple):
+    """What a sweep found."""
 
-    def __init__(self, postgres: Postgres, hot: Hot) -> None:
+    missing: int
+    last: int
+    """The last change that it brought; 0: there was none."""
+
+
+class Applier:
+    """Brings changes into the index. `on_left` is called where one could not be brought."""
+
+    def __init__(
+        self, postgres: Postgres, hot: Hot, on_left: Callable[[], None] = lambda: None
+    ) -> None:
         self._postgres = postgres
         self._hot = hot
+        self._on_left = on_left
+        self._left = 0
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the index may lack something that was committed here."""
+        return self._left > 0
 
     async def bring(self, changes: Sequence[Change]) -> bool:
-        """Bring committed changes; False where an engine is away and the sweep has to do it."""
+        """Bring committed changes; False where an engine is away, and they are left for later."""
         crash_point("feed.committed")
         try:
             await self.bring_now(changes)
         except Unavailable as error:
             _LEFT.inc(len(changes))
             _log.warning("feed_change_left", error=error.text, changes=len(changes))
+            self._left += 1
+            self._on_left()
             return False
+        except BaseException:
+            # Cancelled in the middle: its caller was told nothing, and whoever reads here next must see it.
+            self._left += 1
+            raise
         return True
+
+    async def bring_left(self) -> None:
+        """Bring what was left here, with whatever else was not swept. Raises: ValkeyDown, PostgresDown."""
+        while left := self._left:
+            await self.sweep(older_s=0.0)
+            if self._left == left:
+                self._left = 0
+
+    async def sweep(self, *, older_s: float) -> Swept:
+        """Bring again what was made so long ago and not swept yet. Raises: ValkeyDown, PostgresDown."""
+        missing = last = 0
+        is_full = True
+        while is_full:
+            changes = await store.changes.unswept(
+                self._postgres, older_s=older_s, rows_max=CHANGES_PER_STEP
+            )
+            if changes:
+                missing += await self.bring_now(changes)
+                await store.changes.mark_swept(self._postgres, [change.id for change in changes])
+                last = max(last, changes[-1].id)
+            is_full = len(changes) == CHANGES_PER_STEP
+        return Swept(missing, last)
 
     async def bring_now(self, changes: Sequence[Change]) -> int:
         """Bring changes; how many of them were missing. Raises: ValkeyDown, PostgresDown."""

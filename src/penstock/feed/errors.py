@@ -20,13 +20,33 @@ class InvalidPost(InvalidInput):
     code = "feed.invalid_post"
 
 
+class InvalidFollow(InvalidInput):
+    """A follow that cannot be taken; nothing of the call was done."""
+
+    code = "feed.invalid_follow"
+
+
 class InvalidLine(InvalidInput):
-    """A line of a file to import that is none; what stood before it was imported."""
+    """A line of a file to import that is none; what was imported before it is in, nothing from there on."""
 
     code = "feed.invalid_line"
 
-    def __init__(self, number: int, text: str) -> None:
-        super().__init__(f"line {number}: {text}; correct it and import the file again")
+    def __init__(self, number: int, text: str, *, done: int = 0) -> None:
+        self.number, self.reason = number, text
+        super().__init__(
+            f"line {number}: {text}; {_said(done)}: correct it and import the file again"
+        )
+
+
+class ImportStopped(Conflict):
+    """Lines of a file to import that cannot be taken as things stand; what stands before them is in."""
+
+    code = "feed.import_stopped"
+
+    def __init__(self, text: str, *, lines: tuple[int, int], done: int) -> None:
+        first, last = lines
+        where = f"line {first}" if first == last else f"lines {first} to {last}"
+        super().__init__(f"{where}: {text}; {_said(done)}: then import the file again")
 
 
 class InvalidLimit(InvalidInput):
@@ -34,8 +54,8 @@ class InvalidLimit(InvalidInput):
 
     code = "feed.invalid_limit"
 
-    def __init__(self, limit: object, limit_max: int) -> None:
-        super().__init__(f"limit {str(limit)[:20]}: expected 1 to {limit_max}")
+    def __init__(self, limit: object, limit_max: int, *, what: str = "limit") -> None:
+        super().__init__(f"{what} {str(limit)[:20]}: expected 1 to {limit_max}")
 
 
 class UnclearUnfollow(InvalidInput):
@@ -64,6 +84,17 @@ class TooManyFollows(Conflict):
         super().__init__(
             f"viewer {viewer} would follow more than {follows_max} authors (feed.follows_max): unfollow some"
             " first; nothing was done"
+        )
+
+
+class TooManyBars(Conflict):
+    """The viewer would mute or block more authors than may be; none of the call is."""
+
+    code = "feed.too_many_bars"
+
+    def __init__(self, viewer: object, kind: str, bars_max: int) -> None:
+        super().__init__(
+            f"viewer {viewer} would {kind} more than {bars_max} authors: end some first; nothing was done"
         )
 
 
@@ -97,3 +128,8 @@ class FeedShardsFixed(Conflict):
             f"feed.shards is {configured}, but the index was begun with {stored}: set feed.shards"
             f" (PENSTOCK_FEED_SHARDS) to {stored}; the number stays for good"
         )
+
+
+def _said(done: int) -> str:
+    """What an import did before it ended."""
+    return f"lines up to {done} are in, nothing after them" if done else "nothing of the file is in"

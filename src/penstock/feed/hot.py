@@ -1,7 +1,8 @@
 """The feed's index in Valkey; the only caller of `lua/feed_v1.lua`.
 
 All of it is rebuilt from PostgreSQL, and nothing is here alone. A shard without its key `m` is empty or was lost: pages
-then come from PostgreSQL, and changes need not be made, since whoever builds it reads the truth after that.
+then come from PostgreSQL, and changes need not be made, since whoever builds it reads the truth after that. One that came
+back with its server, and may lack the last changes, is not read from either (`returning.py`).
 
 Functions are loaded again where the server has lost them, since an unknown function did nothing.
 """
@@ -55,10 +56,17 @@ class Look:
     newest: int
     oldest: int
     run: str | None
-    """Of the server on which all recent changes were last known to be there."""
+    """Of the server on which it was last known to have all."""
+    returned: str | None
+    """Of the server on which it came back, once what it may have lost is to be swept again."""
     swept: int
     """The last change of the outbox that was swept."""
     server_run: str
+
+    @property
+    def came_back(self) -> bool:
+        """Whether it is whole and from before its server was started: its last changes may be missing."""
+        return self.state == "ready" and self.run != self.server_run
 
 
 class Hot:
@@ -126,11 +134,13 @@ class Hot:
             for shard in range(self.shards)
         ]
 
-    async def begin(self, shard: int, token: str, *, floor: int, fine: int) -> tuple[str, str]:
+    async def begin(
+        self, shard: int, token: str, *, floor: int, fine: int, swept: int
+    ) -> tuple[str, str]:
         """Begin to build a shard where there is nothing; state and token of what is there then."""
         keys = [f"{self._starts[shard]}m"]
         state, found = await self._functions.call(
-            "penstock_feed_begin_v1", keys, [token, floor, fine]
+            "penstock_feed_begin_v1", keys, [token, floor, fine, swept]
         )
         return state.decode(), found.decode()
 
@@ -144,7 +154,7 @@ class Hot:
         keys = [f"{self._starts[shard]}m"]
         reply = await self._functions.call("penstock_feed_look_v1", keys, [], reads=True)
         words = [None if word is None else word.decode() for word in reply]
-        state, floor, fine, newest, oldest, run, swept, server_run = words
+        state, floor, fine, newest, oldest, run, returned, swept, server_run = words
         return Look(
             state=state,
             floor=int(floor or 0),
@@ -152,15 +162,18 @@ class Hot:
             newest=int(newest or 0),
             oldest=int(oldest or 0),
             run=run,
+            returned=returned,
             swept=int(swept or 0),
             server_run=server_run or "",
         )
 
-    async def note_swept(self, shard: int, *, run: str, swept: int) -> None:
-        """Note the server run on which all recent changes are known to be there."""
-        await self._functions.call(
-            "penstock_feed_swept_v1", [f"{self._starts[shard]}m"], [run, swept]
-        )
+    async def note_swept(self, shard: int, *, run: str, swept: int) -> bool:
+        """It has all changes on this run of its server; False where that is over."""
+        return await self._note(shard, "run", run, swept)
+
+    async def note_returned(self, shard: int, *, run: str, swept: int) -> bool:
+        """What it may have lost before this run of its server is to be swept again; False where that is over."""
+        return await self._note(shard, "returned", run, swept)
 
     async def posts(self, author: int) -> tuple[int, int, dict[str, int]]:
         """An author's version, how many buckets lack him, and his posts with their scores."""
@@ -209,6 +222,10 @@ class Hot:
                 dropped += await self._line.command("UNLINK", key)
             if cursor == b"0":
                 return dropped
+
+    async def _note(self, shard: int, field: str, run: str, swept: int) -> bool:
+        keys = [f"{self._starts[shard]}m"]
+        return bool(await self._functions.call("penstock_feed_noted_v1", keys, [field, run, swept]))
 
     async def _send(self, function: str, shard: int, change: Change) -> tuple[str, int]:
         start = self._starts[shard]

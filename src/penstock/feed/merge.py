@@ -8,7 +8,8 @@ A shard answers with as many posts as the page has, so what is merged is the pag
 that wait need no filter: the index has none of them, so a page is full until the true end. No post below the highest
 floor of the shards is taken from the index, since another shard may lack posts of that age.
 
-Without an index (Valkey is away, or came back empty) the page is made from PostgreSQL: slower, and the same.
+Without an index (Valkey is away, came back empty, or may lack the last changes) the page is made from PostgreSQL: slower,
+and the same. So it is while this process knows of a change that it could not bring.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Final
 from penstock.engines.postgres import Postgres
 from penstock.engines.valkey import ValkeyDown
 from penstock.feed import store
+from penstock.feed.apply import Applier
 from penstock.feed.hot import Found, Hot, ShardPage
 from penstock.feed.model import Place
 from penstock.feed.settings import pages_told
@@ -41,12 +43,15 @@ class Merged:
 
 
 class Merge:
-    """Makes pages. `on_lost` is called where the index has to be built."""
+    """Makes pages. `on_unready` is called where the index has to be made ready."""
 
-    def __init__(self, postgres: Postgres, hot: Hot, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, postgres: Postgres, hot: Hot, applier: Applier, on_unready: Callable[[], None]
+    ) -> None:
         self._postgres = postgres
         self._hot = hot
-        self._on_lost = on_lost
+        self._applier = applier
+        self._on_unready = on_unready
 
     async def page(
         self, viewer: int, *, limit: int, before: Place | None = None, after: Place | None = None
@@ -82,6 +87,9 @@ class Merge:
         self, viewer: int, limit: int, before: Place | None, after: Place | None
     ) -> list[ShardPage] | None:
         """What each shard has; None where one of them cannot say."""
+        if self._applier.has_left:
+            self._on_unready()
+            return None
         shards = range(self._hot.shards)
         asked = [
             self._hot.page(shard, viewer, limit=limit, before=before, after=after)
@@ -93,7 +101,7 @@ class Merge:
             return None
         parts = [part for part in found if part is not None]
         if len(parts) < len(found):
-            self._on_lost()
+            self._on_unready()
             return None
         return parts
 

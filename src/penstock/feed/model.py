@@ -11,11 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.feed.errors import InvalidFeedId, InvalidLimit, InvalidPost, TooManyAtOnce
+from penstock.feed.errors import (
+    InvalidFeedId,
+    InvalidFollow,
+    InvalidLimit,
+    InvalidPost,
+    TooManyAtOnce,
+)
 from penstock.kernel.ids import USER_ID
 
 FeedId: TypeAlias = int | str
@@ -26,6 +32,8 @@ ID_MAX: Final = 2**63 - 1
 PAGE_MAX: Final = 200
 AT_ONCE_MAX: Final = 10_000
 POSTS_PER_CALL_MAX: Final = 1_000
+BARS_MAX: Final = 10_000
+"""So many authors a viewer may mute, and so many he may block."""
 UNREAD_MAX: Final = 100
 TICKS: Final = 2048
 SCORE_MAX: Final = 2**53 - 1
@@ -37,6 +45,9 @@ FINE_MS: Final = BUCKET_MS * 8
 FINE_FOR_MS: Final = 4 * 86_400_000
 """So long the two finest levels of buckets are kept: pages further down need none."""
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,18}")
+_NUMERIC: Final = re.compile(r"[+-]?[0-9]+")
+_FEED_ID: Final = "a whole number from 1 to 2**63 - 1, or a name: 1 to 128 of A-Z a-z 0-9 . _ : @ ~ - that are no number"
+_POST_ID: Final = f"1 to {POST_ID_MAX} of A-Z a-z 0-9 . _ : @ ~ -"
 
 
 class Kind(IntEnum):
@@ -209,22 +220,25 @@ def moment_of(score: int) -> datetime:
 
 
 def require_feed_id(what: str, value: object) -> FeedId:
-    """A viewer's or author's id; a number may be written as text. Raises: InvalidFeedId."""
+    """A viewer's or author's id; a number may be written as text. Raises: InvalidFeedId.
+
+    Text that only looks like such a number (007, -5, 0) is refused: as a name it would be somebody else.
+    """
     if isinstance(value, str):
-        if _NUMBER.fullmatch(value) and int(value) <= ID_MAX:
-            return int(value)
-        if USER_ID.fullmatch(value):
+        if _NUMBER.fullmatch(value):
+            if int(value) <= ID_MAX:
+                return int(value)
+        elif USER_ID.fullmatch(value) and not _NUMERIC.fullmatch(value):
             return value
     elif isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= ID_MAX:
         return value
-    raise InvalidFeedId(
-        what, value, "a number from 1 to 2**63 - 1, or 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -"
-    )
+    raise InvalidFeedId(what, value, _FEED_ID)
 
 
 def require_feed_ids(what: str, values: Iterable[object]) -> list[FeedId]:
     """Ids without doubles, in order. Raises: InvalidFeedId, TooManyAtOnce."""
-    found = list(dict.fromkeys(require_feed_id(what, value) for value in values))
+    listed = require_many(what, values)
+    found = list(dict.fromkeys(require_feed_id(what, value) for value in listed))
     if len(found) > AT_ONCE_MAX:
         raise TooManyAtOnce(f"{what}s", len(found), AT_ONCE_MAX)
     return found
@@ -232,28 +246,24 @@ def require_feed_ids(what: str, values: Iterable[object]) -> list[FeedId]:
 
 def require_post_ids(values: Iterable[object]) -> list[str]:
     """Ids of posts without doubles. Raises: InvalidFeedId, TooManyAtOnce."""
-    found = list(dict.fromkeys(_require_post_id(value) for value in values))
+    found = list(
+        dict.fromkeys(_require_post_id(value) for value in require_many("post", values, _POST_ID))
+    )
     if len(found) > POSTS_PER_CALL_MAX:
         raise TooManyAtOnce("posts", len(found), POSTS_PER_CALL_MAX)
     return found
 
 
-def require_posts(posts: Iterable[NewPost]) -> list[NewPost]:
+def require_posts(posts: Iterable[object]) -> list[NewPost]:
     """Posts that may be added, with canonical authors. Raises: InvalidFeedId, InvalidPost, TooManyAtOnce."""
     found: dict[str, NewPost] = {}
-    for post in posts:
+    for post in require_many("post", posts, "a NewPost"):
+        if not isinstance(post, NewPost):
+            raise InvalidPost(f"{str(post)[:40]!r}: expected a NewPost; nothing was posted")
         _require_post_id(post.id)
         author = require_feed_id("author", post.author)
-        if post.at is not None and post.at.tzinfo is None:
-            raise InvalidPost(f"post {post.id!r}: at needs a time zone; nothing was posted")
-        if post.at is not None and not 0 <= score_of(post.at) <= SCORE_MAX:
-            raise InvalidPost(
-                f"post {post.id!r}: at is before 1970 or after 2109; nothing was posted"
-            )
-        if post.ref is not None and (len(post.ref) > REF_MAX or "\0" in post.ref):
-            raise InvalidPost(
-                f"post {post.id!r}: ref may have {REF_MAX} characters, none of them NUL; nothing was posted"
-            )
+        if fault := _fault_of(post):
+            raise InvalidPost(f"post {post.id!r}: {fault}; nothing was posted")
         if post.id in found:
             raise InvalidPost(f"post {post.id!r} is there twice; nothing was posted")
         found[post.id] = NewPost(author=author, id=post.id, at=post.at, ref=post.ref)
@@ -262,14 +272,66 @@ def require_posts(posts: Iterable[NewPost]) -> list[NewPost]:
     return list(found.values())
 
 
-def require_limit(limit: object, limit_max: int = PAGE_MAX) -> int:
+def require_limit(limit: object, limit_max: int = PAGE_MAX, *, what: str = "limit") -> int:
     """How many lines a page is to have. Raises: InvalidLimit."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= limit_max:
-        raise InvalidLimit(limit, limit_max)
+        raise InvalidLimit(limit, limit_max, what=what)
     return limit
+
+
+def require_since(author: object, at: object) -> datetime | None:
+    """Since when an author is followed; None: now. Raises: InvalidFollow."""
+    if at is None:
+        return None
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise InvalidFollow(
+            f"author {str(author)[:40]!r}: since {str(at)[:40]!r}, expected a moment with its time zone; nothing"
+            " of this call was done"
+        )
+    return at
+
+
+def require_many(what: str, values: object, expected: str = _FEED_ID) -> Iterable[Any]:
+    """Several values: no bytes, whose parts would be numbers, nor a single thing. Raises: InvalidFeedId."""
+    if isinstance(values, Iterable) and not isinstance(values, bytes | bytearray | memoryview):
+        return values
+    raise InvalidFeedId(f"{what}s", values, f"a list, each of them {expected}")
+
+
+def _fault_of(post: NewPost) -> str:
+    """What is wrong with moment or note; empty for nothing."""
+    return _fault_of_moment(post.at) or _fault_of_ref(post.ref)
+
+
+def _fault_of_moment(at: object) -> str:
+    if at is None:
+        return ""
+    if not isinstance(at, datetime):
+        return f"at is {str(at)[:40]!r}, expected a moment"
+    if at.tzinfo is None:
+        return "at needs a time zone"
+    return "" if 0 <= score_of(at) <= SCORE_MAX else "at is before 1970 or after 2109"
+
+
+def _fault_of_ref(ref: object) -> str:
+    if ref is None:
+        return ""
+    if not isinstance(ref, str):
+        return f"ref is {str(ref)[:40]!r}, expected text"
+    if len(ref) > REF_MAX or "\0" in ref or not _is_text(ref):
+        return f"ref may have {REF_MAX} characters, none of them NUL or half of one"
+    return ""
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _require_post_id(value: object) -> str:
     if isinstance(value, str) and len(value) <= POST_ID_MAX and USER_ID.fullmatch(value):
         return value
-    raise InvalidFeedId("post", value, f"1 to {POST_ID_MAX} of A-Z a-z 0-9 . _ : @ ~ -")
+    raise InvalidFeedId("post", value, _POST_ID)

@@ -2,8 +2,8 @@
 
 Each viewer and author is put as a whole, with the version that this is. Changes that come meanwhile are made in order as
 always: one that finds no version yet brings the whole. So when every entity was put, the index is right, and it is
-marked ready, unless it was lost again since it was begun: then it is begun again. Pages come from PostgreSQL until then.
-An index that is ready stays so while it is repaired.
+marked ready, unless it was lost again since it was begun, or its server was started again: then it is begun again. Pages
+come from PostgreSQL until then. An index that is ready stays so while it is repaired.
 """
 
 from __future__ import annotations
@@ -101,9 +101,12 @@ class Rebuild:
     async def _build_once(self, tell: Progress) -> int | None:
         """None where the index was lost meanwhile."""
         marks = marks_at(await store.changes.now_ms(self._postgres), index_for_s=self._index_for_s)
+        swept = await store.changes.forgotten(self._postgres)
         fresh, tokens = token_hex(8), []
         for shard in range(self._hot.shards):
-            _, token = await self._hot.begin(shard, fresh, floor=marks.floor, fine=marks.fine)
+            _, token = await self._hot.begin(
+                shard, fresh, floor=marks.floor, fine=marks.fine, swept=swept
+            )
             tokens.append(token)
         floor = min([(await self._hot.look(shard)).floor for shard in range(self._hot.shards)])
         total, done = await store.changes.count_entities(self._postgres), 0

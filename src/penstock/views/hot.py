@@ -43,6 +43,8 @@ class Pending:
     """Whether the offset's own entry is there, so that nothing after it is missing."""
     last: str
     """The id of the last entry of all; empty where there is none."""
+    is_cut: bool
+    """Whether there may be more, as far as was asked for."""
     rows: list[tuple[str, str]]
     """Id and hits of each entry, in order."""
 
@@ -80,9 +82,9 @@ class Hot:
         state, told = await self._call("penstock_views_fill_v1", shard, arguments)
         return state.decode(), told.decode().split(",") if told else []
 
-    async def init(self, shard: int, *, through: str, corrections: int) -> str:
-        """Set a shard up at PostgreSQL's offset: `ok`, `raised` or `gap`; again: nothing changes."""
-        arguments = [through, corrections]
+    async def init(self, shard: int, *, through: str, corrections: int, shards: int) -> str:
+        """Set one of so many shards up at PostgreSQL's offset: `ok`, `raised` or `gap`; again: nothing changes."""
+        arguments = [through, corrections, shards]
         return str((await self._call("penstock_views_init_v1", shard, arguments)).decode())
 
     async def pending(
@@ -93,10 +95,11 @@ class Hot:
         reply = await self._call(
             "penstock_views_pending_v1", shard, arguments, keys="q", reads=True
         )
-        ids = [word.decode() for word in reply[2::2]]
+        ids = [word.decode() for word in reply[3::2]]
         # Whatever wrote it: what is no text is left out of the flush, and stops nobody.
-        hits = [word.decode(errors="replace") for word in reply[3::2]]
-        return Pending(bool(reply[0]), reply[1].decode(), list(zip(ids, hits, strict=True)))
+        hits = [word.decode(errors="replace") for word in reply[4::2]]
+        rows = list(zip(ids, hits, strict=True))
+        return Pending(bool(reply[0]), reply[1].decode(), bool(reply[2]), rows)
 
     async def note_flushed(self, shard: int, *, through: str, trim_to: str | None) -> None:
         """Note the offset, and let entries before `trim_to` go."""
@@ -162,8 +165,10 @@ class Hot:
         return None if found is None else int(found)
 
     async def note_shards(self, shards: int) -> None:
-        """Note the number of shards, for whoever starts while PostgreSQL is away."""
+        """Note the number of shards, for whoever starts while PostgreSQL is away, and for the function that counts."""
         await self._line.command("SET", f"{self._prefix}:views:shards", shards)
+        for shard in range(shards):
+            await self._line.command("HSET", self._key(shard, "m"), "shards", shards)
 
     async def drop_totals(self, shards: Sequence[int]) -> int:
         """Forget every cached total of these shards; how many there were."""

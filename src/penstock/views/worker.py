@@ -126,7 +126,11 @@ class Flusher:
             # Another one flushed it, or PostgreSQL failed over to a copy that is behind: go on from there.
             if known is None or known.through != state.through:
                 self._shards[state.shard] = ShardFlush(
-                    self._postgres, self._hot, state, trim_after_s=self._config.trim_after_s
+                    self._postgres,
+                    self._hot,
+                    state,
+                    shards=shards,
+                    trim_after_s=self._config.trim_after_s,
                 )
                 _log.info("views_shard_taken", shard=state.shard, through=state.through)
             # Valkey is told after the commit: more there than PostgreSQL has now means that a commit was lost.

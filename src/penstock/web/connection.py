@@ -270,10 +270,12 @@ class _Sending:
 
     async def send(self, message: Any) -> None:
         """Send one ASGI message."""
+        cycle = self._cycle
         if message["type"] != WHOLE_ANSWER:
             await self._send(message)
+            if cycle.response_complete:
+                self._let_go()
             return
-        cycle = self._cycle
         if cycle.flow.write_paused and not cycle.disconnected:
             await cycle.flow.drain()
         if cycle.disconnected:
@@ -290,6 +292,11 @@ class _Sending:
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """The two hold each other: left to the collector, requests gathered until it ran for tens of milliseconds."""
+        vars(self._cycle).pop("send", None)
 
 
 class _Lingering:

@@ -64,7 +64,8 @@ def postgres_settings(machine: Machine, *, durable: bool) -> dict[str, str]:
         "max_wal_size": _clamp_mib(memory_bytes // 4, 256, 2048),
         "checkpoint_timeout": "5min",
         "wal_compression": "off",  # this build has no lz4, and pglz costs more than it saves here
-        "max_parallel_workers_per_gather": str(min(2, machine.cores // 2)),
+        # One long read on two cores of two holds up every hit and page: the more cores, the more it may have.
+        "max_parallel_workers_per_gather": str(min(2, machine.cores // 4)),
         "random_page_cost": "1.1",
         "jit": "off",
         "huge_pages": "off",

@@ -20,7 +20,7 @@ from penstock.feed.cli.follows import (
 from penstock.feed.cli.importing import import_lines
 from penstock.feed.cli.pages import count_unread, list_author_posts, show_marker, show_page
 from penstock.feed.cli.posts import add_post, remove_posts, show_post
-from penstock.feed.cli.upkeep import rebuild, show_stats, verify
+from penstock.feed.cli.upkeep import rebuild, show_stats, show_why, verify
 
 
 @click.group("feed")
@@ -49,6 +49,7 @@ for _command in (
     rebuild,
     verify,
     show_stats,
+    show_why,
 ):
     feed.add_command(_command)
 

@@ -1,4 +1,4 @@
-"""Commands that rebuild, check and tell: `penstock feed rebuild|verify|stats`."""
+"""Commands that rebuild, check and tell: `penstock feed rebuild|verify|stats|why`."""
 
 from __future__ import annotations
 
@@ -53,3 +53,17 @@ def show_stats(terminal: Terminal) -> None:
         for row in found
     ]
     terminal.show(found, table(("shard", "state", "reaches back to", "newest"), rows))
+
+
+@click.command("why", short_help="Say why a viewer sees a post or not.")
+@click.argument("viewer")
+@click.argument("post")
+@click.pass_obj
+def show_why(terminal: Terminal, viewer: str, post: str) -> None:
+    """Say whether VIEWER's pages show POST, and everything that decides it."""
+    found = terminal.run(Feed, lambda feed: feed.why(viewer, post))
+    lines = [f"post {found.post} {'is' if found.is_shown else 'is not'} in the feed of {viewer}"]
+    lines += [f"  {reason.text}" for reason in found.reasons]
+    if found.is_slow:
+        lines.append("  pages read it from PostgreSQL")
+    terminal.show(found, "\n".join(lines))

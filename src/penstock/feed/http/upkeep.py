@@ -1,4 +1,4 @@
-"""Routes that rebuild, compare and tell how the index stands."""
+"""Routes that rebuild, compare, tell how the index stands and why a page is as it is."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Annotated, Any, Final
 import msgspec
 from litestar import get, post
 from litestar.di import NamedDependency
-from litestar.params import QueryParameter
+from litestar.params import FromPath, QueryParameter
 
 from penstock.feed.http.scopes import READ, WRITE
 from penstock.feed.model import FeedVerified, ShardState
+from penstock.feed.reasons import PostWhy
 from penstock.feed.service import Feed
 
 SAMPLE_MAX: Final = 10_000
@@ -49,4 +50,19 @@ async def get_stats(feed: NamedDependency[Feed]) -> list[ShardState]:
     return await feed.stats()
 
 
-ROUTES: Final[list[Any]] = [rebuild, verify, get_stats]
+@get(
+    "/v1/feed/viewers/{viewer:str}/why",
+    operation_id="getFeedWhy",
+    summary="Say why a viewer sees a post or not",
+    opt=READ,
+)
+async def get_why(
+    feed: NamedDependency[Feed],
+    viewer: FromPath[str],
+    post_id: Annotated[str, QueryParameter(name="post", max_length=1_000)],
+) -> PostWhy:
+    """Whether the viewer's pages show the post, and everything that decides it: follows, mutes, blocks, its moment."""
+    return await feed.why(viewer, post_id)
+
+
+ROUTES: Final[list[Any]] = [rebuild, verify, get_stats, get_why]

@@ -3,8 +3,10 @@
 -- The index of one shard of the feed. The last of KEYS is always `<prefix>:{f:<shard>}:m`; all else of the shard has the
 -- same beginning, and so the same hash slot:
 --   m           hash: state (building, ready), token (of its rebuild), newest and oldest score, floor (no older score is
---               kept), older (1: there are posts below the floor), fine (no bucket of levels 0 and 1 before it), run (of the server that it was last swept on), swept (the
+--               kept), fine (no bucket of levels 0 and 1 before it), run (of the server on which it is known to have all),
+--               returned (of the server on which it came back, once its lost changes are to be swept again), swept (the
 --               last change that was swept)
+--   o           set of authors with posts below the floor: a hint, as the buckets are
 --   p:<author>  sorted set: ids of posts with their scores; besides, the empty id, whose score is minus the version
 --   f:<viewer>  set of the followed authors of this shard that are to be seen
 --   w:<n>       hash: versions of follow sets
@@ -13,7 +15,15 @@
 -- A score is milliseconds * 2048 + tick, exact in a double. Where scores are equal the greater id, by bytes, is newer.
 
 local FINE_LEVELS, TOP_LEVEL, FIRST_WIDTH = 2, 6, 134217728
-local UNPACK_MAX = 4000
+local UNPACK_MAX, NOTED_BUCKETS_MAX = 4000, 512
+
+-- The run of this server; kept where no data file is, so it is as old as the server.
+local known_run
+
+local function run_of_server()
+  known_run = known_run or string.match(server.call('INFO', 'server'), 'run_id:(%w+)')
+  return known_run
+end
 
 local function width_of(level)
   return FIRST_WIDTH * 8 ^ level
@@ -135,18 +145,27 @@ local function page_of_buckets(base, follows, count, top, tie, low, fine, need)
   return found
 end
 
+-- Up to where a page is to go on in PostgreSQL; 0: no followed author has a post below the floor. A full page needs not know.
+local function floor_to_tell(base, follows, floor, is_full)
+  if floor == 0 or is_full or server.call('SINTERCARD', 2, follows, base .. 'o', 'LIMIT', 1) > 0 then
+    return text_of(floor)
+  end
+  return '0'
+end
+
 -- penstock_feed_page_v1: the newest posts of a viewer's authors. Read-only. KEYS f, m. ARGV: how many; score and id of the
 -- post after which to go on (empty: from the newest); score and id of the post that ends it (empty: none). Reply: nil where the
--- index is not ready; else its floor (0: nothing is older), then id, score and author of each, newest first. Costs a few calls
--- a bucket, and one or two for each author found in it: as many posts as three pages have, however many are followed.
+-- index is not ready, or came back with its server and may lack what was changed last; else its floor (0: nothing is older),
+-- then id, score and author of each, newest first. Costs a few calls a bucket, and one or two for each author found in it: as
+-- many posts as three pages have, however many are followed.
 local function page(keys, args)
-  local meta = server.call('HMGET', keys[2], 'state', 'newest', 'oldest', 'floor', 'fine', 'older')
-  if meta[1] ~= 'ready' then
+  local meta = server.call('HMGET', keys[2], 'state', 'newest', 'oldest', 'floor', 'fine', 'run')
+  if meta[1] ~= 'ready' or meta[6] ~= run_of_server() then
     return false
   end
-  local need, top, tie = tonumber(args[1]), tonumber(args[2]), args[3]
+  local base, need, top, tie = base_of(keys[2]), tonumber(args[1]), tonumber(args[2]), args[3]
   local end_score, end_id = tonumber(args[4]), args[5]
-  local floor, reply = tonumber(meta[4]), {meta[6] and meta[4] or '0'}
+  local floor = tonumber(meta[4])
   if not top then
     top, tie = tonumber(meta[2]), nil
   end
@@ -154,12 +173,12 @@ local function page(keys, args)
   if args[2] ~= '' and top < tonumber(args[2]) then
     tie = nil
   end
-  local low = math.max(floor, tonumber(meta[3]), end_score or 0)
+  local low, found = math.max(floor, tonumber(meta[3]), end_score or 0), {}
   local count = server.call('SCARD', keys[1])
-  if count == 0 or top < low then
-    return reply
+  if count > 0 and top >= low then
+    found = page_of_buckets(base, keys[1], count, top, tie, low, tonumber(meta[5]), need)
   end
-  local found = page_of_buckets(base_of(keys[2]), keys[1], count, top, tie, low, tonumber(meta[5]), need)
+  local reply = {floor_to_tell(base, keys[1], floor, #found >= need or (end_score or 0) >= floor)}
   for i = 1, math.min(need, #found) do
     local post = found[i]
     if post[1] == end_score and not is_before(end_id, post[2]) then
@@ -192,7 +211,7 @@ local function change_posts(meta_key, key, author, version, words, first)
     if score < 0 then
       removed[#removed + 1] = words[i + 1]
     elseif score < floor then
-      server.call('HSET', meta_key, 'older', '1')
+      server.call('SADD', base .. 'o', author)
     else
       added[#added + 1], added[#added + 2] = words[i], words[i + 1]
       newest, oldest = math.max(newest, score), math.min(oldest, score)
@@ -234,6 +253,7 @@ local function put_posts(keys, args)
     return {'old', has}
   end
   server.call('DEL', keys[1])
+  server.call('SREM', base_of(keys[2]) .. 'o', args[1])
   change_posts(keys[2], keys[1], args[1], args[2], args, 3)
   return {'ok', has}
 end
@@ -279,12 +299,14 @@ local function put_follows(keys, args)
   return {'ok', has}
 end
 
--- penstock_feed_begin_v1: begin to build, where there is nothing. KEYS m. ARGV: a token, floor, fine. Reply: state and token of
--- what is there then.
+-- penstock_feed_begin_v1: begin to build, where there is nothing, or what was begun on another run of the server and never
+-- finished. KEYS m. ARGV: a token, floor, fine, the last change that was forgotten. Reply: state and token of what is there then.
 local function begin(keys, args)
-  if server.call('EXISTS', keys[1]) == 0 then
+  local meta = server.call('HMGET', keys[1], 'state', 'run')
+  if not meta[1] or meta[1] == 'building' and meta[2] ~= run_of_server() then
+    server.call('DEL', keys[1])
     server.call('HSET', keys[1], 'state', 'building', 'token', args[1], 'newest', '0', 'oldest', '9007199254740991',
-      'floor', args[2], 'fine', args[3])
+      'floor', args[2], 'fine', args[3], 'run', run_of_server(), 'swept', args[4])
     for level = 0, FINE_LEVELS - 1 do
       server.call('HSET', keys[1], 'trimmed' .. level, text_of(math.floor(tonumber(args[3]) / width_of(level))))
     end
@@ -292,29 +314,32 @@ local function begin(keys, args)
   return server.call('HMGET', keys[1], 'state', 'token')
 end
 
--- penstock_feed_finish_v1: all was put. KEYS m. ARGV: the token. Reply: 1, or 0 where the index was lost since.
+-- penstock_feed_finish_v1: all was put. KEYS m. ARGV: the token. Reply: 1, or 0 where the index was lost since, in part or as
+-- a whole.
 local function finish(keys, args)
-  if server.call('HGET', keys[1], 'token') ~= args[1] then
+  local meta = server.call('HMGET', keys[1], 'token', 'state', 'run')
+  if meta[1] ~= args[1] or meta[2] == 'building' and meta[3] ~= run_of_server() then
     return 0
   end
   server.call('HSET', keys[1], 'state', 'ready')
   return 1
 end
 
--- penstock_feed_look_v1: how an index stands. Read-only. KEYS m. Reply: state, floor, fine, newest, oldest, run and swept as
--- noted, the run of this server.
+-- penstock_feed_look_v1: how an index stands. Read-only. KEYS m. Reply: state, floor, fine, newest, oldest, run, returned and
+-- swept as noted, the run of this server.
 local function look(keys)
-  local reply = server.call('HMGET', keys[1], 'state', 'floor', 'fine', 'newest', 'oldest', 'run', 'swept')
-  reply[8] = string.match(server.call('INFO', 'server'), 'run_id:(%w+)')
+  local reply = server.call('HMGET', keys[1], 'state', 'floor', 'fine', 'newest', 'oldest', 'run', 'returned', 'swept')
+  reply[9] = run_of_server()
   return reply
 end
 
--- penstock_feed_swept_v1: note the run on which all recent changes are known to be there. KEYS m. ARGV: run, the last of
--- them.
-local function swept(keys, args)
-  if server.call('EXISTS', keys[1]) == 1 then
-    server.call('HSET', keys[1], 'run', args[1], 'swept', args[2])
+-- penstock_feed_noted_v1: note something of a run, if it still is the server's. KEYS m. ARGV: the field, run or returned; the
+-- run; the last change that was swept. Reply: 1, or 0 where it is another run, or there is no index.
+local function noted(keys, args)
+  if args[2] ~= run_of_server() or server.call('EXISTS', keys[1]) == 0 then
+    return 0
   end
+  server.call('HSET', keys[1], args[1], args[2], 'swept', args[3])
   return 1
 end
 
@@ -350,6 +375,18 @@ local function follows(keys, args)
   return reply
 end
 
+-- Note whose posts a floor that rises leaves below it: the authors of the buckets in between, or of coarser ones.
+local function note_older(base, from, upto)
+  local level = FINE_LEVELS
+  while level < TOP_LEVEL and (upto - from) / width_of(level) > NOTED_BUCKETS_MAX do
+    level = level + 1
+  end
+  local width = width_of(level)
+  for n = math.floor(from / width), math.floor(upto / width) do
+    call_many('SADD', base .. 'o', server.call('SMEMBERS', base .. 'b:' .. level .. ':' .. text_of(n)))
+  end
+end
+
 -- penstock_feed_trim_v1: raise floor and fine, and remove buckets before them. KEYS m. ARGV: floor, fine (both where a bucket of
 -- level 1 begins), buckets to remove at most. Reply: 1 if there is more to remove.
 local function trim(keys, args)
@@ -360,8 +397,9 @@ local function trim(keys, args)
   end
   local floor, fine = math.max(tonumber(meta[2]), tonumber(args[1])), math.max(tonumber(meta[3]), tonumber(args[2]))
   server.call('HSET', keys[1], 'floor', text_of(floor), 'fine', text_of(fine))
-  if floor > tonumber(meta[4]) then
-    server.call('HSET', keys[1], 'older', '1')
+  local below = math.max(tonumber(meta[2]), tonumber(meta[4]))
+  if floor > below then
+    note_older(base, below, floor)
   end
   for level = 0, TOP_LEVEL do
     local width, done = width_of(level), 'trimmed' .. level
@@ -391,7 +429,7 @@ server.register_function{function_name = 'penstock_feed_put_follows_v1', callbac
 server.register_function('penstock_feed_begin_v1', begin)
 server.register_function('penstock_feed_finish_v1', finish)
 server.register_function{function_name = 'penstock_feed_look_v1', callback = look, flags = {'no-writes'}}
-server.register_function{function_name = 'penstock_feed_swept_v1', callback = swept, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_feed_noted_v1', callback = noted, flags = {'allow-oom'}}
 server.register_function{function_name = 'penstock_feed_posts_v1', callback = posts, flags = {'no-writes'}}
 server.register_function{function_name = 'penstock_feed_follows_v1', callback = follows, flags = {'no-writes'}}
 server.register_function{function_name = 'penstock_feed_trim_v1', callback = trim, flags = {'allow-oom'}}

@@ -23,9 +23,14 @@ from penstock.feed.model import (
     ShardState,
     Unread,
     require_feed_id,
+    require_limit,
+    require_many,
+    require_since,
 )
 from penstock.feed.names import Names
+from penstock.feed.reasons import PostWhy
 from penstock.feed.rebuild import Progress, Rebuild
+from penstock.feed.service.explaining import Explaining
 from penstock.feed.service.following import Following
 from penstock.feed.service.index import Index
 from penstock.feed.service.places import Places
@@ -39,6 +44,7 @@ from penstock.kernel.secrets import Key
 Follow = tuple[FeedId, FeedId] | tuple[FeedId, FeedId, datetime | None]
 """A viewer, an author, and since when."""
 IMPORT_STEP: Final = 1_000
+SAMPLE_MAX: Final = 1_000_000
 Handler = TypeVar("Handler", bound=OnDeleted)
 
 
@@ -51,16 +57,19 @@ class Feed:
         self.config = config
         self.postgres = engines.postgres
         self.hot = Hot(engines.valkey, engines.multiplexer, config.shards)
-        applier = Applier(self.postgres, self.hot)
+        applier = Applier(self.postgres, self.hot, self.want_ready)
         names, places = Names(self.postgres), Places(make_key)
         rebuild = Rebuild(self.postgres, self.hot, applier, index_for_s=config.index_for_s)
-        self._index = Index(self.postgres, self.hot, jobs, names, rebuild=rebuild, config=config)
+        self._index = Index(
+            self.postgres, self.hot, jobs, names, applier=applier, rebuild=rebuild, config=config
+        )
         self._posting = Posting(self.postgres, jobs, names, applier)
         self._following = Following(
             self.postgres, names, applier, places=places, follows_max=config.follows_max
         )
-        merge = Merge(self.postgres, self.hot, self._index.want_build)
+        merge = Merge(self.postgres, self.hot, applier, self.want_ready)
         self._reading = Reading(self.postgres, names, merge, places)
+        self._explaining = Explaining(self.postgres, names, merge)
 
     def register(self, registry: Registry) -> None:
         """Add the room's tasks; every process that enqueues or works needs them."""
@@ -183,6 +192,11 @@ class Feed:
         """
         return await self._reading.author_posts(author, limit, cursor)
 
+    async def why(self, viewer: FeedId, post_id: str) -> PostWhy:
+        """Whether a viewer's pages show a post, and why. Raises: InvalidFeedId, PostgresDown."""
+        await self.ready()
+        return await self._explaining.why(viewer, post_id)
+
     async def watch(self, viewer: FeedId, *, since: str | None = None) -> Watch:
         """Tell what is new from now on, or after a place: `await watch.look()` every now and then.
 
@@ -254,7 +268,9 @@ class Feed:
                 count += await self._following.follow(viewer, list(part), list(part.values()))
                 part = {}
             viewer = who
-            part.setdefault(require_feed_id("author", whom), since[0] if since else None)
+            part.setdefault(
+                require_feed_id("author", whom), require_since(whom, since[0] if since else None)
+            )
         if part:
             count += await self._following.follow(viewer, list(part), list(part.values()))
         return count
@@ -276,8 +292,10 @@ class Feed:
     ) -> FeedVerified:
         """Prove that the index is the truth, for all or for `sample` viewers and authors, or say which are not.
 
-        Raises: PostgresDown, ValkeyDown.
+        Raises: InvalidLimit, PostgresDown, ValkeyDown.
         """
+        if sample is not None:
+            require_limit(sample, SAMPLE_MAX, what="sample")
         await self.ready()
         return await self._index.verify(sample=sample, on_progress=on_progress)
 
@@ -285,10 +303,10 @@ class Feed:
         """How each shard of the index stands. Raises: ValkeyDown."""
         return await self._index.shards()
 
-    def want_build(self) -> None:
-        """Have the index built, where it was found missing: here if it is small, else by a job; at most every 2 s."""
-        self._index.want_build()
+    def want_ready(self) -> None:
+        """Have the index made ready, where it was found not to be: built here if it is small, else by a job; or brought back."""
+        self._index.want_ready()
 
 
 def _each(given: FeedId | Iterable[FeedId]) -> Iterable[FeedId]:
-    return [given] if isinstance(given, int | str) else given
+    return [given] if isinstance(given, int | str) else require_many("author", given)

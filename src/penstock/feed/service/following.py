@@ -9,8 +9,9 @@ from typing import Any, Final
 from penstock.engines.postgres import Postgres
 from penstock.feed import store
 from penstock.feed.apply import Applier
-from penstock.feed.errors import TooManyFollows
+from penstock.feed.errors import TooManyBars, TooManyFollows
 from penstock.feed.model import (
+    BARS_MAX,
     Bar,
     FeedId,
     People,
@@ -20,7 +21,7 @@ from penstock.feed.model import (
     require_limit,
 )
 from penstock.feed.names import Names
-from penstock.feed.service.places import Places
+from penstock.feed.service.places import Places, require_no_cursor
 
 PEOPLE_MAX: Final = 1_000
 Read = Callable[..., Awaitable[list[tuple[int, datetime]]]]
@@ -95,8 +96,10 @@ class Following:
         if not numbers:
             return 0
         changed, changes = await store.follows.bar(
-            self._postgres, number, numbers, kind, is_set=is_set
+            self._postgres, number, numbers, kind, is_set=is_set, bars_max=BARS_MAX
         )
+        if changed < 0:
+            raise TooManyBars(who, kind.value, BARS_MAX)
         await self._applier.bring(changes)
         return changed
 
@@ -143,6 +146,7 @@ class Following:
         require_limit(limit, PEOPLE_MAX)
         number = await self._names.find(wanted)
         if number is None:
+            require_no_cursor(cursor)
             return People(people=[], total=0)
         before = self._places.read_line(f"feed.{listing}", number, cursor)
         rows = await read(self._postgres, number, before=before, rows_max=limit)

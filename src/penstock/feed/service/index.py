@@ -1,4 +1,4 @@
-"""The index as a whole: begun where it is missing, built by a job, proved, shown."""
+"""The index as a whole: begun where it is missing, built by a job, brought back, proved, shown."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.engines.postgres import Postgres
 from penstock.feed import store
+from penstock.feed.apply import Applier
 from penstock.feed.errors import FeedShardsFixed
 from penstock.feed.hot import Hot
 from penstock.feed.model import (
@@ -21,9 +22,11 @@ from penstock.feed.model import (
 )
 from penstock.feed.names import Names
 from penstock.feed.rebuild import Progress, Rebuild
+from penstock.feed.returning import Returning
 from penstock.feed.settings import FeedConfig
 from penstock.jobs import Jobs, NewJob, Registry, Task
 from penstock.jobs.inhand import current_job
+from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import PenstockError, Unavailable
 from penstock.kernel.logs import logger
 
@@ -32,6 +35,13 @@ RETAIN_QUEUE: Final = "feed.retain"
 SMALL: Final = 1_000
 """So many viewers and authors are put by whoever finds the index missing: it takes less than a second."""
 BUILD_EVERY_S: Final = 2.0
+LOOK_EVERY_S: Final = 0.25
+"""So often one that came back is looked at until it is ready."""
+AGAIN_S: Final = 0.5
+"""An attempt that ended is not made again sooner."""
+GIVE_UP_S: Final = 60.0
+"""After so long the next page or write begins anew."""
+RECONNECT: Final = Backoff(0.05, 1.0)
 REST_S: Final = 2.0
 """So long an engine that did not answer is left alone, so that pages from the other one do not wait for it."""
 AUTHORS_PER_STEP: Final = 500
@@ -54,18 +64,21 @@ class Index:
         jobs: Jobs,
         names: Names,
         *,
+        applier: Applier,
         rebuild: Rebuild,
         config: FeedConfig,
     ) -> None:
         self.is_ready = False
+        self._applier = applier
+        self._returning = Returning(postgres, hot, applier)
         self._postgres = postgres
         self._hot = hot
         self._jobs = jobs
         self._names = names
         self._rebuild = rebuild
         self._config = config
-        self._wanted_s = self._rested_s = float("-inf")
-        self._running: set[asyncio.Task[None]] = set()
+        self._built_s = self._rested_s = self._tried_s = float("-inf")
+        self._making: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
 
     def register(self, registry: Registry) -> None:
@@ -88,7 +101,7 @@ class Index:
                 for shard in range(self._hot.shards):
                     if (await self._hot.look(shard)).state is None:
                         if not await self._build_if_small():
-                            self.want_build()
+                            self.want_ready()
                         break
             except Unavailable as error:
                 self._rested_s = time.monotonic()
@@ -96,15 +109,12 @@ class Index:
                 return
             self.is_ready = True
 
-    def want_build(self) -> None:
-        """Have the index built; at most once in 2 s by this process."""
-        now_s = time.monotonic()
-        if now_s - self._wanted_s < BUILD_EVERY_S:
+    def want_ready(self) -> None:
+        """Have the index made ready, by one task of this process."""
+        if self._making is not None and not self._making.done():
             return
-        self._wanted_s = now_s
-        task = asyncio.create_task(self._build_somehow())
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        if self._applier.has_left or time.monotonic() - self._tried_s >= AGAIN_S:
+            self._making = asyncio.create_task(self._make_ready())
 
     async def build(self, *, clean: bool = False, on_progress: Progress | None = None) -> int:
         """Build it here; how many viewers and authors it has."""
@@ -112,9 +122,9 @@ class Index:
         _log.info("feed_index_built", entities=count)
         return count
 
-    async def enqueue_build(self) -> int:
+    async def enqueue_build(self, *, clean: bool = False) -> int:
         """Have a job build it; the job's id, the one under way if there is one."""
-        job = NewJob(queue=REBUILD_QUEUE, payload=Build(), unique="build")
+        job = NewJob(queue=REBUILD_QUEUE, payload=Build(clean=clean), unique="build")
         return await self._jobs.enqueue(job)
 
     async def verify(
@@ -147,7 +157,7 @@ class Index:
             found.append(
                 ShardState(
                     shard=shard,
-                    state=look.state or "missing",
+                    state="returning" if look.came_back else look.state or "missing",
                     floor_at=moment_of(look.floor) if look.floor else None,
                     newest_at=moment_of(look.newest) if look.newest else None,
                 )
@@ -174,15 +184,45 @@ class Index:
     async def _build_job(self, wanted: Build) -> None:
         await self.build(clean=wanted.clean, on_progress=current_job().progress)
 
-    async def _build_somehow(self) -> None:
-        try:
-            if not await self._build_if_small():
-                await self.enqueue_build()
-        except PenstockError as error:
-            _log.warning("feed_index_not_built", error=error.text)
+    async def _make_ready(self) -> None:
+        """Until nothing is left to be done here; what was left by this process is tried for as long as an engine is away."""
+        ends_s, failures = time.monotonic() + GIVE_UP_S, 0
+        while time.monotonic() < ends_s:
+            pause_s = LOOK_EVERY_S
+            try:
+                if await self._is_made_ready():
+                    break
+                failures = 0
+            except Unavailable as error:
+                if not self._applier.has_left:
+                    _log.warning("feed_index_not_ready", error=error.text)
+                    break
+                failures += 1
+                pause_s = RECONNECT.delay_s(failures)
+            except PenstockError as error:
+                _log.warning("feed_index_not_ready", error=error.text)
+                break
+            await asyncio.sleep(pause_s)
+        self._tried_s = time.monotonic()
 
-    async def _build_if_small(self) -> bool:
+    async def _is_made_ready(self) -> bool:
+        """One step: built, brought back, or left to a job; whether nothing more is to be done here."""
+        standing = await self._returning.run_once()
+        if standing.is_old or standing.is_missing:
+            await self._build_somehow(clean=standing.is_old)
+        if self._applier.has_left:
+            await self._applier.bring_left()
+        return not (standing.is_waiting or self._applier.has_left)
+
+    async def _build_somehow(self, *, clean: bool) -> None:
+        now_s = time.monotonic()
+        if now_s - self._built_s >= BUILD_EVERY_S:
+            self._built_s = now_s
+            if not await self._build_if_small(clean=clean):
+                await self.enqueue_build(clean=clean)
+
+    async def _build_if_small(self, *, clean: bool = False) -> bool:
         if await store.changes.has_entities(self._postgres, rows=SMALL):
             return False
-        await self.build()
+        await self.build(clean=clean)
         return True

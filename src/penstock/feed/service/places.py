@@ -16,6 +16,12 @@ FAR: Final = datetime(9999, 1, 1, tzinfo=UTC)
 LATEST: Final = (FAR, 2**63 - 1)
 
 
+def require_no_cursor(*given: str | None) -> None:
+    """Nobody whose name was never met was given one. Raises: CursorInvalid."""
+    if any(cursor is not None for cursor in given):
+        raise CursorInvalid
+
+
 class Places:
     """Signs and reads them; the key is asked for on first use."""
 
@@ -45,7 +51,9 @@ class Places:
         moment, number = self._read(listing, entity, text, (str, int))
         return datetime.fromisoformat(moment), number
 
-    def _read(self, listing: str, entity: int, text: str, kinds: tuple[type, type]) -> Any:
+    def _read(self, listing: str, entity: int, text: object, kinds: tuple[type, type]) -> Any:
+        if not isinstance(text, str):
+            raise CursorInvalid
         position = read_cursor(self._signing_key(), listing, {"of": entity}, text)
         if (
             not isinstance(position, list)

@@ -14,10 +14,9 @@ import msgspec
 from penstock.engines.postgres import Postgres, Tx
 from penstock.feed import store
 from penstock.feed.apply import Applier
-from penstock.feed.errors import PostTaken, PostUnknown
+from penstock.feed.errors import InvalidPost, PostTaken, PostUnknown
 from penstock.feed.model import (
     FeedId,
-    NewPost,
     Post,
     PostDeleted,
     moment_of,
@@ -27,6 +26,7 @@ from penstock.feed.model import (
 from penstock.feed.names import Names
 from penstock.feed.store.posts import Stored
 from penstock.jobs import Jobs, NewJob, Registry, Task
+from penstock.jobs.errors import InvalidJob
 from penstock.jobs.inhand import current_job
 
 PUBLISH_QUEUE: Final = "feed.publish"
@@ -65,7 +65,7 @@ class Posting:
             task = Task(queue=cascade.queue, handler=_calling(cascade.handler), retries=20)
             registry.add(task)
 
-    async def posts(self, posts: Sequence[NewPost]) -> list[Post]:
+    async def posts(self, posts: Iterable[object]) -> list[Post]:
         """Add posts; each as it is then, in order."""
         wanted = require_posts(posts)
         if not wanted:
@@ -124,8 +124,16 @@ class Posting:
             NewJob(queue=PUBLISH_QUEUE, payload=Publish(posts=ids), at=at)
             for at, ids in waiting.items()
         ]
-        if jobs:
+        if not jobs:
+            return
+        try:
             await self._jobs.enqueue_many(jobs, tx=tx)
+        except InvalidJob as error:
+            latest = max(waiting)
+            raise InvalidPost(
+                f"post {waiting[latest][0]!r}: at {latest:%Y-%m-%d}, expected a moment within a year from now; nothing"
+                " was posted"
+            ) from error
 
     async def _publish(self, wanted: Publish) -> None:
         """Show posts; what was deleted meanwhile is left alone."""

@@ -11,6 +11,7 @@ from penstock.feed.merge import Merge
 from penstock.feed.model import (
     PAGE_MAX,
     UNREAD_MAX,
+    FeedId,
     Marker,
     Page,
     PagePost,
@@ -21,8 +22,9 @@ from penstock.feed.model import (
     require_limit,
 )
 from penstock.feed.names import Names
-from penstock.feed.service.places import FEED, Places
+from penstock.feed.service.places import FEED, Places, require_no_cursor
 from penstock.feed.service.watching import Watch, told_posts
+from penstock.kernel.cursors import CursorInvalid
 
 AUTHOR: Final = "feed.author"
 
@@ -41,6 +43,7 @@ class Reading:
         wanted, _ = require_feed_id("viewer", viewer), require_limit(limit, PAGE_MAX)
         number = wanted if isinstance(wanted, int) else await self._names.find(wanted)
         if number is None:
+            require_no_cursor(cursor, since)
             return Page(posts=[])
         before = self._places.read(FEED, number, cursor) if cursor is not None else None
         after = self._places.read(FEED, number, since) if since is not None else None
@@ -57,8 +60,7 @@ class Reading:
 
     async def watch(self, viewer: object, since: str | None) -> Watch:
         """Begin to watch a viewer's feed."""
-        wanted = require_feed_id("viewer", viewer)
-        [number] = await self._names.make([wanted])
+        number = await self._number_of(require_feed_id("viewer", viewer), since)
         at = self._places.read(FEED, number, since)
         if at is None:
             newest = (await self._merge.page(number, limit=1)).posts
@@ -72,6 +74,7 @@ class Reading:
         wanted, _ = require_feed_id("author", author), require_limit(limit, PAGE_MAX)
         number = await self._names.find(wanted)
         if number is None:
+            require_no_cursor(cursor)
             return Page(posts=[])
         before = self._places.read(AUTHOR, number, cursor)
         rows = await store.posts.author_posts(self._postgres, number, before=before, rows_max=limit)
@@ -99,7 +102,7 @@ class Reading:
     async def set_marker(self, viewer: object, place: str | None) -> Marker:
         """Note up to where a viewer has read: a place of his feed, or its newest post."""
         wanted = require_feed_id("viewer", viewer)
-        [number] = await self._names.make([wanted])
+        number = await self._number_of(wanted, place)
         at = self._places.read(FEED, number, place)
         if at is None:
             newest = (await self._merge.page(number, limit=1)).posts
@@ -119,6 +122,13 @@ class Reading:
         )
         count = len(merged.posts)
         return Unread(count=min(count, UNREAD_MAX), has_more=count > UNREAD_MAX)
+
+    async def _number_of(self, viewer: FeedId, place: str | None) -> int:
+        """The number of a viewer, made where there is none: then no place can be his. Raises: CursorInvalid."""
+        if place is not None and await self._names.find(viewer) is None:
+            raise CursorInvalid
+        [number] = await self._names.make([viewer])
+        return number
 
 
 def _place_of(post: Found) -> Place:

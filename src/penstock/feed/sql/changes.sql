@@ -9,8 +9,10 @@ ORDER BY id LIMIT :rows_max;
 UPDATE penstock.feed_outbox SET is_swept = true WHERE id = ANY (:ids::bigint[]);
 
 -- name: unsweep
--- Sweep again what was made lately: the index may have lost it.
-UPDATE penstock.feed_outbox SET is_swept = false WHERE is_swept;
+-- Sweep again what was made after a change, or shortly before it: the index may have lost it.
+UPDATE penstock.feed_outbox SET is_swept = false
+WHERE is_swept AND made_at >= coalesce(
+    (SELECT o.made_at FROM penstock.feed_outbox o WHERE o.id = :swept) - :late_s * interval '1 second', '-infinity');
 
 -- name: drop_swept
 -- Forget swept changes that the index cannot have lost any more, and note up to which; how many.

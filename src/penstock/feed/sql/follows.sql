@@ -25,8 +25,8 @@ SELECT changed, entity, version, items, scores FROM penstock.unfollow_v1(:viewer
 
 -- name: bar
 -- Mute or block authors, or end it.
-SELECT changed, entity, version, items, scores FROM penstock.bar_v1(
-    :viewer::bigint, :authors::bigint[], :kind::text, :is_set::boolean);
+SELECT changed, entity, version, items, scores FROM penstock.bar_v2(
+    :viewer::bigint, :authors::bigint[], :kind::text, :is_set::boolean, :bars_max::integer);
 
 -- name: bars
 -- Whom a viewer mutes or blocks, latest first, after a place.

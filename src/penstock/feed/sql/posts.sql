@@ -32,6 +32,17 @@ SELECT p.id, p.author, p.score FROM penstock.feed_follow f CROSS JOIN LATERAL (
 WHERE f.viewer = :viewer AND f.is_shown
 ORDER BY p.score DESC, p.id DESC LIMIT :rows_max;
 
+-- name: why_post
+-- A post, and what stands between its author and a viewer.
+SELECT p.author, p.score, p.state, p.visible_at, f.followed_at, m.made_at AS muted_at, b.made_at AS blocked_at,
+    o.made_at AS blocked_by_at
+FROM penstock.feed_post p
+LEFT JOIN penstock.feed_follow f ON f.viewer = :viewer AND f.author = p.author
+LEFT JOIN penstock.feed_bar m ON m.viewer = :viewer AND m.author = p.author AND m.kind = 'mute'
+LEFT JOIN penstock.feed_bar b ON b.viewer = :viewer AND b.author = p.author AND b.kind = 'block'
+LEFT JOIN penstock.feed_bar o ON o.viewer = p.author AND o.author = :viewer AND o.kind = 'block'
+WHERE p.id = :id::text;
+
 -- name: drop_posts
 -- Remove an author's shown posts from before a score; how many.
 DELETE FROM penstock.feed_post WHERE author = :author AND state = 0 AND score < :score;

@@ -20,9 +20,9 @@ async def mark_swept(runner: Runner, ids: Sequence[int]) -> None:
     await runner.run(SQL.mark_swept, ids=ids)
 
 
-async def unsweep(runner: Runner) -> int:
-    """Sweep all again that is still kept; how many."""
-    return await runner.run(SQL.unsweep)
+async def unsweep(runner: Runner, *, swept: int, late_s: float) -> int:
+    """Sweep all again that was made after a change, or so long before it; how many."""
+    return await runner.run(SQL.unsweep, swept=swept, late_s=late_s)
 
 
 async def drop_swept(runner: Runner, *, older_s: float, rows_max: int) -> int:

@@ -56,10 +56,12 @@ async def unfollow(
 
 
 async def bar(
-    runner: Runner, viewer: int, authors: Sequence[int], kind: Bar, *, is_set: bool
+    runner: Runner, viewer: int, authors: Sequence[int], kind: Bar, *, is_set: bool, bars_max: int
 ) -> tuple[int, list[Change]]:
-    """How many mutes or blocks are new (or ended), and the changes of the index."""
-    rows = await runner.all(SQL.bar, viewer=viewer, authors=authors, kind=kind.value, is_set=is_set)
+    """How many mutes or blocks are new (or ended; -1: that would be too many, nothing was done), and the changes of the index."""
+    rows = await runner.all(
+        SQL.bar, viewer=viewer, authors=authors, kind=kind.value, is_set=is_set, bars_max=bars_max
+    )
     changes = [change for row in rows if (change := _change(row)) is not None]
     return rows[0]["changed"], changes
 

@@ -101,6 +101,11 @@ async def page(
     return [(row["score"], row["id"], row["author"]) for row in rows]
 
 
+async def why(runner: Runner, viewer: int, post_id: str) -> Row | None:
+    """A post, and what stands between its author and a viewer; None: there is no such post."""
+    return await runner.one(SQL.why_post, viewer=viewer, id=post_id)
+
+
 async def drop_posts(runner: Runner, author: int, *, score: int) -> int:
     """Remove an author's posts from before a score; how many."""
     return await runner.run(SQL.drop_posts, author=author, score=score)

@@ -3,7 +3,8 @@
 -- Views of one shard. KEYS[1] of every function is the shard's stream, `<prefix>:{v:<shard>}:q`; all else of the shard
 -- has the same beginning, and so the same hash slot:
 --   q          the stream; an entry is one call, its field `v` the hits as they are written below, separated by commas
---   m          hash: `through`, the flush offset as last told; `corrections`, how often counts were moved between classes
+--   m          hash: `through`, the flush offset as last told; `corrections`, how often counts were moved between classes;
+--              `shards`, how many there are
 --   c:<id>     the total of an entity plus one, so that what INCRBY makes anew is told from a total of 0; the text x: deleted
 --   e:<id>!<e> an event id that was counted, for 24 hours
 --   u:<day>:<id>  viewers of a day, a HyperLogLog        t, tw  which of these changed since they were last written down
@@ -15,6 +16,7 @@
 local EVENT_S, UNIQUE_S = 86400, 259200
 local HIT = '^([^*/!=]+)%*?(%d*)/?(%a?)!?([^=]*)=?(.*)$'
 local SCAN_ENTRIES, SCAN_BYTES, SCAN_STEP = 8192, 524288, 256
+local PENDING_BYTES, PENDING_STEP = 524288, 64
 
 local CLASSES = {[''] = true, h = true, b = true, o = true, s = true}
 local NAME_MAX, VIEWS_MAX = 128, 1000000
@@ -61,6 +63,43 @@ end
 
 local function base_of(stream)
   return string.sub(stream, 1, -2)
+end
+
+local CRC = {}
+
+-- Fill the table at its first use: `bit` is not there yet while a library is loaded.
+local function fill_crc()
+  for i = 0, 255 do
+    local c = i
+    for _ = 1, 8 do
+      c = c % 2 == 1 and bit.bxor(bit.rshift(c, 1), 0xEDB88320) or bit.rshift(c, 1)
+      c = c % 4294967296
+    end
+    CRC[i] = c
+  end
+end
+
+-- The CRC-32 of an id, as zlib has it. Some 4 us.
+local function crc_of(id)
+  if not CRC[0] then
+    fill_crc()
+  end
+  local c = bit.bnot(0)
+  for i = 1, #id do
+    c = bit.bxor(bit.rshift(c, 8), CRC[bit.band(bit.bxor(c, string.byte(id, i)), 255)])
+  end
+  return bit.bnot(c) % 4294967296
+end
+
+-- Whether an id that has no cached total here is another shard's, where it has its total. Only these are looked at: a total
+-- is cached in its own shard alone.
+local function is_elsewhere(stream, id)
+  local shards = server.call('HGET', base_of(stream) .. 'm', 'shards')
+  return shards and crc_of(id) % tonumber(shards) ~= tonumber(string.match(stream, '{v:(%d+)}'))
+end
+
+local function sent_elsewhere(id)
+  return server.error_reply('ERR views: nothing was counted, "' .. id .. '" is of another shard: CRC-32 of the id modulo views.shards')
 end
 
 -- A total out of what is kept; x if deleted, - if it is not cached.
@@ -114,6 +153,11 @@ local function hit_marked(stream, floor, offset_s, line)
     return {false, ''}
   end
   for _, hit in ipairs(hits) do
+    if server.call('EXISTS', base .. 'c:' .. hit.id) == 0 and is_elsewhere(stream, hit.id) then
+      return sent_elsewhere(hit.id)
+    end
+  end
+  for _, hit in ipairs(hits) do
     hit.counts = hit.event == ''
       or server.call('SET', base .. 'e:' .. hit.id .. '!' .. hit.event, '', 'NX', 'EX', EVENT_S) and true
     if hit.counts then
@@ -140,10 +184,21 @@ local function hit_marked(stream, floor, offset_s, line)
   return {entry, table.concat(totals, ',')}
 end
 
+-- Lower again what was raised by one for the first of these ids.
+local function lower(prefix, line, totals)
+  local i = 0
+  for id in string.gmatch(line, '[^,]+') do
+    i = i + 1
+    if totals[i] and totals[i] ~= '-' and totals[i] ~= 'x' then
+      server.call('INCRBY', prefix .. id, -1)
+    end
+  end
+end
+
 -- penstock_views_hit_v1: count hits. ARGV: hits; the least milliseconds its entry may have (0: any); seconds by which the
 -- days' time zone is ahead of UTC. Reply: the entry's id (nil: the shard is not set up, nothing was counted; empty: every
 -- hit was a known event), and for each hit its total, - (not cached) or x (deleted), separated by commas; an error, and
--- nothing was counted, where a hit cannot be read. One XADD, and one INCRBY for each hit.
+-- nothing was counted, where a hit cannot be read or is of another shard. One XADD, and one INCRBY for each hit.
 local function hit(keys, args)
   local stream, line = keys[1], args[1]
   local floor, offset_s = args[2] or '0', tonumber(args[3] or '0')
@@ -154,14 +209,19 @@ local function hit(keys, args)
   if bad then
     return refused(bad)
   end
-  local entry = add_entry(stream, floor, line)
-  if not entry then
-    return {false, ''}
-  end
   local prefix, totals, count = base_of(stream) .. 'c:', {}, 0
   for id in string.gmatch(line, '[^,]+') do
     count = count + 1
     totals[count] = raise(prefix .. id, 1)
+    if totals[count] == '-' and is_elsewhere(stream, id) then
+      lower(prefix, line, totals)
+      return sent_elsewhere(id)
+    end
+  end
+  local entry = add_entry(stream, floor, line)
+  if not entry then
+    lower(prefix, line, totals)
+    return {false, ''}
   end
   return {entry, table.concat(totals, ',')}
 end
@@ -227,12 +287,12 @@ local function note_corrections(mark, corrections)
   end
 end
 
--- penstock_views_init_v1: set a shard up at PostgreSQL's offset. KEYS[2] m. ARGV: offset, corrections. Reply: ok (the
+-- penstock_views_init_v1: set a shard up at PostgreSQL's offset. KEYS[2] m. ARGV: offset, corrections, shards. Reply: ok (the
 -- offset's entry is there), raised (the stream ended before it; new ids come after it) or gap (it goes on after it, without
 -- that entry).
 local function init(keys, args)
   local stream, mark, through = keys[1], keys[2], args[1]
-  server.call('HSET', mark, 'through', through)
+  server.call('HSET', mark, 'through', through, 'shards', args[3])
   note_corrections(mark, args[2])
   if server.call('XRANGE', stream, through, through)[1] then
     return 'ok'
@@ -247,19 +307,29 @@ local function init(keys, args)
 end
 
 -- penstock_views_pending_v1: what is to be flushed. Read-only. ARGV: offset; the last id wanted, or +; entries at most.
--- Reply: 1 if the offset's entry is there, else 0; the id of the last entry of all, or nothing; then id and hits of each
--- entry by turns.
+-- Reply: 1 if the offset's entry is there, else 0; the id of the last entry of all, or nothing; 1 if there may be more than
+-- is told, since entries are large too; then id and hits of each entry by turns.
 local function pending(keys, args)
-  local rows = server.call('XRANGE', keys[1], args[1], args[2], 'COUNT', args[3] + 1)
   local last = server.call('XREVRANGE', keys[1], '+', '-', 'COUNT', 1)[1]
-  local reply = {0, last and last[1] or ''}
-  for _, row in ipairs(rows) do
-    if row[1] == args[1] then
-      reply[1] = 1
-    else
-      reply[#reply + 1] = row[1]
-      reply[#reply + 1] = row[2][2]
+  local reply = {0, last and last[1] or '', 1}
+  local from, entries_left, bytes_left = args[1], args[3] + 1, PENDING_BYTES
+  while entries_left > 0 and bytes_left > 0 do
+    local step = math.min(entries_left, PENDING_STEP)
+    local rows = server.call('XRANGE', keys[1], from, args[2], 'COUNT', step)
+    for _, row in ipairs(rows) do
+      if row[1] == args[1] then
+        reply[1] = 1
+      else
+        reply[#reply + 1] = row[1]
+        reply[#reply + 1] = row[2][2]
+        bytes_left = bytes_left - #row[2][2]
+      end
     end
+    if #rows < step then
+      reply[3] = 0
+      break
+    end
+    entries_left, from = entries_left - step, '(' .. rows[#rows][1]
   end
   return reply
 end

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -25,6 +27,7 @@ from penstock.views.model import (
     require_ids,
     shard_of,
 )
+from penstock.views.service.patience import Patience
 from penstock.views.service.shards import Shards
 
 RECLASSIFY_QUEUE: Final = "views.reclassify"
@@ -35,6 +38,10 @@ DAYS_USUAL: Final = timedelta(days=30)
 WINDOW_S_MAX: Final = 31 * 86_400.0
 TOP_KEPT_S: Final = 5.0
 """So long a process tells the same top list: it is made from every hour row of the window."""
+ANSWER_S: Final = 3.0
+"""Longest wait for a series, which is read by its index."""
+TOP_S_MAX: Final = 10.0
+"""Longest wait for a top list. One that takes long says nothing of PostgreSQL to those who ask for less."""
 DIFFERENCES_MAX: Final = 100
 VERIFY_S_MAX: Final = 600.0
 
@@ -43,8 +50,17 @@ class Owners:
     """Works on the hour rows."""
 
     def __init__(
-        self, postgres: Postgres, hot: Hot, shards: Shards, jobs: Jobs, *, time_zone: str
+        self,
+        postgres: Postgres,
+        hot: Hot,
+        shards: Shards,
+        jobs: Jobs,
+        *,
+        patience: Patience,
+        time_zone: str,
     ) -> None:
+        self._patience = patience
+        self._long_patience = Patience()
         self._postgres = postgres
         self._hot = hot
         self._shards = shards
@@ -62,12 +78,11 @@ class Owners:
         usual, longest = (HOURS_USUAL, HOURS_MAX) if by == "hour" else (DAYS_USUAL, DAYS_MAX)
         zone = None if by == "hour" else ZoneInfo(self._time_zone)
         since_at, until_at = _span(from_at, to_at, usual=usual, longest=longest, days_of=zone)
-        if by == "hour":
-            return await store.series.hours(
-                self._postgres, entity, from_at=since_at, to_at=until_at
-            )
-        return await store.series.days(
-            self._postgres, entity, from_at=since_at, to_at=until_at, time_zone=self._time_zone
+        read: Callable[..., Awaitable[list[SeriesPoint]]] = store.series.hours
+        if by == "day":
+            read = partial(store.series.days, time_zone=self._time_zone)
+        return await self._patience.ask(
+            lambda: read(self._postgres, entity, from_at=since_at, to_at=until_at), wait_s=ANSWER_S
         )
 
     async def top(self, window_s: float, limit: int, traffic: Traffic) -> list[TopEntry]:
@@ -82,8 +97,12 @@ class Owners:
         known = self._tops.get(key)
         if known is not None and now_s - known[0] < TOP_KEPT_S:
             return known[1]
-        found = await store.series.top(
-            self._postgres, window_s=window_s, traffic=traffic, rows_max=limit
+        self._patience.require_awake()
+        found = await self._long_patience.ask(
+            lambda: store.series.top(
+                self._postgres, window_s=window_s, traffic=traffic, rows_max=limit
+            ),
+            wait_s=TOP_S_MAX,
         )
         self._tops = {k: v for k, v in self._tops.items() if now_s - v[0] < TOP_KEPT_S}
         self._tops[key] = (now_s, found)

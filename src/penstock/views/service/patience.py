@@ -27,14 +27,17 @@ class Patience:
         self._rests_until_s = float("-inf")
         self._is_away = False
 
+    def require_awake(self) -> None:
+        """Go on where PostgreSQL is not left alone just now. Raises: PostgresDown."""
+        if time.monotonic() < self._rests_until_s:
+            raise _silent()
+
     async def ask(self, question: Callable[[], Awaitable[Answer]], *, wait_s: float) -> Answer:
         """The answer, if it comes within `wait_s`. Raises: PostgresDown, and what the question raises."""
-        now_s = time.monotonic()
-        if now_s < self._rests_until_s:
-            raise _silent()
+        self.require_awake()
         if self._is_away:
             # This caller tries; those that come meanwhile do not.
-            self._rests_until_s = now_s + wait_s
+            self._rests_until_s = time.monotonic() + wait_s
         try:
             async with asyncio.timeout(wait_s):
                 answer = await question()

@@ -53,7 +53,9 @@ class Shards:
             )
         except Unavailable as error:
             raise NotCounting from error
-        await self._hot.init(shard, through=state.through, corrections=state.corrections)
+        await self._hot.init(
+            shard, through=state.through, corrections=state.corrections, shards=self.count
+        )
         self._note(shard, state.through)
 
     def note_entry(self, shard: int, entry_id: str) -> None:
@@ -63,7 +65,9 @@ class Shards:
 
     async def _open(self) -> None:
         try:
-            stored = await store.shards.ensure_shards(self._postgres, self.count)
+            stored = await self._patience.ask(
+                lambda: store.shards.ensure_shards(self._postgres, self.count), wait_s=ANSWER_S
+            )
         except Unavailable as error:
             await self._open_without_postgres(error)
             return

@@ -48,7 +48,9 @@ class Views:
                 timeout_s=config.durable_timeout_s,
             )
         self._reading = Reading(postgres, self._hot, self._shards, patience, time_zone=zone)
-        self._owners = Owners(postgres, self._hot, self._shards, jobs, time_zone=zone)
+        self._owners = Owners(
+            postgres, self._hot, self._shards, jobs, patience=patience, time_zone=zone
+        )
 
     def register(self, registry: Registry) -> None:
         """Add the room's task; every process that enqueues or works needs it."""
