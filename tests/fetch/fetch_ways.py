@@ -45,6 +45,9 @@ class PythonWay(PythonVerbs):
     async def confirm(self, *, run):
         return await self._fetch.confirm_run(run)
 
+    async def discard(self, *, run):
+        return await self._fetch.discard_run(run)
+
     async def run_shown(self, *, run):
         return await self._fetch.run(run)
 
@@ -74,6 +77,9 @@ class PythonWay(PythonVerbs):
 
     async def results(self, *, after=0, limit=100):
         return await self._fetch.results(after=after, results_max=limit)
+
+    async def newest_results(self, *, before=None, limit=100):
+        return await self._fetch.newest_results(before=before, results_max=limit)
 
     async def why(self, *, url):
         return await self._fetch.why(url)
@@ -143,6 +149,9 @@ class HttpWay:
     async def confirm(self, *, run):
         return await self.ask("POST", f"runs/{run}/confirm")
 
+    async def discard(self, *, run):
+        return await self.ask("POST", f"runs/{run}/discard")
+
     async def run_shown(self, *, run):
         return await self.ask("GET", f"runs/{run}")
 
@@ -175,6 +184,10 @@ class HttpWay:
     async def results(self, *, after=0, limit=100):
         params = {"after": after, "limit": limit}
         return await self.ask("GET", "results", "results", params=params)
+
+    async def newest_results(self, *, before=None, limit=100):
+        params = {"limit": limit, **({} if before is None else {"before": before})}
+        return await self.ask("GET", "results/newest", "results", params=params)
 
     async def why(self, *, url):
         return await self.ask("GET", "why", params={"url": url})
@@ -280,6 +293,9 @@ class CommandWay:
     async def confirm(self, *, run):
         return await self.type("catalogue", "confirm", run, "--no-wait")
 
+    async def discard(self, *, run):
+        return await self.type("catalogue", "discard", run)
+
     async def run_shown(self, *, run):
         return await self.type("run", "show", run)
 
@@ -308,6 +324,10 @@ class CommandWay:
 
     async def results(self, *, after=0, limit=100):
         return await self.type("results", "--after", after, "--limit", limit)
+
+    async def newest_results(self, *, before=None, limit=100):
+        words = [] if before is None else ["--before", before]
+        return await self.type("results", "--newest", "--limit", limit, *words)
 
     async def why(self, *, url):
         return await self.type("why", url)

@@ -72,6 +72,18 @@ async def test_a_catalogue_through_http(client, shop):
         ("PUT", "customers/x", {"json": {"starts_max": 0}}, 422, "fetch.invalid_rate"),
         ("PUT", "customers/x", {"json": {"starts_max": "1"}}, 422, None),
         ("PUT", "customers/x", {"json": {"starts_max": 1, "typo": 1}}, 422, None),
+        ("PUT", "customers/x", {"json": {}}, 422, "fetch.invalid_rate"),
+        ("PUT", "customers/x", {"json": {"rate": "fast"}}, 422, "fetch.invalid_rate"),
+        ("PUT", "customers/x", {"json": {"rate": "0/s"}}, 422, "fetch.invalid_rate"),
+        (
+            "PUT",
+            "customers/x",
+            {"json": {"rate": "1/s", "starts_max": 1}},
+            422,
+            "fetch.invalid_rate",
+        ),
+        ("PUT", "customers/x", {"json": {"rate": "1/s", "window_s": 1}}, 422, "fetch.invalid_rate"),
+        ("PUT", "customers/x", {"json": {"window_s": 1}}, 422, "fetch.invalid_rate"),
         ("GET", "results?limit=100000", {}, 422, None),
         ("GET", "results?after=-1", {}, 422, None),
     ],
@@ -87,6 +99,17 @@ async def test_bad_input_is_answered_with_its_status_and_code(
     assert code is None or problem["code"] == code
     good = await client.post("/v1/fetch/customers/shop/catalogues", content=CATALOGUE)
     assert good.status_code == 202
+
+
+async def test_limits_are_said_as_a_rate_or_in_parts(client):
+    for said, told in (
+        ({"rate": "600/m"}, (600, 60.0, 8)),
+        ({"rate": "20/5s", "connections": 2}, (20, 5.0, 2)),
+        ({"starts_max": 7}, (7, 60.0, 8)),
+        ({"starts_max": 7, "window_s": 2}, (7, 2.0, 8)),
+    ):
+        answer = (await client.put("/v1/fetch/customers/x", json=said)).json()
+        assert (answer["starts_max"], answer["window_s"], answer["connections"]) == told
 
 
 async def test_a_body_over_the_bound_is_refused_and_nothing_is_kept(client, shop):

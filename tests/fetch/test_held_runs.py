@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 
 import pytest
@@ -10,12 +11,22 @@ from penstock.engines.sql import compile_query
 from penstock.fetch.catalogues import Order
 from penstock.fetch.errors import RunNotHeld
 from penstock.fetch.model import RunState, SentItem
+from penstock.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 BAD_ID = "not an id,Bad,5,\n"
 LEFT = compile_query(
     "left",
     "-- What held and superseded runs leave of links to ask.\nSELECT count(*) FROM penstock.fetch_need",
+)
+STAGED = compile_query(
+    "staged",
+    "-- Runs with staged rows.\nSELECT count(DISTINCT run_id) FROM penstock.fetch_staged",
+)
+WAITING = compile_query(
+    "waiting",
+    "-- Statements that wait for another transaction.\nSELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND wait_event_type = 'Lock'",
 )
 PROCESS_DIED = compile_query(
     "process_died",
@@ -91,21 +102,52 @@ async def test_items_whose_rows_lost_their_ids_are_not_unpublished_unasked(shop)
     assert (await shop.run(HEAD + rows(16) + 3 * BAD_ID)).state is RunState.HELD
 
 
-@pytest.mark.parametrize("confirmed", [0, 1, 2])
-async def test_any_held_run_can_be_confirmed_and_ends_the_others(shop, confirmed):
-    """Newer ones too: their rows were equal to items that are others now."""
+async def test_a_later_held_run_takes_the_place_of_the_one_before(shop):
+    """A file that comes every hour and is broken leaves one run to look at, and one set of rows."""
     await shop.run(HEAD + rows(30))
     held = [(await shop.run(HEAD + rows(1, n))).run for n in (3, 4, 5)]
-    taken = held.pop(confirmed)
-    await shop.fetch.confirm_run(taken)
-    for run in held:
-        assert (await shop.fetch.run(run)).state is RunState.SUPERSEDED
-        with pytest.raises(RunNotHeld, match=r"(run \d+|another) was applied since"):
+    states = [(await shop.fetch.run(run)).state for run in held]
+    assert states == [RunState.SUPERSEDED, RunState.SUPERSEDED, RunState.HELD]
+    assert await shop.postgres.value(STAGED) == 1
+    for run in held[:2]:
+        with pytest.raises(RunNotHeld, match="a later one took its place"):
             await shop.fetch.confirm_run(run)
+    await shop.fetch.confirm_run(held[2])
     left = [n for n in range(30) if not (await shop.fetch.item("shop", f"i{n:02}")).is_gone]
-    assert left == [confirmed + 3]
-    await shop.run(HEAD + rows(1, 5))
-    assert not (await shop.fetch.item("shop", "i05")).is_gone, "run again it counts"
+    assert left == [5]
+    await shop.run(HEAD + rows(1, 4))
+    assert not (await shop.fetch.item("shop", "i04")).is_gone, "run again it counts"
+
+
+async def test_the_held_run_of_another_customer_stays(shop):
+    await shop.fetch.set_customer("other", starts_max=10, window_s=1, connections=1)
+    await shop.run(HEAD + rows(30))
+    held = (await shop.run(HEAD + rows(1))).run
+    path = shop.folder / "other.csv"
+    path.write_text(HEAD)
+    assert (await shop.fetch.run_catalogue(path, "other")).state is RunState.HELD
+    assert (await shop.fetch.run(held)).state is RunState.HELD
+    await shop.fetch.confirm_run(held)
+
+
+async def test_a_run_whose_transaction_is_not_over_yet_is_not_taken_for_dead(shop):
+    """As an upload with an Idempotency-Key, which is committed after it let the next reader in."""
+    path = shop.folder / "one.csv"
+    path.write_text(HEAD + rows(30))
+    later = shop.folder / "two.csv"
+    later.write_text(HEAD + rows(31))
+    async with shop.postgres.transaction() as tx:
+        first = await shop.fetch.run_catalogue(path, "shop", tx=tx)
+        second = asyncio.create_task(shop.fetch.run_catalogue(later, "shop"))
+        await wait_true(lambda: _waits_for_a_lock(shop), what="the second run waits")
+        assert not second.done()
+    told = await second
+    assert (told.new, told.unchanged) == (1, 30), "it was compared with what the first one made"
+    assert (await shop.fetch.run(first.run)).state is RunState.APPLIED
+
+
+async def _waits_for_a_lock(shop):
+    return bool(await shop.postgres.value(WAITING))
 
 
 @pytest.mark.parametrize("is_large", [False, True])

@@ -136,6 +136,17 @@ class Catalogues:
         async with self._only_reader(customer):
             await self._apply(run_id, customer, expected=RunState.HELD)
 
+    async def discard(self, run_id: int) -> None:
+        """End a held run for good; nothing of it is applied. Raises: RunUnknown, RunNotHeld, RunUnderWay, RunsBusy."""
+        known = await self._postgres.one(SQL.lock_run, run_id=run_id)
+        if known is None:
+            raise RunUnknown(run_id)
+        customer = known["customer"]
+        async with self._only_reader(customer), self._postgres.transaction() as tx:
+            if await tx.value(SQL.discard_held, run_id=run_id) is None:
+                raise RunNotHeld(f"run {run_id} cannot be discarded: it is not held")
+            await tx.run(SQL.clear_staged, customer=customer)
+
     async def repeat(self, customer: str, *, file_name: str) -> int:
         """Make a run of a file that did not change: the links that are due are asked again; its id.
 
@@ -256,7 +267,11 @@ class Catalogues:
         elif reason is not None:
             await self._look(run_id, customer)
             await self._patiently(SQL.drop_needs, run_id=run_id)
-            await self._end(run_id, RunState.HELD, reason, tx=tx)
+            async with nullcontext(tx) if tx is not None else self._postgres.transaction() as own:
+                await self._end(run_id, RunState.HELD, reason, tx=own)
+                # Only the latest can be confirmed: a broken file that comes every hour would pile up.
+                await own.run(SQL.supersede_held, run_id=run_id, customer=customer)
+                await own.run(SQL.clear_staged, customer=customer)
         else:
             await self._apply(
                 run_id, customer, expected=RunState.READING, judged=reading.judged, lent=tx
@@ -345,7 +360,9 @@ class Catalogues:
         if run["state"] != expected or newer is not None:
             because = f"it is {run['state']}"
             if newer is not None or run["state"] == RunState.SUPERSEDED:
-                because = f"run {newer} was applied since" if newer else "another was applied since"
+                because = (
+                    f"run {newer} was applied since" if newer else "a later one took its place"
+                )
             raise RunNotHeld(f"run {run_id} cannot be applied: {because}; run the catalogue again")
         if expected is RunState.HELD:
             # Items may have changed since: what it changes is found anew.

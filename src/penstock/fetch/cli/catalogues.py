@@ -116,6 +116,15 @@ def confirm_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float
     finish_run(terminal, terminal.run(Fetch, run), may_be_unfinished=no_wait)
 
 
+@catalogue_group.command("discard", short_help="Do not apply a held run.")
+@click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
+@click.pass_obj
+def discard_run(terminal: Terminal, run_id: int) -> None:
+    """End RUN, which was held because its file looks like an accident; nothing of it is applied."""
+    found = terminal.run(Fetch, lambda fetch: fetch.discard_run(run_id))
+    terminal.show(found, describe_run(found))
+
+
 @catalogue_group.command("add", short_help="Bring a catalogue from a URL on a schedule.")
 @click.argument("url")
 @_reading_options

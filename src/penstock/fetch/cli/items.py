@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.fetch.cli.text import describe_item, describe_run
 from penstock.fetch.errors import InvalidItems
-from penstock.fetch.model import SentItem
+from penstock.fetch.model import Result, SentItem
 from penstock.fetch.service import Fetch
 from penstock.kernel.limits import PAGE_ROWS_MAX
 from penstock.kernel.terminal import Terminal
@@ -50,13 +50,28 @@ def send_items(terminal: Terminal, file: BinaryIO) -> None:
 @click.option("--after", default=0, show_default=True, help="Results after this number.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, PAGE_ROWS_MAX))
 @click.option("--customer", help="Only this customer's.")
+@click.option(
+    "--newest", is_flag=True, help="The newest first, instead of in the order of commits."
+)
+@click.option("--before", type=click.IntRange(1), help="With --newest: those before this number.")
 @click.pass_obj
-def list_results(terminal: Terminal, after: int, limit: int, customer: str | None) -> None:
+def list_results(
+    terminal: Terminal,
+    *,
+    after: int,
+    limit: int,
+    customer: str | None,
+    newest: bool,
+    before: int | None,
+) -> None:
     """List what was published, edited and unpublished; ask on with --after the last number."""
-    found = terminal.run(
-        Fetch,
-        lambda fetch: fetch.results(after=after, results_max=limit, customer=customer),
-    )
+
+    async def list_them(fetch: Fetch) -> list[Result]:
+        if newest:
+            return await fetch.newest_results(before=before, results_max=limit, customer=customer)
+        return await fetch.results(after=after, results_max=limit, customer=customer)
+
+    found = terminal.run(Fetch, list_them)
     lines = [
         f"{one.seq:>8}  {one.at:%Y-%m-%d %H:%M:%S}  {one.action:<9} {one.customer} {one.id}"
         f"  version {one.version}, {len(one.photos)} photos"

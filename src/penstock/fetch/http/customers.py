@@ -9,9 +9,12 @@ from litestar import get, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
+from penstock.fetch.errors import InvalidRate
 from penstock.fetch.http.scopes import READ, WRITE
-from penstock.fetch.model import Customer, CustomerSet
+from penstock.fetch.model import Customer, CustomerSet, parse_rate
 from penstock.fetch.service import Fetch
+
+WINDOW_S: Final = 60.0
 
 
 class CustomersAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,10 +30,12 @@ class WebhookTo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CustomerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """At most `starts_max` requests in any `window_s` seconds, `connections` at once."""
+    """At most `starts_max` requests in any `window_s` (60) seconds, or as `rate` says it, `connections` at once."""
 
-    starts_max: int
-    window_s: float = 60.0
+    starts_max: int | None = None
+    window_s: float | None = None
+    rate: str | None = None
+    """`600/m`, `10/s`, `20/5s`, `5000/h`."""
     connections: int = 8
     webhook: WebhookTo | msgspec.UnsetType | None = msgspec.UNSET
     """Where its results are sent; null: nowhere; left out: as it is."""
@@ -50,13 +55,23 @@ async def set_customer(
     The secret that a new webhook's messages are signed with is in this answer alone.
     """
     to = data.webhook
+    starts_max, window_s = _limit_of(data)
     return await fetch.set_customer(
         customer,
-        starts_max=data.starts_max,
-        window_s=data.window_s,
+        starts_max=starts_max,
+        window_s=window_s,
         connections=data.connections,
         webhook=to.url if isinstance(to, WebhookTo) else to,
     )
+
+
+def _limit_of(data: CustomerLimits) -> tuple[int, float]:
+    """Requests and their window, said in one of the two ways. Raises: InvalidRate."""
+    if data.rate is not None and data.starts_max is None and data.window_s is None:
+        return parse_rate(data.rate)
+    if data.rate is None and data.starts_max is not None:
+        return data.starts_max, WINDOW_S if data.window_s is None else data.window_s
+    raise InvalidRate("expected either rate, such as 600/m, or starts_max, with window_s if not 60")
 
 
 @get(

@@ -39,4 +39,29 @@ async def list_results(
     return ResultsAnswer(results=found, next_after=found[-1].seq if found else after)
 
 
-ROUTES: Final[list[Any]] = [list_results]
+class NewestResultsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of results, newest first; ask on with `before` set to `next_before`, which is null at the end."""
+
+    results: list[Result]
+    next_before: int | None
+
+
+@get(
+    "/v1/fetch/results/newest",
+    operation_id="listNewestFetchResults",
+    summary="List the newest results",
+    opt=READ,
+)
+async def list_newest_results(
+    fetch: NamedDependency[Fetch],
+    before: Annotated[int | None, QueryParameter(ge=1)] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
+    customer: FromQuery[str | None] = None,
+) -> NewestResultsAnswer:
+    """What was published last, for people who look; whoever polls asks for results in the order of their commits."""
+    found = await fetch.newest_results(before=before, results_max=limit, customer=customer)
+    following = found[-1].seq if len(found) == limit else None
+    return NewestResultsAnswer(results=found, next_before=following)
+
+
+ROUTES: Final[list[Any]] = [list_results, list_newest_results]

@@ -79,4 +79,16 @@ async def confirm_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
     return await fetch.confirm_run(run)
 
 
-ROUTES: Final[list[Any]] = [list_runs, get_run, list_changes, confirm_run]
+@post(
+    "/v1/fetch/runs/{run:int}/discard",
+    operation_id="discardFetchRun",
+    summary="Do not apply a held run",
+    opt=WRITE,
+    status_code=200,
+)
+async def discard_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
+    """End a held run for good; nothing of it is applied, and the next catalogue is compared as ever."""
+    return await fetch.discard_run(run)
+
+
+ROUTES: Final[list[Any]] = [list_runs, get_run, list_changes, confirm_run, discard_run]

@@ -305,6 +305,12 @@ class Fetch:
         await self._catalogues.confirm(run_id)
         return await self.run(run_id)
 
+    async def discard_run(self, run_id: int) -> Run:
+        """End a held run, which is then not to be applied. Raises: RunUnknown, RunNotHeld, RunUnderWay, RunsBusy."""
+        await self.run(run_id)
+        await self._catalogues.discard(run_id)
+        return await self.run(run_id)
+
     async def run(self, run_id: int) -> Run:
         """How far a run is. Raises: RunUnknown."""
         return await self._runs.get(run_id)
@@ -347,6 +353,19 @@ class Fetch:
         if customer is not None:
             await self.customer(customer)
         return await self._items.results(after=after, results_max=results_max, customer=customer)
+
+    async def newest_results(
+        self, *, before: int | None = None, results_max: int = 100, customer: str | None = None
+    ) -> list[Result]:
+        """The newest results, newest first, those before number `before`; for people who look, not for pollers.
+
+        Raises: CustomerUnknown.
+        """
+        if customer is not None:
+            await self.customer(customer)
+        return await self._items.newest_results(
+            before=before, results_max=results_max, customer=customer
+        )
 
     async def declare_consumers(self) -> None:
         """Record the handlers of this process as consumers: results wait for them from now on.

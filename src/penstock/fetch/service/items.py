@@ -45,3 +45,14 @@ class Items:
         return await store.results.find_results(
             self._postgres, after=after, rows_max=rows_max, customer=customer
         )
+
+    async def newest_results(
+        self, *, before: int | None, results_max: int, customer: str | None
+    ) -> list[Result]:
+        """The newest results, those before number `before`, newest first."""
+        return await store.results.results_before(
+            self._postgres,
+            before=BIGINT_MAX if before is None else min(max(0, before), BIGINT_MAX),
+            rows_max=min(max(1, results_max), PAGE_ROWS_MAX),
+            customer=customer,
+        )

@@ -86,6 +86,12 @@ SELECT seq, customer, item, version, action, fields, photos, at FROM penstock.fe
 WHERE seq > :after AND (:customer::text IS NULL OR customer = :customer)
 ORDER BY seq LIMIT :rows_max;
 
+-- name: results_before
+-- The newest results, those before a number, newest first.
+SELECT seq, customer, item, version, action, fields, photos, at FROM penstock.fetch_result
+WHERE seq < :before AND (:customer::text IS NULL OR customer = :customer)
+ORDER BY seq DESC LIMIT :rows_max;
+
 -- name: newest_result
 -- The newest result of the item that result `seq` is of.
 SELECT r.seq, r.customer, r.item, r.version, r.action, r.fields, r.photos, r.at

@@ -278,10 +278,15 @@ WHERE customer = :customer AND id > :run_id AND is_whole AND state IN ('applied'
 ORDER BY id DESC LIMIT 1;
 
 -- name: supersede_held
--- Held runs can no longer be confirmed once another was applied: rows that were equal to their items are staged
--- without content, and those items may be others now.
+-- Held runs can no longer be confirmed once another was applied (rows that were equal to their items are staged
+-- without content, and those items may be others now), nor once a later one is held.
 UPDATE penstock.fetch_run SET state = 'superseded', ended_at = now()
 WHERE customer = :customer AND id <> :run_id AND state = 'held';
+
+-- name: discard_held
+-- A held run is not to be applied by anybody; its number, or nothing where it is not held.
+UPDATE penstock.fetch_run SET state = 'superseded', reason = 'discarded: ' || reason, ended_at = now()
+WHERE id = :run_id AND state = 'held' RETURNING id;
 
 -- name: clear_staged
 -- Drop staged rows of the customer's runs that cannot need them any more.

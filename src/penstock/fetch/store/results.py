@@ -78,6 +78,14 @@ async def find_results(
     return [result_of(row) for row in rows]
 
 
+async def results_before(
+    runner: Runner, *, before: int, rows_max: int, customer: str | None
+) -> list[Result]:
+    """A page of results from the newest on."""
+    rows = await runner.all(SQL.results_before, before=before, rows_max=rows_max, customer=customer)
+    return [result_of(row) for row in rows]
+
+
 async def newest_result(runner: Runner, seq: int) -> Result | None:
     """The newest result of the item that result `seq` is of."""
     row = await runner.one(SQL.newest_result, seq=seq)
