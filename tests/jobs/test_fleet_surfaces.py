@@ -88,6 +88,13 @@ async def test_minutes_over_http(api):
     assert (await api.get("/v1/queues/mail/minutes", params=span)).json() == []
 
 
+async def test_load_over_http(api):
+    found = (await api.get("/v1/fleet/load")).json()
+    [one] = found["queues"]
+    assert (one["queue"], one["done"], one["wait_s"]) == ("mail", 8, 5.0)
+    assert [minute["done"] for minute in found["minutes"]] == [8]
+
+
 async def test_a_crons_life_over_http(api, jobs):
     body = {"name": "nightly", "spec": "0 4 * * *", "queue": "mail", "tz": "Europe/Moscow"}
     added = await api.post("/v1/crons", json={**body, "payload": {"a": 1}})

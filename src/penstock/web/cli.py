@@ -1,4 +1,4 @@
-"""`penstock tokens`: make, list and revoke the tokens of API callers."""
+"""`penstock tokens`: make, list and revoke the tokens of API callers; `penstock audit`: what was done in the console."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, Final
 import click
 
 from penstock.kernel.config import parse_duration_s
-from penstock.kernel.terminal import Terminal
+from penstock.kernel.terminal import Terminal, table
+from penstock.web.audit import Audit, AuditLine
 from penstock.web.model import PUBLISHABLE_SCOPES, SCOPES
 from penstock.web.tokens import NewToken, Token, Tokens
 
@@ -91,7 +92,30 @@ def revoke(terminal: Terminal, name: str) -> None:
     terminal.show(_shown(token), f"token {token.name} is revoked")
 
 
-COMMANDS: Final[list[click.Command]] = [tokens]
+@click.command("audit", short_help="List what was done in the console.")
+@click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
+@click.option("--max", "lines_max", default=100, show_default=True, type=click.IntRange(1, 1000))
+@click.pass_obj
+def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
+    """List what was done in the console, newest first: who, what, when, from where."""
+    found: list[AuditLine] = terminal.run(
+        Audit, lambda service: service.lines(before=before, lines_max=lines_max)
+    )
+    rows = [
+        (
+            line.id,
+            f"{line.at:%Y-%m-%d %H:%M:%S}",
+            line.actor,
+            line.place,
+            line.outcome,
+            line.command,
+        )
+        for line in found
+    ]
+    terminal.show(found, table(("id", "at", "who", "from", "outcome", "what"), rows))
+
+
+COMMANDS: Final[list[click.Command]] = [tokens, audit]
 
 
 def _shown(token: Token) -> dict[str, Any]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Response, get
 from litestar.di import NamedDependency
-from litestar.params import FromPath
+from litestar.params import FromPath, FromQuery, QueryParameter
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock.engines.sql import load_queries
 from penstock.kernel.errors import PenstockError, error_table, kind_of
+from penstock.kernel.limits import PAGE_ROWS_MAX
 from penstock.kernel.metrics import merged_metrics
-from penstock.web.model import House, RouteUnknown
+from penstock.web.audit import Audit, AuditLine
+from penstock.web.model import ALL_SCOPES, House, RouteUnknown
 from penstock.web.problems import UnexpectedError, title_of
 
 READY_TIMEOUT_S: Final = 2.0
@@ -129,6 +131,22 @@ def get_problem(code: FromPath[str]) -> ErrorKind:
     return _row(error)
 
 
+@get(
+    "/v1/audit",
+    operation_id="listAudit",
+    summary="List what was done in the console",
+    opt={"scope": ALL_SCOPES},
+    tags=["about"],
+)
+async def list_audit(
+    audit: NamedDependency[Audit],
+    before: FromQuery[int | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
+) -> list[AuditLine]:
+    """List what was done in the console, newest first: who, what, when, from where; the next page is `before` the last id."""
+    return await audit.lines(before=before, lines_max=limit)
+
+
 ROUTES: Final[list[Any]] = [
     get_index,
     get_health,
@@ -136,6 +154,7 @@ ROUTES: Final[list[Any]] = [
     get_metrics,
     list_problems,
     get_problem,
+    list_audit,
 ]
 
 

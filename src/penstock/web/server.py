@@ -1,6 +1,6 @@
 """The app and its server: rooms' routes in one Litestar app, served by uvicorn in this process.
 
-A request passes the guard, the hot routes, and unless one of these answers, Litestar.
+A request passes the guard, the pages for people, the hot routes, and unless one of these answers, Litestar.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from litestar.openapi.config import OpenAPIConfig
 from penstock.kernel import cursors
 from penstock.kernel.secrets import derive_key
 from penstock.web import http
+from penstock.web.audit import Audit
 from penstock.web.auth import Callers, ScopeGuard
 from penstock.web.bodies import JsonBody, require_json
 from penstock.web.connection import Connection
@@ -36,16 +37,23 @@ from penstock.web.openapi import (
     routes_of_same_shape,
     routes_without_scope,
 )
+from penstock.web.pages import Beside, Pages
 from penstock.web.problems import render_error
 from penstock.web.tokens import Tokens
 
 
-def create_api(house: House) -> Guard:
-    """The ASGI app of `house`. Asserts that each route names its scope and has a shape of its own."""
+def create_api(house: House, pages: Pages | None = None) -> Guard:
+    """The ASGI app of `house`, and `pages` for people beside it.
+
+    Asserts that each route names its scope and has a shape of its own.
+    """
     callers = Callers(Tokens(house.engines.postgres))
     app = create_app(house, callers)
-    hot = HotRoutes(app, callers, house.services())
-    return Guard(hot, house.config.section(WebConfig), route_templates(app))
+    inner: Any = HotRoutes(app, callers, house.services())
+    templates = route_templates(app)
+    if pages is not None:
+        inner, templates = Beside(pages, inner), templates | pages.templates
+    return Guard(inner, house.config.section(WebConfig), templates)
 
 
 def create_app(house: House, callers: Callers | None = None) -> Litestar:
@@ -75,7 +83,8 @@ def describe_api(house: House) -> dict[str, Any]:
 
 def _assemble(house: House, callers: Callers, openapi: OpenAPIConfig | None) -> Litestar:
     config = house.config.section(WebConfig)
-    services = {**house.services(), "about": http.About(house)}
+    audit = Audit(house.engines.postgres)
+    services = {"audit": audit, **house.services(), "about": http.About(house)}
     keys = Keys(house.engines.postgres, kept_s=config.idempotency_kept_s)
     return Litestar(
         route_handlers=[*http.ROUTES, _openapi_route(house), *house.routes()],
@@ -125,7 +134,12 @@ def _giver(service: Any) -> Callable[[], Any]:
     return lambda: service
 
 
-async def run_api(house: House, stop: asyncio.Event, on_ready: Callable[[str, int], None]) -> None:
+async def run_api(
+    house: House,
+    stop: asyncio.Event,
+    on_ready: Callable[[str, int], None],
+    pages: Pages | None = None,
+) -> None:
     """Serve until `stop`; `on_ready(host, port)` is called once connections are taken.
 
     On stop no new connection is taken, and requests under way have `web.graceful_stop` to end.
@@ -137,7 +151,7 @@ async def run_api(house: House, stop: asyncio.Event, on_ready: Callable[[str, in
         host, port = listener.getsockname()[:2]
         server = _Server(
             uvicorn.Config(
-                create_api(house),
+                create_api(house, pages),
                 http=partial(Connection, limits=config),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",

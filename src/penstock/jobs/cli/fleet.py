@@ -88,6 +88,41 @@ def minutes(
     terminal.show(found, table(head, map(_minute_row, found)))
 
 
+@fleet.command("load", short_help="Show how loaded queues are.")
+@click.pass_obj
+def load(terminal: Terminal) -> None:
+    """Show what each queue did in the last five minutes and this one."""
+    found = terminal.run(Jobs, lambda jobs: jobs.fleet.load())
+    head = (
+        "queue",
+        "done",
+        "failed",
+        "retried",
+        "slots",
+        "mean run s",
+        "mean wait s",
+        "longest wait s",
+    )
+    rows = [
+        (
+            one.queue,
+            one.done,
+            one.failed,
+            one.retried,
+            f"{one.slot_s / found.span_s:.1f}",
+            _mean(one.run_mean_s),
+            _mean(one.wait_mean_s),
+            f"{one.wait_max_s:.3f}",
+        )
+        for one in found.queues
+    ]
+    terminal.show(found, table(head, rows))
+
+
+def _mean(mean_s: float | None) -> str:
+    return "unknown" if mean_s is None else f"{mean_s:.3f}"
+
+
 def _describe(state: FleetState) -> str:
     plan = state.plan
     led = f"led by {plan.leader} (term {plan.term})" if plan.is_led else "led by nobody"

@@ -11,6 +11,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 
 from penstock.jobs.fleet.alerts import Alert
 from penstock.jobs.fleet.facts import Decision, FleetState, QueueMinute
+from penstock.jobs.fleet.load import FleetLoad
 from penstock.jobs.http.scopes import READ, WRITE
 from penstock.jobs.service import Jobs
 from penstock.kernel.limits import PAGE_ROWS_MAX
@@ -45,6 +46,12 @@ async def list_alerts(
 ) -> list[Alert]:
     """List the newest alerts; with `open` only those not cleared."""
     return await jobs.fleet.alerts(is_open=is_open)
+
+
+@get("/v1/fleet/load", operation_id="getFleetLoad", summary="Show how loaded queues are", opt=READ)
+async def get_load(jobs: NamedDependency[Jobs]) -> FleetLoad:
+    """Show what each queue did in the last five minutes and this one, and all of them in each minute of the last hour."""
+    return await jobs.fleet.load()
 
 
 @post(
@@ -91,6 +98,7 @@ ROUTES: Final[list[Any]] = [
     get_fleet,
     list_decisions,
     list_alerts,
+    get_load,
     drain_host,
     undrain_host,
     list_minutes,

@@ -11,6 +11,7 @@ from penstock.jobs import store
 from penstock.jobs.errors import HostUnknown
 from penstock.jobs.fleet.alerts import Alert
 from penstock.jobs.fleet.facts import DECISIONS_SHOWN, Decision, FleetState
+from penstock.jobs.fleet.load import LOAD_MINUTES, MINUTES_SHOWN, FleetLoad
 from penstock.jobs.intake import is_storable, require_page
 from penstock.jobs.model import JOB_ID_LAST, JobsConfig
 
@@ -53,6 +54,12 @@ class Fleet:
         """The newest alerts; with `is_open` only those not cleared."""
         return await store.alerts.find_alerts(
             self._postgres, is_open=is_open, alerts_max=ALERTS_SHOWN
+        )
+
+    async def load(self) -> FleetLoad:
+        """What each queue did in the last five minutes and this one, and all of them in the minutes of the last hour."""
+        return await store.minutes.fleet_load(
+            self._postgres, minutes=LOAD_MINUTES, minutes_shown=MINUTES_SHOWN + 1
         )
 
     async def drain(self, host: str) -> None:

@@ -11,6 +11,27 @@ ORDER BY m.minute LIMIT :minutes_max;
 SELECT m.queue, sum(m.done)::bigint AS done, sum(m.failed)::bigint AS failed FROM penstock.queue_minute m
 WHERE m.minute >= date_trunc('minute', now()) - :minutes::integer * interval '1 minute' GROUP BY m.queue;
 
+-- name: queue_loads
+-- What each queue did since the minute began that was :minutes minutes ago, and how long ago that was.
+SELECT q.name AS queue, sum(m.done)::bigint AS done, sum(m.failed)::bigint AS failed, sum(m.retried)::bigint AS retried,
+    sum(m.lost)::bigint AS lost, sum(m.calls)::bigint AS calls, sum(m.run_s)::float8 AS run_s, sum(m.wait_s)::float8 AS wait_s,
+    max(m.wait_max_s)::float8 AS wait_max_s, sum(m.slot_s)::float8 AS slot_s
+FROM penstock.queue_minute m JOIN penstock.queue q ON q.id = m.queue
+WHERE m.minute >= date_trunc('minute', now()) - :minutes::integer * interval '1 minute'
+GROUP BY q.name ORDER BY q.name;
+
+-- name: load_span
+-- Seconds since the minute began that was :minutes minutes ago.
+SELECT extract(epoch FROM now() - date_trunc('minute', now()))::float8 + :minutes::integer * 60.0;
+
+-- name: fleet_minutes
+-- What all queues did in each of the last :minutes minutes, this one included, oldest first.
+SELECT m.minute, sum(m.done)::bigint AS done, sum(m.failed)::bigint AS failed, sum(m.retried)::bigint AS retried,
+    sum(m.run_s)::float8 AS run_s, max(m.wait_max_s)::float8 AS wait_max_s, sum(m.slot_s)::float8 AS slot_s
+FROM penstock.queue_minute m
+WHERE m.minute > date_trunc('minute', now()) - :minutes::integer * interval '1 minute'
+GROUP BY m.minute ORDER BY m.minute;
+
 -- name: drop_minutes
 -- Forget minutes that were kept long enough, the oldest first.
 DELETE FROM penstock.queue_minute WHERE ctid = ANY(ARRAY(

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from penstock.engines.postgres import Runner
 from penstock.jobs.fleet.facts import QueueMinute
+from penstock.jobs.fleet.load import FleetLoad, FleetMinute, QueueLoad
 from penstock.jobs.store.sql import SQL
 
 
@@ -21,6 +22,18 @@ async def queue_minutes(
         SQL.queue_minutes, queue=queue_id, from_at=from_at, to_at=to_at, minutes_max=minutes_max
     )
     return [QueueMinute(**row) for row in rows]
+
+
+async def fleet_load(runner: Runner, *, minutes: int, minutes_shown: int) -> FleetLoad:
+    """What each queue did in the last `minutes`, and all of them in each of the last `minutes_shown`."""
+    span_s = await runner.value(SQL.load_span, minutes=minutes)
+    queues = await runner.all(SQL.queue_loads, minutes=minutes)
+    shown = await runner.all(SQL.fleet_minutes, minutes=minutes_shown)
+    return FleetLoad(
+        span_s=span_s,
+        queues=[QueueLoad(**row) for row in queues],
+        minutes=[FleetMinute(**row) for row in shown],
+    )
 
 
 async def recent_outcomes(runner: Runner, *, minutes: int) -> dict[int, tuple[int, int]]:

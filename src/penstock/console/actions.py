@@ -1,0 +1,183 @@
+"""Actions: each is one value that says what it does, as a form, as a command and as an HTTP call.
+
+Nothing is done that cannot also be typed: the form shows the command line and the call that do the same, with what stands in
+its fields. `run` calls the one public verb and gives back a sentence; the audit has a line of every try.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from penstock.console.model import FieldsInvalid
+from penstock.kernel.errors import FieldProblem
+
+TEXT_CHARACTERS_MAX: Final = 64 * 1024
+INT64_MAX: Final = 2**63 - 1
+_PLACE: Final = re.compile(r"\{(\w+)(?:\|(\w+))?\}")
+_OPTIONAL: Final = re.compile(r" ?\[([^\[\]]*)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A field of an action's form; `fixed` is given with the link and only shown."""
+
+    name: str
+    label: str
+    kind: str = "text"
+    required: bool = True
+    hint: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    default: str = ""
+
+    def parse(self, given: str | None) -> Any:
+        """The value of what was typed; None where nothing was. Raises: ValueError with what was expected."""
+        text = (given or "").strip()
+        if self.kind == "check":
+            return text not in ("", "0")
+        if not text:
+            if self.required:
+                raise ValueError("is needed")
+            return None
+        if len(text) > TEXT_CHARACTERS_MAX or "\0" in text:
+            raise ValueError(f"expected at most {TEXT_CHARACTERS_MAX} characters, none of them NUL")
+        return _PARSERS.get(self.kind, _parse_text)(self, text)
+
+
+def _parse_text(_: Field, text: str) -> str:
+    return text
+
+
+def _parse_number(_: Field, text: str) -> int:
+    if re.fullmatch(r"-?[0-9]{1,19}", text) is None or abs(int(text)) > INT64_MAX:
+        raise ValueError("expected a whole number")
+    return int(text)
+
+
+def _parse_decimal(_: Field, text: str) -> float:
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", text) is None:
+        raise ValueError("expected a number such as 0.25")
+    return float(text)
+
+
+def _parse_select(field: Field, text: str) -> str:
+    if text not in [value for value, _ in field.options]:
+        raise ValueError(f"expected one of {', '.join(v for v, _ in field.options if v)}")
+    return text
+
+
+def _parse_json(_: Field, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"expected JSON: {error}") from error
+
+
+_PARSERS: Final[Mapping[str, Callable[[Field, str], Any]]] = {
+    "number": _parse_number,
+    "decimal": _parse_decimal,
+    "select": _parse_select,
+    "json": _parse_json,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Something that can be done; see the module's words.
+
+    `command` has `{field}` for shell-quoted values, `{field|none}` with what stands for an empty one, `[--option {field}]`
+    for what is left out while empty and `[--flag ?field]`; `body` makes the JSON of the HTTP call. `preview` says what would be hit, before it is.
+    """
+
+    name: str
+    title: str
+    scope: str
+    what: str
+    command: str
+    method: str
+    path: str
+    run: Callable[[Any, dict[str, Any]], Awaitable[str]]
+    body: Callable[[dict[str, Any]], Any] | None = None
+    fields: tuple[Field, ...] = ()
+    is_danger: bool = False
+    preview: Callable[[Any, dict[str, Any]], Awaitable[str]] | None = None
+
+    def parse(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """The values of a form. Raises: FieldsInvalid, with every fault."""
+        values: dict[str, Any] = {}
+        problems = []
+        for field in self.fields:
+            try:
+                values[field.name] = field.parse(given.get(field.name, field.default))
+            except ValueError as fault:
+                problems.append(FieldProblem(field.name, "invalid", str(fault)))
+        if problems:
+            lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
+            raise FieldsInvalid(f"{self.title}: {lines}", problems=tuple(problems))
+        return values
+
+    def sketch(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Values for showing: what cannot be read yet stands as it was typed, or as its name in capitals."""
+        values: dict[str, Any] = {}
+        for field in self.fields:
+            text = given.get(field.name, field.default)
+            try:
+                values[field.name] = field.parse(text)
+            except ValueError:
+                values[field.name] = text or field.name.upper()
+        return values
+
+    def described(self, values: Mapping[str, Any]) -> str:
+        """The sentence on the form."""
+        return _PLACE.sub(lambda m: _shown(values.get(m[1])), self.what)
+
+    def as_command(self, values: Mapping[str, Any]) -> str:
+        """The command line that does the same."""
+
+        def optional(match: re.Match[str]) -> str:
+            is_given = all(_is_given(values.get(name)) for name, _ in _PLACE.findall(match[1]))
+            flag = re.fullmatch(r"(--[\w-]+) \?(\w+)", match[1])
+            if flag is not None:
+                return f" {flag[1]}" if values.get(flag[2]) else ""
+            return f" {match[1]}" if is_given else ""
+
+        line = _OPTIONAL.sub(optional, self.command)
+        return _PLACE.sub(lambda m: shlex.quote(self._typed(m[1], values) or m[2] or ""), line)
+
+    def _typed(self, name: str, values: Mapping[str, Any]) -> str:
+        value = values.get(name)
+        if value is None and any(f.name == name and f.kind == "json" for f in self.fields):
+            return "null"
+        return _shown(value)
+
+    def as_http(self, values: Mapping[str, Any]) -> str:
+        """The call that does the same, and its body if it has one."""
+        place = _PLACE.sub(lambda m: quote(_shown(values.get(m[1])), safe=""), self.path)
+        line = f"{self.method} {place}"
+        if self.body is None:
+            return line
+        try:
+            body = msgspec.json.format(msgspec.json.encode(self.body(dict(values))), indent=2)
+        except (TypeError, ValueError, KeyError):
+            return line
+        return f"{line}\nContent-Type: application/json\n\n{body.decode()}"
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False and value != ""
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict | list):
+        return msgspec.json.encode(value).decode()
+    return str(value)

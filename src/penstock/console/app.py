@@ -1,0 +1,212 @@
+"""The console as one ASGI app under `/console`, which the web floor puts beside the API.
+
+It has a Litestar app of its own: its callers come by a session instead of a header, its errors are pages, its bodies are forms,
+and none of its routes belongs to the API's description.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+from litestar import Litestar, Request, Response, get, post
+from litestar.response import Redirect, ServerSentEvent
+from litestar.response.sse import ServerSentEventMessage
+
+from penstock.console.doing import Doing
+from penstock.console.live import Told, Watched
+from penstock.console.model import BODY_BYTES_MAX, PREFIX, LoginNeeded, PageUnknown, csp_reports
+from penstock.console.pages import Pages, require_scope, url_of
+from penstock.console.screens import ROOMS
+from penstock.console.security import Door, safe_back, theme_cookie, visitor_of
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.logs import logger
+from penstock.kernel.streams import ENDLESS
+from penstock.web.model import House
+from penstock.web.problems import MEDIA_TYPE, as_ours, headers_of, problem_of
+from penstock.web.sessions import Sessions
+
+RETRY_MS: Final = 2_000
+KEPT_FOR_EVER: Final = "public, max-age=31536000, immutable"
+REPORT_CHARACTERS_MAX: Final = 2_000
+_log: Final = logger(__name__)
+Asked = Request[Any, Any, Any]
+
+
+class Console:
+    """The ASGI app; implements `penstock.web.pages.Pages`."""
+
+    prefix = PREFIX
+
+    def __init__(self, house: House) -> None:
+        self._door = Door(house, Sessions(house.engines.postgres))
+        self._pages = Pages(house, self._door, ROOMS)
+        doing = Doing(self._pages)
+        self._app = Litestar(
+            route_handlers=[
+                self._asset_route(),
+                *self._login_routes(),
+                *self._live_routes(),
+                *doing.routes(),
+                *self._screen_routes(),
+            ],
+            exception_handlers={Exception: self._render_error},
+            request_max_body_size=BODY_BYTES_MAX,
+            openapi_config=None,
+            logging_config=None,
+            debug=False,
+        )
+
+    @property
+    def templates(self) -> set[str]:
+        """The path templates, as metrics name them."""
+        screens = {PREFIX + screen.path.rstrip("/") for room in ROOMS for screen in room.screens}
+        return screens | {route.path_format for route in self._app.routes}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request."""
+        await self._app(scope, receive, send)
+
+    def _screen_routes(self) -> list[Any]:
+        @get([PREFIX, f"{PREFIX}/{{rest:path}}"])
+        async def get_screen(request: Asked) -> Response[bytes]:
+            return await self._pages.screen(request)
+
+        return [get_screen]
+
+    def _asset_route(self) -> Any:
+        @get(f"{PREFIX}/assets/{{name:path}}", sync_to_thread=False)
+        def get_asset(request: Asked) -> Response[bytes]:
+            name = request.scope["path"].removeprefix(f"{PREFIX}/assets/")
+            found = self._pages.assets.find(name)
+            if found is None:
+                raise PageUnknown("the console has no such file")
+            headers = {"etag": f'"{found.tag}"', "vary": "Accept-Encoding"}
+            is_tagged = request.query_params.get("v") == found.tag
+            headers["cache-control"] = KEPT_FOR_EVER if is_tagged else "no-cache"
+            if request.headers.get("if-none-match") == headers["etag"]:
+                return Response(b"", status_code=304, headers=headers)
+            body = found.body
+            if found.packed and "gzip" in request.headers.get("accept-encoding", ""):
+                body, headers["content-encoding"] = found.packed, "gzip"
+            return Response(body, media_type=found.media_type, headers=headers)
+
+        return get_asset
+
+    def _login_routes(self) -> list[Any]:
+        door, pages = self._door, self._pages
+
+        @get(f"{PREFIX}/login")
+        async def get_login(request: Asked) -> Response[Any]:
+            back = safe_back(request.query_params.get("back", ""))
+            if door.is_local(request):
+                return Redirect(back, status_code=303)
+            return pages.form(request, None, "login.html", title="Log in", back=back, text="")
+
+        @post(f"{PREFIX}/login", status_code=200)
+        async def post_login(request: Asked) -> Response[Any]:
+            given = dict(await request.form())
+            back = safe_back(str(given.get("back", "")))
+            try:
+                cookie = await door.login(str(given.get("token", "")))
+            except PenstockError as refusal:
+                return pages.form(
+                    request,
+                    None,
+                    "login.html",
+                    status=refusal.status,
+                    title="Log in",
+                    back=back,
+                    text=refusal.public_text,
+                )
+            answer: Response[Any] = Redirect(back, status_code=303)
+            answer.cookies.append(door.session_cookie(request, cookie))
+            return answer
+
+        @post(f"{PREFIX}/logout", status_code=200)
+        async def post_logout(request: Asked) -> Response[Any]:
+            visitor = await door.visitor(request)
+            door.require_own_form(request, visitor, dict(await request.form()))
+            await door.logout(visitor)
+            answer: Response[Any] = Redirect(f"{PREFIX}/login", status_code=303)
+            answer.cookies.append(door.session_cookie(request, ""))
+            return answer
+
+        @post(f"{PREFIX}/theme", status_code=200)
+        async def post_theme(request: Asked) -> Response[Any]:
+            given = dict(await request.form())
+            answer: Response[Any] = Redirect(safe_back(str(given.get("back", ""))), status_code=303)
+            answer.cookies.append(theme_cookie(str(given.get("theme", ""))))
+            return answer
+
+        return [get_login, post_login, post_logout, post_theme]
+
+    def _live_routes(self) -> list[Any]:
+        pages = self._pages
+
+        @get(f"{PREFIX}/live")
+        async def get_live(request: Asked) -> Response[Any]:
+            visitor = await self._door.visitor(request)
+            url = safe_back(request.query_params.get("url", ""))
+            route, *_ = pages.find(url)
+            require_scope(visitor.caller, route.screen.scope)
+            pages.sampler.require_room()
+            watched = Watched(url, visitor.caller.scopes)
+            events = pages.sampler.watch(watched, request.query_params.get("page", ""))
+            request.scope[ENDLESS] = True  # type: ignore[typeddict-unknown-key]
+            answer: Response[Any] = ServerSentEvent(_messages(events))
+            return answer
+
+        @post(f"{PREFIX}/csp", status_code=204)
+        async def post_csp(request: Asked) -> None:
+            body = await request.body()
+            csp_reports.inc()
+            _log.warning(
+                "csp_report", report=body[:REPORT_CHARACTERS_MAX].decode("utf-8", "replace")
+            )
+
+        return [get_live, post_csp]
+
+    def _render_error(self, request: Asked, error: Exception) -> Response[Any]:
+        ours = as_ours(error)
+        is_page = "text/html" in request.headers.get("accept", "")
+        if not is_page and "hx-request" not in request.headers:
+            return Response(
+                msgspec.json.encode(problem_of(ours)),
+                status_code=ours.status,
+                media_type=MEDIA_TYPE,
+                headers=headers_of(ours),
+            )
+        if isinstance(ours, LoginNeeded):
+            return _to_login(request)
+        answer = self._pages.message(
+            request,
+            visitor_of(request),
+            status=ours.status,
+            code=ours.code,
+            text=ours.public_text,
+        )
+        for name, value in headers_of(ours).items():
+            answer.headers.setdefault(name, value)
+        return answer
+
+
+async def _messages(events: Any) -> Any:
+    yield ServerSentEventMessage(data=None, retry=RETRY_MS, comment="from now on")
+    async for told in events:
+        yield _message(told)
+
+
+def _message(told: Told) -> ServerSentEventMessage:
+    if not told.event:
+        return ServerSentEventMessage(data=None, comment="still here")
+    return ServerSentEventMessage(data=told.data, event=told.event)
+
+
+def _to_login(request: Asked) -> Response[Any]:
+    back = quote(url_of(request), safe="")
+    place = f"{PREFIX}/login?back={back}"
+    if "hx-request" in request.headers:
+        return Response(b"", status_code=200, headers={"hx-redirect": place})
+    return Redirect(place, status_code=303)

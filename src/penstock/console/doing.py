@@ -1,0 +1,146 @@
+"""The routes of actions: a form that says what will be done, and the doing, with a line in the audit.
+
+Every action has one form, so that what it does, its command and its HTTP call are read before the button is pressed. With
+scripts it opens above the page; without it is a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from litestar import Request, Response, get, post
+from litestar.params import FromPath
+from litestar.response import Redirect
+
+from penstock.console.actions import Action
+from penstock.console.model import PREFIX, ActionUnknown, FieldsInvalid
+from penstock.console.pages import Pages, require_scope
+from penstock.console.security import Visitor, safe_back
+from penstock.console.seeing import Ask
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.logs import logger
+
+_log: Final = logger(__name__)
+Asked = Request[Any, Any, Any]
+
+
+class Doing:
+    """Forms of actions and what they do."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self._door = pages.door
+
+    def routes(self) -> list[Any]:
+        """The Litestar handlers."""
+
+        @get(f"{PREFIX}/do/{{name:str}}")
+        async def get_form(request: Asked, name: FromPath[str]) -> Response[bytes]:
+            visitor = await self._door.visitor(request)
+            action = self._action(name)
+            require_scope(visitor.caller, action.scope)
+            return await self._form(request, visitor, action, _query(request))
+
+        @get(f"{PREFIX}/do/{{name:str}}/calls")
+        async def get_calls(request: Asked, name: FromPath[str]) -> Response[bytes]:
+            await self._door.visitor(request)
+            action = self._action(name)
+            values = action.sketch(_query(request))
+            return self._pages.fragment(
+                "calls.html", command=action.as_command(values), http=action.as_http(values)
+            )
+
+        @post(f"{PREFIX}/do/{{name:str}}", status_code=200)
+        async def post_action(request: Asked, name: FromPath[str]) -> Response[Any]:
+            visitor = await self._door.visitor(request)
+            given = {key: str(value) for key, value in dict(await request.form()).items()}
+            self._door.require_own_form(request, visitor, given)
+            action = self._action(name)
+            require_scope(visitor.caller, action.scope)
+            try:
+                values = action.parse(given)
+            except FieldsInvalid as faults:
+                return await self._form(request, visitor, action, given, faults=faults)
+            back = safe_back(given.get("back", ""))
+            ask = self._pages.ask(visitor.caller, path=back, params={}, query={})
+            tone, text = await self._do(request, ask, action, values)
+            return self._back(request, back, tone, text)
+
+        return [get_form, get_calls, post_action]
+
+    async def _do(
+        self, request: Asked, ask: Ask, action: Action, values: dict[str, Any]
+    ) -> tuple[str, str]:
+        """Tone and sentence of what became of it; every try has its line."""
+        audit = self._pages.audit
+        line_id = await audit.begin(
+            actor=ask.caller.name,
+            place=(request.scope.get("client") or ("unknown", 0))[0],
+            action=action.name,
+            command=action.as_command(values),
+        )
+        try:
+            text = await action.run(ask, values)
+        except PenstockError as refusal:
+            await audit.end(line_id, "refused", refusal.public_text)
+            return "bad", refusal.public_text
+        except BaseException:
+            await audit.end(line_id, "failed", "the server failed on this, which is our mistake")
+            raise
+        await audit.end(line_id, "done", text)
+        _log.info("action_done", action=action.name, actor=ask.caller.name, audit_id=line_id)
+        return "good", text
+
+    async def _form(
+        self,
+        request: Asked,
+        visitor: Visitor,
+        action: Action,
+        given: Mapping[str, str],
+        *,
+        faults: FieldsInvalid | None = None,
+    ) -> Response[bytes]:
+        values = action.sketch(given)
+        back = safe_back(given.get("back", ""))
+        preview = ""
+        if action.preview is not None and faults is None:
+            ask = self._pages.ask(visitor.caller, path=back, params={}, query={})
+            try:
+                preview = await action.preview(ask, values)
+            except PenstockError as refusal:
+                preview = refusal.public_text
+        return self._pages.form(
+            request,
+            visitor,
+            "action.html",
+            status=422 if faults else 200,
+            title=action.title,
+            action=action,
+            given=given,
+            faults={p.pointer: p.text for p in faults.problems} if faults else {},
+            back=back,
+            preview=preview,
+            described=action.described(values),
+            command=action.as_command(values),
+            http=action.as_http(values),
+        )
+
+    def _back(self, request: Asked, back: str, tone: str, text: str) -> Response[Any]:
+        answer: Response[Any]
+        if "hx-request" in request.headers:
+            answer = Response(b"", status_code=200, headers={"hx-redirect": back})
+        else:
+            answer = Redirect(back, status_code=303)
+        answer.cookies.append(self._door.told_cookie(tone, text))
+        return answer
+
+    def _action(self, name: str) -> Action:
+        found = self._pages.actions.get(name)
+        if found is None:
+            raise ActionUnknown(f"the console has no action {name[:80]!r}")
+        return found
+
+
+def _query(request: Asked) -> dict[str, str]:
+    return {key: request.query_params[key] for key in request.query_params}

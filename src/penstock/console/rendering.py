@@ -1,0 +1,140 @@
+"""Templates to bytes: one Jinja environment that escapes everything, and the files that pages load.
+
+Values of users stand in pages as text, whatever they hold: autoescape is on for every template, `safe` is not used, and a
+variable that a template misses is an error. A page's policy forbids inline scripts and styles on top of that.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import mimetypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from penstock.console import shown
+from penstock.console.model import PREFIX
+
+COMPRESSED_FROM_BYTES: Final = 1_024
+
+
+def _ticks(text: str) -> Markup:
+    """Text with what stands between backticks as code, as our own messages mark it."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if index % 2 else escape(part)
+        for index, part in enumerate(parts)
+    )
+
+
+FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "count": shown.count,
+    "short": shown.short,
+    "seconds": shown.seconds,
+    "bytes": shown.size,
+    "percent": shown.percent,
+    "stamp": shown.stamp,
+    "pretty": shown.pretty,
+    "path": shown.path_segment,
+    "tone": shown.tone_of,
+    "points": shown.spark_points,
+    "ticks": _ticks,
+}
+
+
+class Live:
+    """Collects the live fragments of one page while it is rendered; `{% call live("name") %}...{% endcall %}`."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, str] = {}
+
+    def __call__(self, name: str, tag: str = "span", *, caller: Callable[[], Markup]) -> Markup:
+        html = Markup(str(caller()).strip())  # noqa: S704 - what a template rendered, escaped by it
+        assert name not in self.parts, f"two live fragments of one name: {name}"
+        self.parts[name] = str(html)
+        # Markup.format costs as much as the rest of a large page.
+        return Markup(f'<{tag} data-live="{escape(name)}">{html}</{tag}>')  # noqa: S704 - both are escaped
+
+    def text(self, name: str, value: str) -> Markup:
+        """The same for the document of a chart, which is kept as hidden text."""
+        self.parts[name] = str(escape(value))
+        return Markup('<span data-live="{}" hidden>{}</span>').format(name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file that pages load; `tag` tells its content."""
+
+    body: bytes
+    packed: bytes | None
+    media_type: str
+    tag: str
+
+
+class Assets:
+    """Every file under `assets/`, read once and kept: a fixed set, so no name leads elsewhere."""
+
+    def __init__(self) -> None:
+        self._found = dict(_read(files("penstock.console") / "assets", ""))
+
+    def find(self, name: str) -> Asset | None:
+        """The file of that name."""
+        return self._found.get(name)
+
+    def url(self, name: str) -> str:
+        """Where pages load it: another address for each content, so that it may be kept for ever."""
+        return f"{PREFIX}/assets/{name}?v={self._found[name].tag}"
+
+
+def make_environment(assets: Assets, **globals_: Any) -> Environment:
+    """The environment of all templates."""
+    environment = Environment(
+        loader=PackageLoader("penstock.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters.update(FILTERS)
+    environment.globals.update(
+        asset=assets.url, prefix=PREFIX, document=_document, do_url=_do_url, **globals_
+    )
+    return environment
+
+
+def _document(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _do_url(action: str, values: Mapping[str, Any], back: str) -> str:
+    given = {name: _typed(value) for name, value in values.items() if value not in (None, "")}
+    return f"{PREFIX}/do/{action}?{urlencode({**given, 'back': back})}"
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "1" if value else ""
+    return _document(value) if isinstance(value, dict | list) else value
+
+
+def _read(folder: Traversable, prefix: str) -> Any:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _read(entry, f"{prefix}{entry.name}/")
+        elif not entry.name.startswith("."):
+            body = entry.read_bytes()
+            media_type = mimetypes.guess_type(entry.name)[0] or "application/octet-stream"
+            packed = gzip.compress(body, mtime=0) if len(body) > COMPRESSED_FROM_BYTES else None
+            tag = hashlib.sha256(body).hexdigest()[:12]
+            yield prefix + entry.name, Asset(body, packed, media_type, tag)

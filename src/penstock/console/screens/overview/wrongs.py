@@ -1,0 +1,161 @@
+"""What is wrong now: each with where to look and what to do. Pure; what could not be read is itself a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.console import shown
+from penstock.console.model import PREFIX
+from penstock.console.seeing import Found
+from penstock.jobs.crons import Cron
+from penstock.jobs.fleet.alerts import HOST_RULE, Alert
+from penstock.jobs.fleet.facts import FleetState
+from penstock.jobs.model import QueueStatus
+
+VIEWS_LAG_S: Final = 30.0
+FEED_LAG_S: Final = 60.0
+MENDS: Final[Mapping[str, str]] = {
+    "active_grows": "See which jobs come and whether handlers became slow; raise its most slots, or pause who sends.",
+    "leased_grows": "See what its slots do: handlers may hang on something that does not answer.",
+    "oldest_waits": "See why its oldest jobs wait: pause, lane, missing code or too few slots.",
+    "many_fail": "Read the errors of its failed jobs; once they are mended, retry all at once.",
+    "at_max": "Raise its most slots if the machines have room, or make its handlers quicker.",
+    "fleet_short": "Add hosts, or lower what other queues may take.",
+    HOST_RULE: "Look at that machine. Its jobs went to others already; nothing is lost.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    """Something wrong: `tone` bad or warn, where it is, what it is, and what to do."""
+
+    tone: str
+    subject: str
+    href: str
+    text: str
+    mend: str
+
+
+def wrong_engines(engines: Mapping[str, str | None]) -> Iterator[Wrong]:
+    """Engines that do not answer, by name with why."""
+    for name, error in engines.items():
+        if error is not None:
+            yield Wrong(
+                tone="bad",
+                subject=f"{name} does not answer",
+                href="/readyz",
+                text=error,
+                mend="`penstock doctor` says what is missing. Everything reconnects by itself once it is back.",
+            )
+
+
+def wrong_fleet(fleet: Found[FleetState]) -> Iterator[Wrong]:
+    """Open alerts, hosts that are silent, and a fleet that nobody plans."""
+    if fleet.value is None:
+        return
+    told = {alert.subject for alert in fleet.value.alerts if alert.rule == HOST_RULE}
+    for alert in fleet.value.alerts:
+        yield _of_alert(alert)
+    for host in fleet.value.hosts:
+        if host.is_silent and host.name not in told:
+            yield Wrong(
+                tone="bad",
+                subject=f"host {host.name}",
+                href=f"{PREFIX}/jobs/hosts",
+                text="it reports no more; after 30 s its jobs go to others",
+                mend=MENDS[HOST_RULE],
+            )
+    if not fleet.value.plan.is_led:
+        yield Wrong(
+            tone="warn",
+            subject="nobody plans the fleet",
+            href=f"{PREFIX}/jobs/hosts",
+            text="slots stay where they are, and crons do not come",
+            mend="Start a scheduler: `penstock scheduler`, or `penstock up`, which has one.",
+        )
+
+
+def wrong_queues(queues: Found[Sequence[QueueStatus]]) -> Iterator[Wrong]:
+    """Queues whose jobs wait for a person: paused, or without code anywhere."""
+    for queue in queues.value or ():
+        if not queue.ready:
+            continue
+        href = f"{PREFIX}/jobs/queues/{shown.path_segment(queue.queue)}"
+        waiting = f"{shown.count(queue.ready)} jobs wait"
+        if queue.paused:
+            yield Wrong(
+                tone="warn",
+                subject=f"queue {queue.queue} is paused",
+                href=href,
+                text=waiting,
+                mend="Resume it when they may run.",
+            )
+        elif not queue.is_known:
+            yield Wrong(
+                tone="warn",
+                subject=f"queue {queue.queue}",
+                href=href,
+                text=f"{waiting}, and no running code knows the queue",
+                mend="Start an agent whose application has it, or take its jobs with `penstock jobs take`.",
+            )
+
+
+def wrong_crons(crons: Found[Sequence[Cron]]) -> Iterator[Wrong]:
+    """Crons that paused themselves."""
+    for cron in crons.value or ():
+        if cron.error is not None:
+            yield Wrong(
+                tone="bad",
+                subject=f"cron {cron.name}",
+                href=f"{PREFIX}/jobs/crons",
+                text=cron.error,
+                mend="Mend what it says, then resume it.",
+            )
+
+
+def wrong_runs(runs: Found[Sequence[Any]] | None) -> Iterator[Wrong]:
+    """Catalogues that are held until a person looks."""
+    for run in (runs.value if runs is not None else None) or ():
+        if str(run.state) == "held":
+            yield Wrong(
+                tone="warn",
+                subject=f"catalogue of {run.customer} is held",
+                href=f"{PREFIX}/fetch/runs/{run.run}",
+                text=run.reason or "it looks wrong",
+                mend="See what it would change; confirm it, or have the seller send a better one.",
+            )
+
+
+def wrong_lags(lag: Found[Sequence[Any]], feed_lag_s: float | None) -> Iterator[Wrong]:
+    """Views that are not flushed, feeds that are not swept."""
+    oldest_s = max((shard.oldest_s for shard in lag.value or ()), default=0.0)
+    if oldest_s > VIEWS_LAG_S:
+        yield Wrong(
+            tone="warn",
+            subject="views are not flushed",
+            href=f"{PREFIX}/views",
+            text=f"the oldest hit waits for {shown.seconds(oldest_s)}",
+            mend="See that a flusher runs: `penstock flusher`. Totals on pages count it already.",
+        )
+    if feed_lag_s is not None and feed_lag_s > FEED_LAG_S:
+        yield Wrong(
+            tone="warn",
+            subject="feeds are not swept",
+            href=f"{PREFIX}/feed",
+            text=f"the oldest change waits for {shown.seconds(feed_lag_s)}",
+            mend="See that a flusher runs: `penstock flusher`.",
+        )
+
+
+def _of_alert(alert: Alert) -> Wrong:
+    name = shown.path_segment(alert.subject)
+    is_host = alert.rule == HOST_RULE
+    return Wrong(
+        tone="bad",
+        subject=f"{'host' if is_host else 'queue'} {alert.subject}",
+        href=f"{PREFIX}/jobs/hosts" if is_host else f"{PREFIX}/jobs/queues/{name}",
+        text=alert.text,
+        mend=MENDS.get(alert.rule, ""),
+    )

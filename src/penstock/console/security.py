@@ -1,0 +1,217 @@
+"""Who may see the console, and what its pages may do.
+
+From this machine itself it is open where nothing stands in between: the API listens on loopback, the peer is loopback, the
+Host header names loopback (a page elsewhere can make its own name point here, but not that header) and no proxy passed the
+request on. Everyone else shows a token once; a session in PostgreSQL stands for it then, for `console.session`, and ends with
+the token. The cookie is HttpOnly and SameSite=Strict; a form needs the mark of its session besides, which only our pages know.
+
+Pages may load scripts, styles and data from here alone, pictures and sound from the media role as well; nothing is inline, so
+text of users that slipped through as markup would still run nothing. What breaks this is reported and counted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from litestar.datastructures import Cookie
+
+from penstock.console.model import PREFIX, ConsoleConfig, FormRefused, LoginNeeded
+from penstock.kernel.secrets import Key, derive_key
+from penstock.web.guard import host_name
+from penstock.web.model import ALL_SCOPES, LOOPBACK_NAMES, House, OriginRefused, WebConfig
+from penstock.web.sessions import Sessions
+from penstock.web.tokens import Caller
+
+SESSION_COOKIE: Final = "penstock_console"
+TOLD_COOKIE: Final = "penstock_told"
+THEME_COOKIE: Final = "penstock_theme"
+VISITOR: Final = "penstock.console.visitor"
+"""The key in an ASGI scope."""
+THEMES: Final = ("auto", "light", "dark")
+TOLD_BYTES_MAX: Final = 1_500
+FORWARDED: Final = frozenset(
+    {"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"}
+)
+LOCAL: Final = Caller(0, "local", frozenset({ALL_SCOPES}))
+"""Who sits at this machine."""
+CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:{media};"
+    " media-src 'self'{media}; connect-src 'self'; form-action 'self'; frame-ancestors 'none';"
+    f" base-uri 'none'; report-uri {PREFIX}/csp; report-to csp"
+)
+_COOKIE: Final = re.compile(r"[0-9A-Za-z_-]{43}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """Who looks: the caller, the text of his session's cookie, and the mark that his forms carry."""
+
+    caller: Caller
+    cookie: str
+    mark: str
+    is_local: bool
+    is_fresh: bool = False
+    """The cookie is yet to be set."""
+
+
+class Door:
+    """Lets visitors in."""
+
+    def __init__(self, house: House, sessions: Sessions) -> None:
+        self._config = house.config.section(ConsoleConfig)
+        self._listens_locally = house.config.section(WebConfig).listen[0] in LOOPBACK_NAMES
+        self._house = house
+        self._sessions = sessions
+
+    async def visitor(self, request: Any) -> Visitor:
+        """Who looks; `visitor_of` knows it from then on. Raises: LoginNeeded, PostgresDown."""
+        visitor = await self._visitor(request)
+        request.scope[VISITOR] = visitor
+        return visitor
+
+    async def _visitor(self, request: Any) -> Visitor:
+        cookie = request.cookies.get(SESSION_COOKIE, "")
+        is_known = _COOKIE.fullmatch(cookie) is not None
+        if self.is_local(request):
+            chosen = cookie if is_known else secrets.token_urlsafe(32)
+            return Visitor(
+                caller=LOCAL,
+                cookie=chosen,
+                mark=self._mark(chosen),
+                is_local=True,
+                is_fresh=not is_known,
+            )
+        caller = await self._sessions.find(cookie) if is_known else None
+        if caller is None:
+            raise LoginNeeded("the console needs a login: show a token to begin")
+        return Visitor(caller=caller, cookie=cookie, mark=self._mark(cookie), is_local=False)
+
+    def is_local(self, request: Any) -> bool:
+        """Whether the request comes from this machine itself, with nothing in between."""
+        if self._config.login == "always" or not self._listens_locally:
+            return False
+        if not FORWARDED.isdisjoint(request.headers):
+            return False
+        peer = request.scope.get("client")
+        host = host_name(request.headers.get("host", "").lower())
+        return peer is not None and _is_loopback(peer[0]) and host in LOOPBACK_NAMES
+
+    def require_own_form(self, request: Any, visitor: Visitor, given: Mapping[str, str]) -> None:
+        """Refuse a form that is not of this session's pages. Raises: OriginRefused, FormRefused."""
+        origin = request.headers.get("origin", "")
+        if urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
+            raise OriginRefused(
+                f"origin {origin[:80]!r} may not change anything here: use the console's own pages"
+            )
+        if not hmac.compare_digest(str(given.get("mark", "")).encode(), visitor.mark.encode()):
+            raise FormRefused(
+                "this form is of a session that has ended: load its page again, then send it"
+            )
+
+    async def login(self, token: str) -> str:
+        """The cookie of a new session for whoever holds `token`. Raises: TokenRefused."""
+        return await self._sessions.begin(token, lasts_s=self._config.session_s)
+
+    async def logout(self, visitor: Visitor) -> None:
+        """End a session."""
+        if not visitor.is_local:
+            await self._sessions.end(visitor.cookie)
+
+    def session_cookie(self, request: Any, text: str) -> Cookie:
+        """The cookie that begins a session, or with an empty text ends it."""
+        lasts_s = int(self._config.session_s) if text else 0
+        # Behind a proxy that speaks TLS the cookie never leaves it again.
+        is_secure = request.headers.get("x-forwarded-proto") == "https"
+        return _cookie(SESSION_COOKIE, text, lasts_s, is_secure=is_secure)
+
+    def told_cookie(self, tone: str, text: str) -> Cookie:
+        """The cookie that carries what was done to the next page; signed, so that no one else tells."""
+        plain = f"{tone}.{text}".encode("utf-8", "replace")[:TOLD_BYTES_MAX].hex()
+        signature = self._key().sign(plain.encode()).hex()[:32]
+        return _cookie(TOLD_COOKIE, signature + plain, 60)
+
+    def told(self, request: Any) -> tuple[str, str] | None:
+        """Tone and text of that cookie, if it is ours."""
+        given = request.cookies.get(TOLD_COOKIE, "")
+        signature, plain = given[:32], given[32:]
+        expected = self._key().sign(plain.encode("latin-1", "replace")).hex()[:32]
+        if not plain or not hmac.compare_digest(signature.encode(), expected.encode()):
+            return None
+        tone, _, text = bytes.fromhex(plain).decode(errors="ignore").partition(".")
+        return tone, text
+
+    def _mark(self, cookie: str) -> str:
+        return self._key().sign(b"form " + cookie.encode()).hex()[:32]
+
+    def _key(self) -> Key:
+        return derive_key(self._house.secret, "console")
+
+
+def visitor_of(request: Any) -> Visitor | None:
+    """Who looks, where that was asked already."""
+    visitor: Visitor | None = request.scope.get(VISITOR)
+    return visitor
+
+
+def told_over() -> Cookie:
+    """The cookie after which nothing is told any more."""
+    return _cookie(TOLD_COOKIE, "", 0)
+
+
+def theme_cookie(theme: str) -> Cookie:
+    """The cookie that keeps how a visitor wants pages to look."""
+    return _cookie(THEME_COOKIE, theme if theme in THEMES else THEMES[0], 366 * 86_400)
+
+
+def theme_of(request: Any) -> str:
+    """`auto`, `light` or `dark`."""
+    theme: str = request.cookies.get(THEME_COOKIE, "")
+    return theme if theme in THEMES else THEMES[0]
+
+
+def page_headers(media_origin: str) -> dict[str, str]:
+    """The headers of every page. `same-origin`: with `no-referrer` browsers would hide the Origin of our own forms."""
+    media = f" {media_origin}" if media_origin else ""
+    return {
+        "content-security-policy": CSP.format(media=media),
+        "reporting-endpoints": f'csp="{PREFIX}/csp"',
+        "referrer-policy": "same-origin",
+        "x-frame-options": "DENY",
+        "permissions-policy": "camera=(), geolocation=(), microphone=()",
+        "vary": "Cookie, HX-Request",
+    }
+
+
+def safe_back(given: str) -> str:
+    """Where to go back to: a page of the console, whatever was asked."""
+    parts = urlsplit(given)
+    is_ours = parts.path == PREFIX or parts.path.startswith(f"{PREFIX}/")
+    is_plain = given.isascii() and given.isprintable() and "\\" not in given
+    is_plain = is_plain and not parts.scheme and not parts.netloc
+    return given if is_ours and is_plain and not given.startswith("//") else PREFIX
+
+
+def _cookie(name: str, text: str, lasts_s: int, *, is_secure: bool = False) -> Cookie:
+    return Cookie(
+        key=name,
+        value=text,
+        path=PREFIX,
+        max_age=lasts_s,
+        secure=is_secure,
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,35 @@
+-- name: begin_session
+-- Store the session of a valid token that is not publishable; no row if there is no such token. Old sessions go.
+WITH old AS (
+    DELETE FROM penstock.console_session WHERE expires_at < now()
+)
+INSERT INTO penstock.console_session (sha256, token_id, expires_at)
+SELECT :sha256, id, least(now() + :lasts_s::float8 * interval '1 second', expires_at)
+FROM penstock.token
+WHERE sha256 = :token_sha256 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+RETURNING token_id;
+
+-- name: find_session
+-- The caller of a session whose token is still valid.
+SELECT t.id, t.name, t.scopes
+FROM penstock.console_session s JOIN penstock.token t ON t.id = s.token_id
+WHERE s.sha256 = :sha256 AND s.expires_at > now()
+  AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now());
+
+-- name: end_session
+-- Forget a session.
+DELETE FROM penstock.console_session WHERE sha256 = :sha256;
+
+-- name: begin_audit
+-- Write down what somebody is about to do.
+INSERT INTO penstock.audit (actor, place, action, command)
+VALUES (:actor, :place, :action, :command) RETURNING id;
+
+-- name: end_audit
+-- Write down what became of it.
+UPDATE penstock.audit SET outcome = :outcome, told = :told WHERE id = :id;
+
+-- name: list_audit
+-- What was done, newest first, below :before where that is given.
+SELECT id, at, actor, place, action, command, outcome, told FROM penstock.audit
+WHERE :before::bigint IS NULL OR id < :before::bigint ORDER BY id DESC LIMIT :rows_max;

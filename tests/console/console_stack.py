@@ -1,0 +1,217 @@
+"""One running system for all tests of the console: `penstock up` with an application, and data in every room.
+
+Nothing is written past the API but objects of the store, so what the screens show is what users' systems hold. `seed`
+fills the rooms with ordinary data and with the corpus of `hostile`; what a test changes it makes for itself, under names of
+its own, so that the order of tests does not matter.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import socket
+import struct
+import textwrap
+import wave
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+from hostile import CORPUS, TEXT
+from seller_host import SellerHost
+
+from penstock.engines.blobs import Blobs
+from penstock.testing.processes import PenstockProcess, wait_until
+
+SETTINGS = """
+[web]
+listen = "127.0.0.1:0"
+[media]
+listen = "127.0.0.1:{media_port}"
+[fetch]
+allow_networks = "127.0.0.0/8"
+allow_ports = "1024-65535"
+classes = "1s, 5s"
+[jobs]
+poll = "200ms"
+"""
+HEAD = "id,name,price,category,colour,photos\n"
+TRACK = "tracks/tone.wav"
+FINAL = ("done", "held", "refused", "dry", "superseded", "abandoned")
+
+
+class ConsoleStack:
+    """The folder, the process, its addresses, and the sellers' host."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seller = SellerHost()
+        self.process: PenstockProcess | None = None
+        self.api = self.media = self.token = ""
+        self._client: httpx.Client | None = None
+
+    def start(self) -> None:
+        """Start everything and wait until each role is ready."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = textwrap.dedent(SETTINGS).format(media_port=free_port())
+        (self.folder / "penstock.toml").write_text(settings)
+        here = f"{self.folder}:{Path(__file__).parent}"
+        self.process = PenstockProcess(
+            ["up", "console_site:app", "--json"], folder=self.folder, env={"PYTHONPATH": here}
+        )
+        out = self.process.wait_out('"api":')
+        told = json.loads(next(line for line in out.splitlines() if '"api":' in line))
+        self.api, self.media = told["api"], told["media"]
+        self.token = Path(told["token_file"]).read_text().strip()
+        headers = {"authorization": f"Bearer {self.token}"}
+        self._client = httpx.Client(base_url=self.api, headers=headers, timeout=20)
+
+    def close(self) -> None:
+        """End everything."""
+        if self._client is not None:
+            self._client.close()
+        if self.process is not None:
+            self.process.end()
+        self.seller.close()
+
+    def call(self, method: str, path: str, **options: Any) -> Any:
+        """One call of the API with the root token; the document it answered. Asserts that it did."""
+        assert self._client is not None
+        answer = self._client.request(method, path, **options)
+        assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
+        return answer.json() if answer.content else None
+
+    def wait(self, path: str, is_so: Any, *, deadline_s: float = 30) -> Any:
+        """Ask the API again until what it answers `is_so`; the answer."""
+
+        def ask() -> Any:
+            found = self.call("GET", path)
+            return (found,) if is_so(found) else None
+
+        return wait_until(ask, what=f"{path} as expected", deadline_s=deadline_s)[0]
+
+    def customer(self, name: str, **limits: Any) -> None:
+        """Make a customer."""
+        given = {"starts_max": 6000, "window_s": 60, "connections": 8, **limits}
+        self.call("PUT", f"/v1/fetch/customers/{name}", json=given)
+
+    def catalogue(self, customer: str, rows: list[str], *, name: str = "shop.csv") -> int:
+        """Upload a catalogue of these rows; the number of its run."""
+        path = f"/v1/fetch/customers/{customer}/catalogues"
+        body = (HEAD + "".join(f"{row}\n" for row in rows)).encode()
+        return self.call("POST", path, params={"file_name": name}, content=body)["run"]
+
+    def wait_run(self, run: int) -> Any:
+        """The run once nothing more happens by itself."""
+        return self.wait(f"/v1/fetch/runs/{run}", lambda found: found["state"] in FINAL)
+
+    def enqueue(self, queue: str, *payloads: Any, **more: Any) -> list[int]:
+        """Enqueue a job for each payload; their ids."""
+        jobs = [{"payload": payload, **more} for payload in payloads]
+        return self.call("POST", f"/v1/queues/{queue}/jobs", json=jobs)["ids"]
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Store an object."""
+        blobs = Blobs((self.folder / "penstock-data" / "blobs").as_uri())
+        try:
+            await blobs.put(key, data)
+        finally:
+            await blobs.close()
+
+    async def seed(self) -> None:
+        """Put data into every room, and wait until what follows by itself has happened."""
+        self._seed_jobs()
+        runs = self._seed_fetch()
+        self._seed_views()
+        self._seed_feed()
+        await self.put(TRACK, tone())
+        for run in runs:
+            self.wait_run(run)
+        self.wait("/v1/views/lag", lambda shards: not any(one["pending"] for one in shards))
+
+    def _seed_jobs(self) -> None:
+        self.enqueue("mail", *({"to": f"reader-{n}@example.org"} for n in range(30)))
+        self.enqueue("thumbs", *({"photo": n} for n in range(60)))
+        self.enqueue("broken", *({"text": text} for text in CORPUS))
+        self.enqueue("partner", *({"text": f"{n} {TEXT}"} for n in range(6)), lane="acme")
+        self.enqueue("approve", {"photo": "p1", "note": TEXT}, {"photo": "p2"})
+        later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+        self.enqueue("mail", {"to": "tomorrow@example.org"}, at=later)
+
+    def _seed_fetch(self) -> list[int]:
+        photo, gone, page = (self.seller.url(f"/{kind}/") for kind in ("photo", "gone", "page"))
+        other = self.seller.url("/photo/", address="127.0.0.2")
+        self.customer("bike-shop")
+        self.customer("lamp-house", starts_max=600, connections=2)
+        self.customer("held-books")
+        bikes = [
+            f"bike-{n},City bike {n},{120 + n},Bicycles,red,{photo}bike{n}.jpg|{photo}bike{n}b.jpg"
+            for n in range(12)
+        ]
+        bikes += [
+            f"bike-gone,Without its photo,10,Bicycles,,{gone}1.jpg|{photo}left.jpg",
+            f"bike-page,A page for a photo,10,Bicycles,,{page}1.jpg",
+            "bike-bad,No price,cheap,Bicycles,,",
+        ]
+        lamps = [
+            f'lamp-{n},"{quoted(text)}",{n + 5},"{quoted(text)}","{quoted(text)}",{other}lamp{n}.jpg'
+            for n, text in enumerate(CORPUS)
+        ]
+        lamps.append(f'"{quoted(TEXT)}",No id,1,,,')
+        books = [f"book-{n},Book {n},5,Books,," for n in range(30)]
+        self.wait_run(self.catalogue("held-books", books))
+        return [
+            self.catalogue("bike-shop", bikes),
+            self.catalogue("lamp-house", lamps, name=f"{CORPUS[0]}.csv"),
+            self.catalogue("held-books", books[:1], name=f"{CORPUS[1]}.csv"),
+        ]
+
+    def _seed_views(self) -> None:
+        # What sends them names itself as a program, so who looked has to be said.
+        people = {"class": "human"}
+        hits = [{"id": f"ad:{n}", "n": 3 * n + 1, "viewer": f"v{n}", **people} for n in range(40)]
+        hits += [{"id": "ad:39", "n": 7, "class": "bot"}, {"id": "ad:39", "n": 2, "class": "staff"}]
+        self.call("POST", "/v1/views", json=hits)
+
+    def _seed_feed(self) -> None:
+        now = datetime.now(UTC)
+        posts = [
+            {"author": author, "id": f"{author}-{n}", "at": (now - timedelta(hours=n)).isoformat()}
+            for author in ("bike-shop", "lamp-house", "loud", "enemy")
+            for n in range(15)
+        ]
+        posts += [{"author": "bike-shop", "id": "noted", "ref": TEXT}]
+        later = (now + timedelta(hours=5)).isoformat()
+        posts += [{"author": "bike-shop", "id": "bike-soon", "at": later}]
+        posts += [{"author": "stranger", "id": "stranger-1"}]
+        self.call("POST", "/v1/feed/posts", json=posts)
+        viewer = "/v1/feed/viewers/anna"
+        followed = ["bike-shop", "lamp-house", "loud", "enemy"]
+        self.call("POST", f"{viewer}/follows", json=followed)
+        self.call("PUT", f"{viewer}/mutes/loud")
+        self.call("PUT", f"{viewer}/blocks/enemy")
+
+
+def quoted(text: str) -> str:
+    """A text within the quotes of a CSV cell."""
+    return text.replace('"', '""')
+
+
+def tone(seconds: float = 1.0) -> bytes:
+    """A WAV file with a sound."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        samples = (math.sin(n / 8000 * 440 * math.tau) for n in range(int(8000 * seconds)))
+        file.writeframes(b"".join(struct.pack("<h", int(9000 * sample)) for sample in samples))
+    return out.getvalue()
+
+
+def free_port() -> int:
+    """A port nobody listens at; the console has to know the media role's beforehand."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -1,0 +1,61 @@
+"""The console of one `Penstock` over the test's own engines, served in this process on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import httpx
+
+from penstock import Penstock
+from penstock.engines.endpoints import Endpoints
+from penstock.web.server import run_api
+
+PAGE = {"accept": "text/html"}
+MARK = re.compile(r'name="mark" value="([0-9a-f]{32})"')
+
+
+def app_of(tmp_path, endpoints: Endpoints, **flags: str) -> Penstock:
+    """An application on these engines."""
+    settings = {"data.folder": str(tmp_path / "data"), "web.listen": "127.0.0.1:0"}
+    given = {name.replace("__", "."): text for name, text in flags.items()}
+    app = Penstock(flags={**settings, **given})
+    app.use_endpoints(endpoints)
+    app.load_rooms()
+    return app
+
+
+@asynccontextmanager
+async def serving(app: Penstock):
+    """`app` on a free port: its address, a client that asks for pages, and the way to send a form."""
+    stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(run_api(app, stop, lambda *at: ready.set_result(at), app.pages()))
+    await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
+    host, port = ready.result()
+    address = f"http://{host}:{port}"
+    try:
+        async with httpx.AsyncClient(base_url=address, headers=PAGE, timeout=20) as client:
+            yield SimpleNamespace(app=app, address=address, client=client)
+    finally:
+        stop.set()
+        await running
+        await app.close()
+
+
+async def send(at, name: str, /, **values: object) -> httpx.Response:
+    """Open the form of an action with these values and send it, as a browser does."""
+    given = {key: str(value) for key, value in values.items()}
+    form = await at.client.get(f"/console/do/{name}", params=given)
+    assert form.status_code == 200, form.text
+    mark = MARK.search(form.text)
+    assert mark is not None
+    return await post(at, f"/console/do/{name}", mark=mark[1], **given)
+
+
+async def post(at, path: str, *, origin: str | None = None, **fields: str) -> httpx.Response:
+    """Send a form from a page of the console, or of another origin."""
+    return await at.client.post(path, data=fields, headers={"origin": origin or at.address})

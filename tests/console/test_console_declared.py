@@ -1,0 +1,81 @@
+"""What the console shows as command and as HTTP call exists: each is one that the command line and the API really have."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import click
+import pytest
+
+from penstock import Penstock
+from penstock.cli.main import build_group
+from penstock.console.screens import ROOMS
+from penstock.engines.endpoints import Endpoints
+from penstock.web.model import SCOPES
+from penstock.web.server import describe_api
+
+ACTIONS = [action for room in ROOMS for action in room.actions]
+SAMPLES = {"number": "7", "decimal": "0.5", "json": "{}", "check": "1"}
+NAMED = {"rate": "10/s", "from": "2026-11-21T10:00Z", "to": "2026-11-21T11:00Z", "job": "7"}
+"""Of fields whose text has to mean something."""
+pytestmark = pytest.mark.slow
+
+
+def sample_of(field):
+    """A value that its form would take."""
+    if field.kind == "select":
+        return next(value for value, _ in field.options if value)
+    return NAMED.get(field.name) or field.default or SAMPLES.get(field.kind, "some")
+
+
+def command_of(words):
+    """The click command that these words lead to, and the words that are left to it."""
+    found = build_group()
+    while isinstance(found, click.Group):
+        assert words[0] in found.commands, f"no command {words[0]!r} in {found.name}"
+        found, words = found.commands[words[0]], words[1:]
+    return found, words
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.name)
+def test_the_command_of_an_action_can_be_typed(action):
+    values = action.parse({field.name: sample_of(field) for field in action.fields})
+    for given in (values, action.sketch({})):
+        program, *words = shlex.split(action.as_command(given))
+        assert program == "penstock"
+        found, left = command_of(words)
+        if given is values:
+            found.make_context(found.name, left, resilient_parsing=False)
+
+
+@pytest.fixture(scope="module")
+def routes():
+    """(method, path) of every route of the API, parameters as {}."""
+    app = Penstock()
+    app.use_endpoints(
+        Endpoints("postgresql://nobody@/none?host=/nowhere", "unix:///nowhere", "file:///tmp")
+    )
+    app.load_rooms()
+    paths = describe_api(app)["paths"]
+    return {
+        (method.upper(), re.sub(r"\{[^}]+\}", "{}", path))
+        for path, operations in paths.items()
+        for method in operations
+    }
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.name)
+def test_the_http_call_of_an_action_exists(action, routes):
+    path = re.sub(r"\{[^}]+\}", "{}", action.path.partition("?")[0])
+    assert (action.method, path) in routes
+    assert action.scope in SCOPES
+
+
+def test_names_are_used_once():
+    names = [action.name for action in ACTIONS]
+    assert len(names) == len(set(names))
+    paths = [re.sub(r"\{[^}]+\}", "{}", screen.path) for room in ROOMS for screen in room.screens]
+    assert len(paths) == len(set(paths))
+    keys = [room.key for room in ROOMS]
+    assert len(keys) == len(set(keys))

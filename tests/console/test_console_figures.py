@@ -1,0 +1,102 @@
+"""What screens work out of figures, without a browser: days of a zone, bounds of a histogram, states of lines."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from penstock.console.rates import Rates, parse_series
+from penstock.console.screens.fetch.photos import host_line
+from penstock.console.screens.fetch.runs import TONES, WORDS, run_number
+from penstock.console.screens.media.figures import bound_s
+from penstock.console.screens.media.objects import kind_of, parents_of
+from penstock.console.screens.views.counts import chart_of, flush_of
+from penstock.console.seeing import Found
+from penstock.fetch.model import Host, RunState
+from penstock.views import SeriesPoint, ShardLag
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+TTFB = """
+media_ttfb_seconds_bucket{le="2.5e-05",role="media"} 10.0
+media_ttfb_seconds_bucket{le="0.001",role="media"} 90.0
+media_ttfb_seconds_bucket{le="0.025",role="media"} 99.0
+media_ttfb_seconds_bucket{le="+Inf",role="media"} 100.0
+media_ttfb_seconds_count{role="media"} 100.0
+media_ttfb_seconds_bucket{le="2.5e-05",role="api"} 5000.0
+media_ttfb_seconds_count{role="api"} 5000.0
+"""
+
+
+def test_days_of_a_zone_are_as_long_as_they_are():
+    """The last Sunday of October has 25 hours in Berlin."""
+    from_at, to_at = datetime(2026, 10, 24, 12, tzinfo=UTC), datetime(2026, 10, 27, 12, tzinfo=UTC)
+    point = SeriesPoint(start_at=datetime(2026, 10, 24, 22, tzinfo=UTC), human=5)
+    chart = chart_of([point], "day", from_at, to_at, zone=BERLIN)
+    starts = [datetime.fromtimestamp(x, BERLIN) for x in chart.xs]
+    assert [(at.day, at.hour) for at in starts] == [(24, 0), (25, 0), (26, 0), (27, 0)]
+    assert chart.xs[2] - chart.xs[1] == 25 * 3600
+    assert chart.lines[0].values == [0, 5, 0, 0]
+
+
+def test_hours_without_views_have_none_and_classes_without_any_no_line():
+    from_at = NOON - timedelta(hours=3)
+    points = [SeriesPoint(start_at=NOON - timedelta(hours=2), human=2, bot=1)]
+    chart = chart_of(points, "hour", from_at, NOON, zone=ZoneInfo("UTC"))
+    assert [(line.label, list(line.values)) for line in chart.lines] == [
+        ("human", [0, 2, 0, 0]),
+        ("bot", [0, 1, 0, 0]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("share", "bound"), [(0.05, 2.5e-05), (0.5, 0.001), (0.99, 0.025), (1.0, None)]
+)
+def test_a_bound_is_the_least_bucket_that_is_enough_and_none_beyond_the_last(share, bound):
+    rates = Rates(None)
+    rates.add(0.0, parse_series(TTFB))
+    assert bound_s(rates, "media_ttfb_seconds", share) == bound
+
+
+def test_of_a_node_that_served_nothing_no_bound_is_told():
+    rates = Rates(None)
+    assert bound_s(rates, "media_ttfb_seconds", 0.5) is None
+    rates.add(0.0, parse_series('media_ttfb_seconds_count{role="media"} 0.0\n'))
+    assert bound_s(rates, "media_ttfb_seconds", 0.5) is None
+
+
+def test_the_flush_is_as_bad_as_its_worst_shard():
+    shards = [
+        ShardLag(shard=0, through="0-1", pending=2, oldest_s=3.0, flusher="a"),
+        ShardLag(shard=1, through="0-1", pending=1, oldest_s=90.0, flusher="a"),
+    ]
+    flush = flush_of(Found(shards)).value
+    assert (flush.pending, flush.oldest_s, flush.alone, flush.tone) == (3, 90.0, 0, "bad")
+    assert flush_of(Found(error="away")).error == "away"
+
+
+def test_every_state_of_a_run_has_words_and_a_tone():
+    assert WORDS.keys() == TONES.keys() == set(RunState)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e3", "٣", "9" * 19, "<b>"])
+def test_what_is_no_number_of_a_run_is_one_that_no_run_has(text):
+    assert run_number(text) == 0
+
+
+def test_a_host_that_decided_nothing_has_no_share():
+    host = Host(
+        host="h", customer="c", starts_in="1s", needs={"1s": 0.0, "5s": 1.0}, mean_s=None, requests=0,
+        photos_by_outcome={}, first_seen_at=NOON, last_seen_at=NOON, paused_until=None, crawl_delay_s=None,
+    )  # fmt: skip
+    line = host_line(host)
+    assert line.share_bad is None
+    assert line.classes == [("5s", 1.0)]
+
+
+def test_pages_show_pictures_and_sound_and_no_documents():
+    kinds = [kind_of(one) for one in ("image/jpeg", "image/svg+xml", "audio/mpeg", "text/html", "")]
+    assert kinds == ["image", "", "audio", "", ""]
+    assert parents_of("a/b") == [("a", "a"), ("b", "a/b")]

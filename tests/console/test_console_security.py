@@ -1,0 +1,352 @@
+"""Who gets in, what forms are taken from, what pages may do: on a real socket, over real engines."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from served import MARK, PAGE, app_of, post, send, serving
+
+from penstock.console import app as console_app
+from penstock.engines.endpoints import Endpoints
+from penstock.kernel.metrics import REGISTRY
+from penstock.testing.waiting import wait_true
+
+pytestmark = pytest.mark.slow
+ASSETS = Path(console_app.__file__).parent / "assets"
+TEMPLATES = sorted((Path(console_app.__file__).parent / "templates").rglob("*.html"))
+
+
+@pytest.fixture
+def endpoints(database_url, running_engines, tmp_path):
+    """This test's database, and the run's Valkey."""
+    blobs = (tmp_path / "blobs").as_uri()
+    return Endpoints(database_url, running_engines.endpoints.valkey_url, blobs)
+
+
+@pytest.fixture
+async def at(tmp_path, endpoints):
+    """A console that is open to this machine."""
+    async with serving(app_of(tmp_path, endpoints)) as found:
+        yield found
+
+
+@pytest.fixture
+async def guarded(tmp_path, endpoints):
+    """A console that always asks for a login."""
+    async with serving(app_of(tmp_path, endpoints, console__login="always")) as found:
+        yield found
+
+
+async def log_in(at, token):
+    """The answer to a token at the door."""
+    return await post(at, "/console/login", token=token, back="/console/jobs")
+
+
+async def test_it_is_open_to_this_machine_and_says_so(at):
+    answer = await at.client.get("/console/jobs")
+    assert answer.status_code == 200
+    assert 'class="who"' in answer.text
+    [cookie] = answer.headers.get_list("set-cookie")
+    assert {"httponly", "samesite=strict", "path=/console"} <= set(cookie.lower().split("; "))
+    again = await at.client.get("/console/jobs")
+    assert "set-cookie" not in again.headers, "one session for all pages"
+
+
+async def test_the_root_leads_people_here_and_programs_to_the_index(at):
+    answer = await at.client.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console")
+    answer = await at.client.get("/", headers={"accept": "application/json"})
+    assert answer.json()["name"] == "penstock"
+
+
+PASSED_ON = (
+    {"x-forwarded-for": "10.0.0.1"},
+    {"forwarded": "for=10.0.0.1"},
+    {"via": "1.1 proxy"},
+    {"x-real-ip": "10.0.0.1"},
+    {"host": "192.0.2.7"},
+)
+
+
+async def test_what_was_passed_on_by_a_proxy_is_not_of_this_machine(at):
+    for headers in PASSED_ON:
+        answer = await at.client.get("/console/jobs?state=failed", headers=headers)
+        assert answer.status_code == 303
+        place = "/console/login?back=%2Fconsole%2Fjobs%3Fstate%3Dfailed"
+        assert answer.headers["location"] == place
+        form = await at.client.get("/console/do/jobs.pause_queue", headers=headers)
+        assert form.status_code == 303
+        for path in ("/console/jobs", "/console/live?url=/console/jobs"):
+            plain = await at.client.get(path, headers={**headers, "accept": "*/*"})
+            assert (plain.status_code, plain.json()["code"]) == (401, "console.login_needed")
+
+
+async def test_a_host_that_is_not_ours_is_refused(at):
+    answer = await at.client.get("/console", headers={"host": "evil.example"})
+    assert answer.status_code == 421
+
+
+async def test_a_login_by_token(guarded):
+    assert (await guarded.client.get("/console")).status_code == 303
+    wrong = await log_in(guarded, "pst_wrong")
+    assert wrong.status_code == 401
+    assert "needs a valid token" in wrong.text
+    token = (await guarded.app.tokens.create("ann", ("*",))).text
+    answer = await log_in(guarded, f" {token}\n")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/jobs")
+    assert token not in str(answer.headers)
+    page = await guarded.client.get("/console/jobs")
+    assert page.status_code == 200
+    assert "ann" in page.text
+
+
+async def test_a_publishable_key_is_no_login(guarded):
+    key = (await guarded.app.tokens.create("site", ("views:hit",), publishable=True)).text
+    assert (await log_in(guarded, key)).status_code == 401
+
+
+async def test_a_session_ends_with_its_token(guarded):
+    token = (await guarded.app.tokens.create("ann", ("*",))).text
+    await log_in(guarded, token)
+    assert (await guarded.client.get("/console/jobs")).status_code == 200
+    await guarded.app.tokens.revoke("ann")
+
+    async def is_out():
+        return (await guarded.client.get("/console/jobs")).status_code == 303
+
+    await wait_true(is_out, deadline_s=6)
+
+
+async def test_a_session_ends_by_logging_out(guarded):
+    token = (await guarded.app.tokens.create("ann", ("*",))).text
+    await log_in(guarded, token)
+    page = await guarded.client.get("/console/jobs")
+    stolen = dict(guarded.client.cookies)
+    mark = MARK.search(page.text)[1]
+    assert (await post(guarded, "/console/logout")).status_code == 403
+    answer = await post(guarded, "/console/logout", mark=mark)
+    assert answer.headers["location"] == "/console/login"
+    guarded.client.cookies.update(stolen)
+    assert (await guarded.client.get("/console/jobs")).status_code == 303
+
+
+async def test_a_token_opens_what_its_scopes_say(guarded):
+    token = (await guarded.app.tokens.create("reader", ("jobs:read",))).text
+    await log_in(guarded, token)
+    page = await guarded.client.get("/console/jobs/crons")
+    assert page.status_code == 200
+    assert "needs the scope jobs:write" in page.text
+    overview = await guarded.client.get("/console")
+    assert "your token lacks the scope views:read" in overview.text
+    for path in ("/console/views", "/console/audit", "/console/do/jobs.add_cron"):
+        refused = await guarded.client.get(path)
+        assert (refused.status_code, "web.insufficient_scope" in refused.text) == (403, True)
+    mark = MARK.search(page.text)[1]
+    answer = await post(guarded, "/console/do/jobs.run_cron", mark=mark, name="nightly")
+    assert answer.status_code == 403
+    live = await guarded.client.get(
+        "/console/live?url=/console/views", headers={"accept": "text/event-stream"}
+    )
+    assert live.status_code == 403
+
+
+async def test_a_form_is_taken_from_our_own_pages_alone(at):
+    page = await at.client.get("/console/do/jobs.add_cron")
+    mark = MARK.search(page.text)[1]
+    fields = {"name": "n", "spec": "0 4 * * *", "queue": "nothing"}
+    path = "/console/do/jobs.add_cron"
+    assert (await post(at, path, **fields)).status_code == 403
+    assert (await post(at, path, mark="0" * 32, **fields)).status_code == 403
+    assert (
+        await post(at, path, origin="https://evil.example", mark=mark, **fields)
+    ).status_code == 403
+    assert (await post(at, path, origin="null", mark=mark, **fields)).status_code == 403
+    without = await at.client.post(path, data={"mark": mark, **fields})
+    assert without.status_code == 403
+    other = httpx.AsyncClient(base_url=at.address, headers=PAGE)
+    async with other:
+        elsewhere = await other.post(
+            path, data={"mark": mark, **fields}, headers={"origin": at.address}
+        )
+    assert elsewhere.status_code == 403, "the mark of another session"
+    assert (await post(at, path, mark=mark, **fields)).status_code == 303
+
+
+async def test_what_is_done_is_told_once_and_written_down(at):
+    answer = await send(at, "jobs.add_cron", name="n", spec="0 4 * * *", queue="nothing")
+    assert answer.status_code == 303
+    told = await at.client.get("/console/jobs/crons")
+    assert "nothing" in re.search(r'class="told bad"[^>]*>([^<]+)', told.text)[1]
+    assert 'class="told' not in (await at.client.get("/console/jobs/crons")).text
+    [line] = await at.app.audit.lines()
+    assert (line.actor, line.place, line.action) == ("local", "127.0.0.1", "jobs.add_cron")
+    assert (line.outcome, line.command) == (
+        "refused",
+        "penstock crons add n '0 4 * * *' nothing null",
+    )
+    assert "nothing" in line.told
+    page = await at.client.get("/console/audit")
+    assert "penstock crons add" in page.text
+
+
+async def test_nobody_else_tells_a_visitor_what_was_done(at):
+    at.client.cookies.set("penstock_told", "0" * 32 + b"good.gotcha".hex())
+    assert "gotcha" not in (await at.client.get("/console/jobs")).text
+    at.client.cookies.set("penstock_told", "~" * 40)
+    assert (await at.client.get("/console/jobs")).status_code == 200
+
+
+async def test_faults_of_a_form_stand_beside_their_fields(at):
+    page = await at.client.get("/console/do/jobs.set_queue?queue=mail")
+    mark = MARK.search(page.text)[1]
+    answer = await post(
+        at, "/console/do/jobs.set_queue", mark=mark, queue="mail", importance="very"
+    )
+    assert answer.status_code == 422
+    assert "expected a whole number" in answer.text
+    assert 'value="very"' in answer.text
+    assert not await at.app.audit.lines()
+
+
+async def test_with_scripts_a_form_is_sent_on(at):
+    page = await at.client.get("/console/do/jobs.pause_queue?queue=nothing")
+    mark = MARK.search(page.text)[1]
+    answer = await at.client.post(
+        "/console/do/jobs.pause_queue",
+        data={"mark": mark, "queue": "nothing", "back": "https://evil.example/"},
+        headers={"origin": at.address, "hx-request": "true"},
+    )
+    assert (answer.status_code, answer.headers["hx-redirect"]) == (200, "/console")
+
+
+WRONG_ADDRESSES = (
+    ("/console/nothing", 404),
+    ("/console/jobs/jobs/abc", 404),
+    ("/console/jobs/jobs/99999999999999999999", 404),
+    ("/console/jobs/queues/%00", 404),
+    ("/console/jobs/queues/<script>alert(1)</script>", 404),
+    ("/console/jobs?sort=<script>alert(1)</script>", 422),
+    ("/console/jobs/decisions?before=-1", 422),
+    ("/console/do/nothing.at_all", 404),
+    ("/console/assets/../model.py", 404),
+    ("/console/assets/%2e%2e/model.py", 404),
+    ("/console/assets/vendor", 404),
+    ("/console/live?url=/console/nothing", 404),
+    ("/console/live?url=https://evil.example/console/nothing", 200),
+)
+
+
+async def test_a_wrong_address_is_told_as_a_page_that_runs_nothing(at):
+    for path, status in WRONG_ADDRESSES:
+        async with at.client.stream("GET", path) as answer:
+            assert answer.status_code == status, path
+            if status != 200:
+                text = (await answer.aread()).decode()
+                assert "<script>alert" not in text
+                assert "script-src 'self'" in answer.headers["content-security-policy"]
+
+
+async def test_pages_say_what_they_may_do(at):
+    headers = (await at.client.get("/console/jobs")).headers
+    policy = headers["content-security-policy"]
+    for rule in (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "frame-ancestors 'none'",
+    ):
+        assert rule in policy
+    assert "unsafe" not in policy
+    assert "img-src 'self' data: http://127.0.0.1:8081" in policy
+    assert headers["referrer-policy"] == "same-origin", "else browsers hide the origin of forms"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+
+
+async def test_reports_of_broken_policies_are_counted(at):
+    def count():
+        return REGISTRY.get_sample_value("console_csp_reports_total")
+
+    before = count()
+    answer = await at.client.post(
+        "/console/csp",
+        content=b'{"csp-report": {}}',
+        headers={"content-type": "application/csp-report"},
+    )
+    assert (answer.status_code, count() - before) == (204, 1)
+
+
+async def test_files_of_pages_are_kept_for_ever_under_the_address_of_their_content(at):
+    page = await at.client.get("/console/jobs")
+    places = re.findall(r'(?:src|href)="(/console/assets/[^"]+)"', page.text)
+    assert len(places) >= 6
+    for place in places:
+        answer = await at.client.get(place)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+        tag = answer.headers["etag"]
+        assert (await at.client.get(place, headers={"if-none-match": tag})).status_code == 304
+    script = await at.client.get("/console/assets/console.js")
+    assert script.headers["content-encoding"] == "gzip"
+    assert script.headers["cache-control"] == "no-cache"
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert (
+        "content-encoding"
+        not in (
+            await at.client.get(
+                "/console/assets/console.js", headers={"accept-encoding": "identity"}
+            )
+        ).headers
+    )
+
+
+async def test_colours_are_kept_for_whoever_chose_them(at):
+    assert 'data-theme="auto"' in (await at.client.get("/console/jobs")).text
+    answer = await post(at, "/console/theme", theme="dark", back="/console/jobs")
+    assert answer.headers["location"] == "/console/jobs"
+    assert 'data-theme="dark"' in (await at.client.get("/console/jobs")).text
+    await post(at, "/console/theme", theme='"><script>')
+    assert 'data-theme="auto"' in (await at.client.get("/console/jobs")).text
+
+
+async def test_a_head_is_a_page_without_its_body(at):
+    answer = await at.client.head("/console/jobs")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+async def test_engines_that_are_away_empty_their_panels_and_no_more(tmp_path):
+    nowhere = Endpoints(
+        f"postgresql://nobody@/none?host={tmp_path}", f"unix://{tmp_path}/none", "file:///nowhere"
+    )
+    async with serving(app_of(tmp_path, nowhere)) as at:
+        page = await at.client.get("/console")
+        assert page.status_code == 200
+        assert "postgres does not answer" in page.text
+        assert "valkey does not answer" in page.text
+        refused = await at.client.get("/console/jobs")
+        assert refused.status_code == 503
+        assert "<h1>" in refused.text
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_templates_hold_nothing_inline_and_escape_all(path):
+    text = path.read_text()
+    assert not re.search(r"\bstyle=|\son\w+=\"|<style|javascript:|\|\s*safe\b|autoescape", text)
+    for tag in re.findall(r"<script[^>]*>", text):
+        assert "src=" in tag
+    assert not re.search(r"""(?:src|href|action)=["']?https?:""", text), (
+        "nothing is loaded from elsewhere"
+    )
+
+
+def test_vendored_files_are_what_the_list_says():
+    listed = (ASSETS / "vendor" / "VENDORED.md").read_text()
+    files = [f for f in (ASSETS / "vendor").iterdir() if f.suffix in (".js", ".css")]
+    assert len(files) == 3
+    for file in files:
+        assert f"`{file.name}`" in listed
+        assert hashlib.sha256(file.read_bytes()).hexdigest() in listed

@@ -1,0 +1,214 @@
+"""How values are shown and read: unknown is never nought, and what is typed is said as it would be typed."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from penstock.console import shown
+from penstock.console.actions import Action, Field
+from penstock.console.model import FieldsInvalid, QueryInvalid
+from penstock.console.rates import Rates, parse_series
+from penstock.console.security import safe_back
+from penstock.console.seeing import Query
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("shower", "value", "text"),
+    [
+        (shown.count, None, "unknown"),
+        (shown.count, 0, "0"),
+        (shown.count, 1234567, "1,234,567"),
+        (shown.count, 2.345, "2.35"),
+        (shown.short, 12_345, "12.3k"),
+        (shown.short, 9_999, "9,999"),
+        (shown.short, 2_000_000, "2M"),
+        (shown.seconds, None, "unknown"),
+        (shown.seconds, 0, "0 s"),
+        (shown.seconds, 0.0004, "0.4 ms"),
+        (shown.seconds, 0.25, "250 ms"),
+        (shown.seconds, 3.44, "3.4 s"),
+        (shown.seconds, 119, "119 s"),
+        (shown.seconds, 240, "4 min"),
+        (shown.seconds, 5400, "90 min"),
+        (shown.seconds, 9000, "2.5 h"),
+        (shown.seconds, 4 * 86400, "4 d"),
+        (shown.size, None, "unknown"),
+        (shown.size, 512, "512 B"),
+        (shown.size, 1_572_864, "1.5 MiB"),
+        (shown.percent, None, "unknown"),
+        (shown.percent, 0.063, "6.3 %"),
+        (shown.percent, 3.12, "312 %"),
+    ],
+)
+def test_values_are_shown(shower, value, text):
+    assert shower(value) == text
+
+
+def test_moments_are_shown_from_now():
+    assert shown.ago(None, NOW) == "unknown"
+    assert shown.ago(NOW - timedelta(seconds=12), NOW) == "12 s ago"
+    assert shown.ago(NOW + timedelta(minutes=4), NOW) == "in 4 min"
+    assert shown.ago(NOW, NOW) == "now"
+
+
+def test_a_spark_leaves_out_what_is_not_known():
+    assert shown.spark_points([1]) == ""
+    points = shown.spark_points([0, None, 4]).split()
+    assert points == ["0.0,23.0", "100.0,1.0"]
+
+
+def test_a_very_long_document_is_cut_and_says_so():
+    text = shown.pretty(["x" * 30_000])
+    assert len(text) < 21_000
+    assert "30,0" in text
+
+
+def test_a_query_says_what_it_takes():
+    query = Query({"n": "5", "bad": "five", "sort": "name", "long": "x" * 300})
+    assert (query.number("n", 1), query.number("m", 1)) == (5, 1)
+    assert query.choice("sort", ("name", "load"), "load") == "name"
+    assert query.choice("other", ("name",), "") == ""
+    assert query.flag("n")
+    assert not query.flag("nothing")
+    for wrong in (
+        lambda: query.number("bad", 1),
+        lambda: query.number("n", 1, most=4),
+        lambda: query.number("long", 1),
+        lambda: query.choice("sort", ("load",), "load"),
+        lambda: query.text("long"),
+    ):
+        with pytest.raises(QueryInvalid, match="expected"):
+            wrong()
+
+
+async def nothing(ask, values):
+    return ""
+
+
+ACTION = Action(
+    name="shop.move",
+    title="Move",
+    scope="jobs:write",
+    what="Moves {item} to {place}.",
+    command="penstock shop move {item} [--to {place}] [--n {n}] [--force ?force]",
+    method="PUT",
+    path="/v1/items/{item}",
+    body=lambda values: {"n": values["n"], "force": values["force"]},
+    fields=(
+        Field(name="item", label="Item", kind="fixed"),
+        Field(name="place", label="Place", required=False),
+        Field(name="n", label="N", kind="number"),
+        Field(name="force", label="Force", kind="check", required=False),
+        Field(
+            name="how", label="How", kind="select", options=(("a", "A"), ("b", "B")), required=False
+        ),
+    ),
+    run=nothing,
+)
+
+
+def test_an_action_is_shown_as_what_would_be_typed():
+    values = ACTION.parse({"item": "a/b c", "place": "x'; rm -rf /", "n": "3", "force": "1"})
+    line = ACTION.as_command(values)
+    assert line == """penstock shop move 'a/b c' --to 'x'"'"'; rm -rf /' --n 3 --force"""
+    call = ACTION.as_http(values)
+    assert call.startswith("PUT /v1/items/a%2Fb%20c\n")
+    assert '"force": true' in call
+    assert ACTION.described({"item": "a", "place": None}) == "Moves a to ."
+    moved = dataclasses.replace(ACTION, command="move {item} --n {n|none}")
+    assert moved.as_command({"item": "a", "n": None}) == "move a --n none"
+    assert moved.as_command({"item": "a", "n": 0}) == "move a --n 0"
+
+
+def test_what_is_left_empty_is_left_out():
+    values = ACTION.parse({"item": "a", "n": "3"})
+    assert ACTION.as_command(values) == "penstock shop move a --n 3"
+    assert "--n N" in ACTION.as_command(ACTION.sketch({"item": "a"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"n": "3"}, "item"),
+        ({"item": "a", "n": "three"}, "n"),
+        ({"item": "a", "n": "9" * 30}, "n"),
+        ({"item": "a", "n": "3", "how": "c"}, "how"),
+        ({"item": "a\0", "n": "3"}, "item"),
+    ],
+)
+def test_faults_of_a_form_are_told_by_field(given, named):
+    with pytest.raises(FieldsInvalid) as raised:
+        ACTION.parse(given)
+    assert [problem.pointer for problem in raised.value.problems] == [named]
+
+
+def test_kinds_of_fields():
+    assert Field(name="x", label="X", kind="json").parse('{"a": [1]}') == {"a": [1]}
+    assert Field(name="x", label="X", kind="decimal").parse("0.25") == 0.25
+    assert Field(name="x", label="X", kind="check").parse(None) is False
+    for kind, text in (("json", "{"), ("decimal", "1e9"), ("decimal", "nan")):
+        with pytest.raises(ValueError, match="expected"):
+            Field(name="x", label="X", kind=kind).parse(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("/console/jobs?state=failed", "/console/jobs?state=failed"),
+        ("/console", "/console"),
+        ("", "/console"),
+        ("https://evil.example/console", "/console"),
+        ("//evil.example/console", "/console"),
+        ("/\\evil.example", "/console"),
+        ("/console/\\..\\evil", "/console"),
+        ("/console\r\nset-cookie: a=b", "/console"),
+        ("/consoles", "/console"),
+        ("javascript:alert(1)", "/console"),
+    ],
+)
+def test_a_way_back_leads_to_the_console_alone(given, found):
+    assert safe_back(given) == found
+
+
+def test_rates_are_of_series_that_were_there_before():
+    rates = Rates(None)
+    first = 'hits_total{outcome="counted",role="api"} 10.0\nup 1.0\n# HELP hits_total Hits.\n'
+    second = (
+        'hits_total{outcome="counted",role="api"} 40.0\n'
+        'hits_total{outcome="refused",role="api"} 4000.0\n'
+    )
+    rates.add(100.0, parse_series(first))
+    assert rates.rate_per_s("hits_total") is None
+    rates.add(110.0, parse_series(second))
+    assert rates.rate_per_s("hits_total") == 3.0
+    assert rates.rate_per_s("hits_total", 'outcome="refused"') is None
+    assert rates.rate_per_s("misses_total") is None
+    assert rates.total("hits_total") == 4040.0
+    assert rates.greatest("hits_total") == 4000.0
+    rates.add(120.0, parse_series(first))
+    assert rates.rate_per_s("hits_total", 'outcome="counted"') == 2.0, "it began anew at 0"
+    rates.add(500.0, parse_series(first))
+    assert rates.rate_per_s("hits_total") is None, "too long ago to compare with"
+
+
+def test_rates_are_noted_once_a_reading_and_gaps_are_told():
+    rates = Rates(None)
+    rates.add(100.0, {})
+    assert rates.note("jobs", 1.0) == [1.0]
+    assert rates.note("jobs", 1.0) == [1.0]
+    rates.add(102.0, {})
+    assert rates.note("jobs", 2.0) == [1.0, 2.0]
+    rates.add(150.0, {})
+    assert rates.note("jobs", 3.0) == [1.0, 2.0, None, 3.0]
+
+
+async def test_rates_are_read_once_for_all_who_ask(tmp_path):
+    rates = Rates(tmp_path)
+    await rates.read()
+    await rates.read()
+    assert rates.total("live_nothing") is None

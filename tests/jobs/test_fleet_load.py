@@ -1,0 +1,60 @@
+"""How loaded queues are: sums over minutes, and what they mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.jobs import store
+from penstock.jobs.fleet.facts import QueueCounts
+from penstock.jobs.fleet.load import QueueLoad
+
+
+def load(**figures):
+    nothing = dict.fromkeys(("done", "failed", "retried", "lost", "calls"), 0)
+    times = dict.fromkeys(("run_s", "wait_s", "wait_max_s", "slot_s"), 0.0)
+    return QueueLoad(queue="mail", **{**nothing, **times, **figures})
+
+
+@pytest.mark.parametrize(
+    ("figures", "waiting", "ratio"),
+    [
+        ({"done": 10, "run_s": 30.0, "slot_s": 60.0}, 0, 0.5),
+        ({"done": 10, "run_s": 30.0, "slot_s": 60.0}, 20, 1.5),
+        ({"slot_s": 60.0}, 0, 0.0),
+        ({"slot_s": 60.0}, 1, None),
+        ({"done": 10, "run_s": 30.0}, 0, None),
+    ],
+)
+def test_load_is_what_is_wanted_against_what_there_was(figures, waiting, ratio):
+    assert load(**figures).ratio(waiting) == ratio
+
+
+def test_means_are_of_what_ran_and_of_what_was_claimed():
+    one = load(done=2, failed=1, retried=1, lost=1, run_s=8.0, wait_s=10.0)
+    assert (one.run_mean_s, one.wait_mean_s) == (2.0, 2.0)
+    assert (load().run_mean_s, load().wait_mean_s) == (None, None)
+
+
+async def test_the_last_minutes_are_added_up(jobs, registry, postgres, sql):
+    @registry.task("mail")
+    async def mail(job: dict | None): ...
+
+    @registry.task("idle")
+    async def idle(job: dict | None): ...
+
+    queue_id = (await jobs.declare_queues())["mail"].id
+    counts = QueueCounts(
+        queue_id=queue_id, done=3, failed=1, run_s=4.0, wait_s=2.0, wait_max_s=1.5, slot_s=60.0
+    )
+    for age in ("2 min", "4 min", "3 h"):
+        await store.fleet.add_counts(postgres, 0, [counts])
+        await sql(
+            f"UPDATE penstock.queue_minute SET minute = minute - interval '{age}'"
+            " WHERE minute >= date_trunc('minute', now()) - interval '1 min'"
+        )
+    found = await jobs.fleet.load()
+    assert 300 <= found.span_s < 361
+    [one] = found.queues
+    assert (one.queue, one.done, one.failed, one.wait_max_s) == ("mail", 6, 2, 1.5)
+    assert one.ratio(0) == pytest.approx(8 / 120)
+    assert [minute.done for minute in found.minutes] == [3, 3]

@@ -1,0 +1,82 @@
+"""The audit and the sessions of the console: lines before and after the deed, sessions that end with their token."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engines.postgres import Postgres, PostgresConfig
+from penstock.kernel.clock import VirtualClock
+from penstock.kernel.errors import Unavailable
+from penstock.web.audit import Audit
+from penstock.web.model import TokenRefused
+from penstock.web.sessions import Sessions
+from penstock.web.tokens import Tokens
+
+
+async def test_lines_tell_what_was_begun_and_what_became_of_it(postgres):
+    audit = Audit(postgres)
+    given = {"actor": "ann", "place": "10.0.0.1", "action": "jobs.pause_queue"}
+    ids = [await audit.begin(**given, command=f"do {n}\0" + "x" * 9_000) for n in range(3)]
+    await audit.end(ids[0], "done", "it is paused")
+    await audit.end(ids[1], "refused", "no such queue")
+    lines = await audit.lines()
+    assert [line.outcome for line in lines] == ["begun", "refused", "done"]
+    assert lines[2].told == "it is paused"
+    assert len(lines[2].command) == 4_000
+    assert [line.id for line in await audit.lines(before=ids[1])] == [ids[0]]
+    assert await audit.lines(before=-5) == []
+    assert len(await audit.lines(before=10**30, lines_max=1)) == 1
+
+
+async def test_the_audit_is_for_those_who_may_everything(api, postgres, token):
+    await Audit(postgres).begin(actor="ann", place="-", action="a.b", command="do")
+    refused = await api.get("/v1/audit", headers=token)
+    assert (refused.status_code, refused.json()["code"]) == (403, "web.insufficient_scope")
+    root = await Tokens(postgres).create("root", ("*",))
+    headers = {"authorization": f"Bearer {root.text}"}
+    [line] = (await api.get("/v1/audit", headers=headers)).json()
+    assert (line["actor"], line["outcome"]) == ("ann", "begun")
+    assert (await api.get(f"/v1/audit?before={line['id']}", headers=headers)).json() == []
+
+
+async def test_a_session_is_of_a_valid_token_and_ends_with_it(postgres):
+    tokens, sessions = Tokens(postgres), Sessions(postgres)
+    made = await tokens.create("ann", ("jobs:read",))
+    cookie = await sessions.begin(made.text, lasts_s=60)
+    assert cookie not in made.text
+    found = await Sessions(postgres).find(cookie)
+    assert (found.name, found.scopes) == ("ann", {"jobs:read"})
+    assert await sessions.find("x" * 43) is None
+    await tokens.revoke("ann")
+    assert await Sessions(postgres).find(cookie) is None
+    with pytest.raises(TokenRefused):
+        await sessions.begin(made.text, lasts_s=60)
+
+
+async def test_a_session_lasts_no_longer_than_it_was_given_or_its_token(postgres):
+    made = await Tokens(postgres).create("ann", ("*",), expires_s=3600)
+    sessions = Sessions(postgres)
+    gone = await sessions.begin(made.text, lasts_s=0)
+    assert await sessions.find(gone) is None
+    ended = await sessions.begin(made.text, lasts_s=60)
+    await sessions.end(ended)
+    assert await Sessions(postgres).find(ended) is None
+
+
+async def test_who_was_in_stays_in_while_postgres_is_away(database_url):
+    postgres, clock = Postgres(database_url, PostgresConfig()), VirtualClock()
+    made = await Tokens(postgres).create("ann", ("*",))
+    sessions = Sessions(postgres, clock)
+    cookie = await sessions.begin(made.text, lasts_s=7200)
+    assert (await sessions.find(cookie)).name == "ann"
+    await postgres.close()
+    away = Postgres("postgresql://nobody@/none?host=/nowhere", PostgresConfig())
+    sessions._postgres = away
+    clock.advance(600)
+    assert (await sessions.find(cookie)).name == "ann"
+    with pytest.raises(Unavailable):
+        await sessions.find("x" * 43)
+    clock.advance(3600)
+    with pytest.raises(Unavailable):
+        await sessions.find(cookie)
+    await away.close()
