@@ -20,4 +20,5 @@ day/, jobs_day.py   the simulated day, run by itself
 fetch.py, fetch_*.py   the same for fetch; origins/ is the hosts that it asks
 views.py, views_*.py   the same for views; load.py sends requests in a closed or an open loop
 feed.py, feed_*.py   the same for the feed
+media.py, media_*.py the same for media; native/ is its generator and its limit, in C
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 import uvloop
 
-from bench import feed, fetch, jobs, views
+from bench import feed, fetch, jobs, media, views
 from bench.figures import figure
 from bench.harness import Run, bench_run
 from bench.machine import (
@@ -22,6 +22,7 @@ from bench.machine import (
     own_versions,
     read_commit,
     read_machine_facts,
+    sync_us,
     versions_of,
 )
 from bench.report import broken, not_measured, table, write_results
@@ -33,6 +34,7 @@ ROOMS = {
     "fetch": fetch.QUESTIONS,
     "views": views.QUESTIONS,
     "feed": feed.QUESTIONS,
+    "media": media.QUESTIONS,
 }
 PEER_PACKAGES = {
     "jobs": [
@@ -47,12 +49,14 @@ PEER_PACKAGES = {
     "fetch": fetch.PACKAGES,
     "views": views.PACKAGES,
     "feed": feed.PACKAGES,
+    "media": media.PACKAGES,
 }
 SETTINGS = {
     "jobs": {system.name: system.settings for system in (OURS, *PEERS)},
     "fetch": fetch.SETTINGS,
     "views": views.SETTINGS,
     "feed": feed.SETTINGS,
+    "media": media.SETTINGS,
 }
 
 
@@ -88,10 +92,12 @@ async def _measure(room: str, arguments: argparse.Namespace) -> bool:
             for row in found:
                 row.question, row.commit, row.date = name, head["commit"], now_text()
             run.add(*found)
+        # Questions that are only computed have no cell.
+        syncs_us = run.syncs_us or [sync_us(run.folder)]
     head["machine"]["sync_us"] = {
-        "median": round(statistics.median(run.syncs_us)),
-        "least": round(min(run.syncs_us)),
-        "most": round(max(run.syncs_us)),
+        "median": round(statistics.median(syncs_us)),
+        "least": round(min(syncs_us)),
+        "most": round(max(syncs_us)),
     }
     head["faults"] = run.faults
     head["machine"]["load_after"] = round(os.getloadavg()[0], 2)

@@ -13,6 +13,8 @@ from penstock.media import Media, MediaConfig
 from penstock.media.worker import serve
 
 DEADLINE_S = 10.0
+SECRET = "s" * 32
+"""The root secret of every node under test."""
 
 
 @dataclass
@@ -96,7 +98,7 @@ def pattern(size_bytes: int) -> bytes:
 @asynccontextmanager
 async def serving(blobs, **settings):
     settings.setdefault("listen", ("127.0.0.1", 0))
-    media = Media(blobs, MediaConfig(**settings))
+    media = Media(blobs, MediaConfig(**settings), secret=lambda: SECRET)
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     task = asyncio.create_task(
         serve(media, stop, lambda host, port: ready.set_result((host, port)))

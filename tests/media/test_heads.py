@@ -9,7 +9,7 @@ from refused_heads import GET, HOST, REFUSED
 
 from penstock.kernel.errors import PenstockError
 from penstock.media.model import ObjectUnknown
-from penstock.media.requests import HeadReader, key_of
+from penstock.media.requests import HeadReader, key_of, parse_head
 
 
 def read_all(data: bytes, step: int):
@@ -99,3 +99,39 @@ def test_a_path_that_is_no_key_names_nothing(target):
 
 def test_a_key_may_be_escaped_once_and_have_a_query():
     assert key_of("/m/photos/a%40b~c.jpg?v=2&x=../..") == "photos/a@b~c.jpg"
+
+
+RANGES = [None, "bytes=0-1", "bytes=-5", "bytes=5-", "bytes=0-1,3-4", "bytes=-", "items=1-2"]
+OTHERS = ["X: 1", 'If-Range: "a"', "range: bytes=7-8", "Range: bytes=0-9", "Connection: close"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(RANGES), st.lists(st.sampled_from(OTHERS), max_size=3, unique=True)
+        ),
+        min_size=2,
+        max_size=12,
+    )
+)
+def test_a_head_seen_before_means_what_it_means_when_it_is_parsed(asked):
+    for text, others in asked:
+        lines = [f"Range: {text}"] if text is not None else []
+        for fields in ([*lines, *others], [*others, *lines]):
+            head = GET + HOST + "".join(f"{line}\r\n" for line in fields).encode() + b"\r\n"
+            expected = outcome(lambda head=head: parse_head(head))
+            assert outcome(lambda head=head: read_one(head)) == expected
+
+
+def outcome(ask):
+    """What it gives, or the error it raises."""
+    try:
+        return ask()
+    except PenstockError as error:
+        return type(error), error.text
+
+
+def read_one(head: bytes):
+    reader = HeadReader()
+    reader.feed(head)
+    return reader.take()

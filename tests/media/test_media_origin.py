@@ -110,7 +110,7 @@ async def test_a_stalled_client_holds_two_blocks_of_demand(node, bucket):
     key = await node.put(pattern(30_000_000))
 
     def fetched() -> float:
-        return REGISTRY.get_sample_value("media_bytes_total", {"source": "disk"}) or 0.0
+        return REGISTRY.get_sample_value("media_bytes_total", {"source": "memory"}) or 0.0
 
     def sent() -> float:
         return REGISTRY.get_sample_value("media_bytes_total", {"source": "origin"}) or 0.0

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
+import os
 import re
 import stat
 from collections.abc import AsyncIterator, Iterator
@@ -22,12 +24,15 @@ from urllib.parse import unquote, urlsplit
 import obstore
 from obstore.store import LocalStore, from_url
 
-from penstock.engines.folder import FolderPuts
+from penstock.engines.folder import FolderPuts, put_file
 from penstock.kernel.config import parse_count, parse_url, setting
-from penstock.kernel.errors import InvalidInput, NotFound, Unavailable
+from penstock.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
+from penstock.kernel.trace import onward
 
 _SEGMENT: Final = re.compile(r"(?!\.)[A-Za-z0-9._@~-]{1,128}")
 KEY_CHARACTERS_MAX: Final = 512
+LOCK_FILE: Final = ".penstock-lock"
+"""Held while an object of a folder is compared and set; no key can name it."""
 
 
 class BlobMissing(NotFound):
@@ -46,6 +51,12 @@ class BlobsDown(Unavailable):
     """The object store does not answer or refuses to store."""
 
     code = "blobs.unavailable"
+
+
+class BlobChanged(Conflict):
+    """The stored object is not the one that was to be replaced."""
+
+    code = "blobs.changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +100,8 @@ class Blobs:
 
     def __init__(self, url: str, config: BlobsConfig | None = None) -> None:
         parts = urlsplit(url)
+        self._url = url
+        self._told: tuple[tuple[tuple[str, str], ...], Any] | None = None
         self.folder: Path | None = None
         self._store: Any
         if parts.scheme == "file":
@@ -116,6 +129,53 @@ class Blobs:
             else:
                 await self._puts.put(key, data)
 
+    async def put_if(self, key: str, data: bytes, *, etag: str | None) -> None:
+        """Store `data` durably if `key` still is what `read` gave with `etag` (None: if nothing is stored).
+
+        Raises: BlobChanged, BlobsDown.
+        """
+        require_key(key)
+        with _translated(key, is_put=True):
+            try:
+                if self.folder is not None:
+                    await asyncio.to_thread(self._put_if, self.folder, key, data, etag)
+                else:
+                    mode: Any = "create" if etag is None else {"e_tag": etag}
+                    await obstore.put_async(self._store, key, data, mode=mode, use_multipart=False)
+            except (
+                obstore.exceptions.AlreadyExistsError,
+                obstore.exceptions.PreconditionError,
+            ) as error:
+                raise BlobChanged(
+                    f"object {key!r} is another than the one to be replaced: read it again"
+                ) from error
+
+    def _put_if(self, folder: Path, key: str, data: bytes, etag: str | None) -> None:
+        with (folder / LOCK_FILE).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                found = obstore.head(self._store, key)["e_tag"]
+            except FileNotFoundError:
+                found = None
+            if found != etag:
+                raise obstore.exceptions.PreconditionError(key)
+            put_file(folder, key, data)
+
+    async def read(self, key: str, *, unless: str | None = None) -> tuple[bytes, str] | None:
+        """All bytes and their etag, or None while it is the one of etag `unless`.
+
+        The etag is the store's own spelling, good for `put_if` and `unless` alone.
+        Raises: BlobMissing, BlobsDown.
+        """
+        with _translated(key):
+            self._require_plain(key)
+            try:
+                options: Any = {"if_none_match": unless} if unless else {}
+                result = await obstore.get_async(self._store, key, options=options)
+            except obstore.exceptions.NotModifiedError:
+                return None
+            return bytes(await result.bytes_async()), str(result.meta["e_tag"] or "")
+
     async def get(self, key: str) -> bytes:
         """All bytes. Raises: BlobMissing, BlobsDown."""
         with _translated(key):
@@ -128,17 +188,27 @@ class Blobs:
         with _translated(key):
             self._require_plain(key)
             found = await obstore.get_range_async(
-                self._store, key, start=start, length=length_bytes
+                self._reader(), key, start=start, length=length_bytes
             )
             return bytes(found)
+
+    async def read_part(self, key: str, start: int, length_bytes: int) -> tuple[BlobInfo, bytes]:
+        """`length_bytes` bytes from `start`, and of which object: both of one answer, so of one version.
+
+        Raises: BlobMissing, BlobsDown.
+        """
+        with _translated(key):
+            self._require_plain(key)
+            wanted: Any = {"range": (start, start + length_bytes)}
+            result = await obstore.get_async(self._reader(), key, options=wanted)
+            info = _info(key, result.meta)
+            return info, bytes(await result.bytes_async())
 
     async def info(self, key: str) -> BlobInfo:
         """Size, etag and time. Raises: BlobMissing, BlobsDown."""
         with _translated(key):
             self._require_plain(key)
-            meta = await obstore.head_async(self._store, key)
-        etag = str(meta["e_tag"] or "").strip('"')
-        return BlobInfo(key, meta["size"], etag, meta["last_modified"])
+            return _info(key, await obstore.head_async(self._reader(), key))
 
     async def delete(self, key: str) -> None:
         """Remove the object; one that is gone already is no error. Raises: BlobsDown."""
@@ -176,6 +246,21 @@ class Blobs:
         if not is_plain:
             raise FileNotFoundError(key)
 
+    def _reader(self) -> Any:
+        """The store, for one read: it is told whom that is for (`trace.onward`), unless it is a folder.
+
+        A store that is told anything is a client of its own, 7 ms to make: for what is looked into, not for each read.
+        """
+        fields = onward.get()
+        if not fields or self.folder is not None:
+            return self._store
+        if self._told is None or self._told[0] != fields:
+            # Options take the place of what the environment says of them, so that is said again.
+            allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
+            options: Any = {"default_headers": dict(fields), "allow_http": allows_http}
+            self._told = fields, from_url(self._url, client_options=options)
+        return self._told[1]
+
     def _is_object(self, key: str) -> bool:
         try:
             self._require_plain(key)
@@ -203,6 +288,11 @@ def is_plain_file(folder: Path, key: str) -> bool:
         if not stat.S_ISDIR(path.lstat().st_mode):
             return False
     return stat.S_ISREG((path / steps[-1]).lstat().st_mode)
+
+
+def _info(key: str, meta: Any) -> BlobInfo:
+    etag = str(meta["e_tag"] or "").strip('"')
+    return BlobInfo(key, meta["size"], etag, meta["last_modified"])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +35,10 @@ REGISTRY: Final = CollectorRegistry()
 STALE_S: Final = 15.0
 WRITE_EVERY_S: Final = 2.0
 _ALLOWED: Final[dict[str, Mapping[str, frozenset[str]]]] = {}
+FINE_BUCKETS_S: Final = (
+    0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0,
+)  # fmt: skip
+"""Bounds for what takes microseconds as long as nothing is wrong."""
 _GROWING: Final = frozenset({"counter", "histogram"})
 Growth = tuple[str, str, str, dict[str, str], float]
 """Family, its type, sample, labels, and by how much it grew."""
@@ -53,9 +57,15 @@ def gauge(name: str, help_text: str, **labels: Iterable[str]) -> Gauge:
     return Gauge(name, help_text, _declare(name, labels), registry=REGISTRY)
 
 
-def histogram(name: str, help_text: str, **labels: Iterable[str]) -> Histogram:
+def histogram(
+    name: str,
+    help_text: str,
+    *,
+    buckets_s: Sequence[float] = Histogram.DEFAULT_BUCKETS,
+    **labels: Iterable[str],
+) -> Histogram:
     """Declare a histogram of seconds; each label names all its values."""
-    return Histogram(name, help_text, _declare(name, labels), registry=REGISTRY)
+    return Histogram(name, help_text, _declare(name, labels), registry=REGISTRY, buckets=buckets_s)
 
 
 def _declare(name: str, labels: Mapping[str, Iterable[str]]) -> tuple[str, ...]:

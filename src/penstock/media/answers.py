@@ -1,12 +1,13 @@
 """Heads of answers, and problem documents (RFC 9457), as the bytes that go out.
 
-Pure but for the Date, which is made once a second. An answer that ends the connection says so; a problem
+Pure but for the Date; lines that stay the same are made once. An answer that ends the connection says so; a problem
 never repeats what the client sent, and is never cached.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -16,15 +17,18 @@ from penstock.kernel.errors import PenstockError
 from penstock.media.model import Shape, content_type
 from penstock.media.ranges import Decision, format_http_date
 from penstock.media.requests import Request
+from penstock.media.signing import Grant, cache_control
 
 REASONS: Final = {
     200: "OK",
     206: "Partial Content",
     304: "Not Modified",
     400: "Bad Request",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    409: "Conflict",
     412: "Precondition Failed",
     414: "URI Too Long",
     416: "Range Not Satisfiable",
@@ -34,10 +38,7 @@ REASONS: Final = {
     503: "Service Unavailable",
     505: "HTTP Version Not Supported",
 }
-FOREVER: Final = "public, max-age=31536000, immutable"
-A_MINUTE: Final = "public, max-age=60"
-FROM_DISK: Final = "penstock; hit"
-FROM_ORIGIN: Final = "penstock; fwd=bypass"
+Fields = tuple[tuple[str, str], ...]
 
 
 def object_head(
@@ -46,26 +47,29 @@ def object_head(
     shape: Shape,
     *,
     key: str,
+    grant: Grant,
     cache_status: str,
     keeps_alive: bool,
+    extra: Fields = (),
 ) -> bytes:
     """The head of a 200, 206 or 304 answer."""
-    fields = [
-        ("ETag", f'"{shape.etag}"'),
-        ("Last-Modified", _http_date(shape.modified_s)),
-        ("Cache-Control", FOREVER if shape.is_immutable else A_MINUTE),
-        ("Cache-Status", cache_status),
-        ("Accept-Ranges", "bytes"),
-    ]
+    now_s = int(time.time())
+    freshness = cache_control(grant, is_immutable=shape.is_immutable, now_s=now_s)
+    lines = (
+        f"{_first_lines(decision.status, now_s)}{_version_lines(shape.etag, shape.modified_s)}"
+        f"Cache-Control: {freshness}\r\nCache-Status: {cache_status}\r\n"
+    )
     if decision.status != 304:
-        fields.append(("Content-Type", content_type(key)))
-        fields.append(("Content-Length", str(decision.length_bytes)))
-        fields.append(("X-Content-Type-Options", "nosniff"))
+        lines += (
+            f"Content-Type: {content_type(key)}\r\nContent-Length: {decision.length_bytes}\r\n"
+            "X-Content-Type-Options: nosniff\r\n"
+        )
     if decision.status == 206:
         last = decision.start + decision.length_bytes - 1
-        content_range = f"bytes {decision.start}-{last}/{shape.size_bytes}"
-        fields.append(("Content-Range", content_range))
-    return _head(decision.status, fields, request, keeps_alive=keeps_alive)
+        lines += f"Content-Range: bytes {decision.start}-{last}/{shape.size_bytes}\r\n"
+    if extra:
+        lines += _lines(extra)
+    return f"{lines}{_last_lines(request, keeps_alive=keeps_alive)}".encode("latin-1")
 
 
 def problem(
@@ -73,7 +77,7 @@ def problem(
     request: Request | None,
     *,
     keeps_alive: bool,
-    extra: tuple[tuple[str, str], ...] = (),
+    extra: Fields = (),
 ) -> bytes:
     """A whole answer that says what went wrong, in the shape the API uses; no body for HEAD."""
     body = msgspec.json.encode(
@@ -99,18 +103,44 @@ def problem(
     return head if request is not None and request.method == "HEAD" else head + body
 
 
+def health(status: int, request: Request, *, keeps_alive: bool) -> bytes:
+    """Whether this node takes requests (200) or is about to end (503), for balancers and peers."""
+    body = b"ok\n" if status == 200 else b"stopping\n"
+    fields = [
+        ("Content-Type", "text/plain"),
+        ("Content-Length", str(len(body))),
+        ("Cache-Control", "no-store"),
+    ]
+    head = _head(status, fields, request, keeps_alive=keeps_alive)
+    return head if request.method == "HEAD" else head + body
+
+
 def _head(
-    status: int, fields: list[tuple[str, str]], request: Request | None, *, keeps_alive: bool
+    status: int, fields: Iterable[tuple[str, str]], request: Request | None, *, keeps_alive: bool
 ) -> bytes:
-    lines = [f"HTTP/1.1 {status} {REASONS[status]}", f"Date: {_http_date(int(time.time()))}"]
-    lines += [f"{name}: {value}" for name, value in fields]
-    if not keeps_alive:
-        lines.append("Connection: close")
-    elif request is not None and request.is_http_1_0:
-        lines.append("Connection: keep-alive")
-    return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
+    first = _first_lines(status, int(time.time()))
+    text = f"{first}{_lines(fields)}{_last_lines(request, keeps_alive=keeps_alive)}"
+    return text.encode("latin-1")
+
+
+@lru_cache(maxsize=64)
+def _first_lines(status: int, now_s: int) -> str:
+    return f"HTTP/1.1 {status} {REASONS[status]}\r\nDate: {format_http_date(now_s)}\r\n"
 
 
 @lru_cache(maxsize=4096)
-def _http_date(moment_s: int) -> str:
-    return format_http_date(moment_s)
+def _version_lines(etag: str, modified_s: int) -> str:
+    modified = format_http_date(modified_s)
+    return f'ETag: "{etag}"\r\nLast-Modified: {modified}\r\nAccept-Ranges: bytes\r\n'
+
+
+def _lines(fields: Iterable[tuple[str, str]]) -> str:
+    return "".join([f"{name}: {value}\r\n" for name, value in fields])
+
+
+def _last_lines(request: Request | None, *, keeps_alive: bool) -> str:
+    if not keeps_alive:
+        return "Connection: close\r\n\r\n"
+    if request is not None and request.is_http_1_0:
+        return "Connection: keep-alive\r\n\r\n"
+    return "\r\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Final
 
 from penstock.kernel.config import (
@@ -16,6 +17,7 @@ from penstock.kernel.config import (
     parse_duration_s,
     parse_listen,
     parse_size_bytes,
+    parse_text,
     parse_url,
     setting,
 )
@@ -27,12 +29,15 @@ from penstock.kernel.errors import (
     TooLarge,
     Unavailable,
 )
-from penstock.kernel.metrics import counter, gauge, histogram
+from penstock.kernel.metrics import FINE_BUCKETS_S, counter, gauge, histogram
+from penstock.kernel.secrets import ROOT_CHARACTERS_MIN
 
 BLOCK_BYTES: Final = 256 * 1024
-"""What is asked of an origin at once, and what is looked at for being in memory at once."""
+"""What is stored in a frame, asked of an origin at once, and looked at for being in memory at once."""
 
 LIST_OBJECTS_MAX: Final = 1000
+WEIGHT_MAX: Final = 100
+_WEIGHT: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
 _CONTENT_ADDRESS: Final = re.compile(
     r"photos/([0-9a-f]{2})/([0-9a-f]{2})/(\1\2[0-9a-f]{60})\.[a-z0-9]+"
 )
@@ -57,6 +62,51 @@ CONTENT_TYPES: Final = {
 """Nothing a browser would run (html, svg, xml, js) may enter: users' uploads are served from here."""
 
 
+@dataclass(frozen=True, slots=True)
+class DiskConfig:
+    """A folder or a block device that blocks are kept on, and how much of it."""
+
+    path: Path
+    size_bytes: int
+
+
+def parse_disks(text: str) -> tuple[DiskConfig, ...]:
+    """Disks of `/var/cache/a:100GiB, /dev/sdb:1TiB`; the empty text is none. Raises: ValueError."""
+    disks: list[DiskConfig] = []
+    for part in (p.strip() for p in text.split(",") if p.strip()):
+        path, _, size = part.rpartition(":")
+        if not path.startswith("/"):
+            raise ValueError("absolute paths and sizes such as /var/cache/a:100GiB, /dev/sdb:1TiB")
+        disks.append(DiskConfig(Path(path), parse_size_bytes(size)))
+    if len({disk.path for disk in disks}) < len(disks):
+        raise ValueError("disks of which none is named twice")
+    return tuple(disks)
+
+
+def parse_signed(text: str) -> str:
+    """`off` or `required`. Raises: ValueError."""
+    if text.strip() not in ("off", "required"):
+        raise ValueError("off or required")
+    return text.strip()
+
+
+def parse_secrets(text: str) -> tuple[str, ...]:
+    """Secrets separated by commas; the empty text is none. Raises: ValueError."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if any(len(secret) < ROOT_CHARACTERS_MIN for secret in found):
+        raise ValueError(
+            f"secrets of {ROOT_CHARACTERS_MIN} characters or more, separated by commas"
+        )
+    return found
+
+
+def parse_weight(text: str) -> float:
+    """A weight from 0 to 100, such as `0.5`. Raises: ValueError."""
+    if not _WEIGHT.fullmatch(text.strip()) or float(text) > WEIGHT_MAX:
+        raise ValueError(f"a weight from 0 to {WEIGHT_MAX} such as 1 or 0.5")
+    return float(text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaConfig:
     """Section `media`."""
@@ -69,6 +119,52 @@ class MediaConfig:
         "What stands in front of /m/ in URLs; unset: the listen address.",
         parse_url("http", "https"),
     )
+    listen_tls: tuple[str, int] | None = setting(
+        None, "Address and port that serve the same over HTTPS.", parse_listen
+    )
+    tls_cert: str | None = setting(
+        None,
+        "File with the certificate and its chain, PEM; looked at again when it changes.",
+        parse_text,
+    )
+    tls_key: str | None = setting(None, "File with the certificate's private key, PEM.", parse_text)
+    signed: str = setting(
+        "off", "`required`: only signed URLs are served; `off`: also plain ones.", parse_signed
+    )
+    accepted_secrets: tuple[str, ...] = setting(
+        "",
+        "Further values of PENSTOCK_SECRET whose signed URLs are accepted: the next one before a change, the"
+        " former one after it.",
+        parse_secrets,
+        secret=True,
+    )
+    url_ttl_s: float = setting(
+        "1h", "How long a signed URL is good when nothing else is said.", parse_duration_s
+    )
+    workers: int = setting(
+        "0",
+        "Processes that serve; 0: one a core, or more where the limit of files asks for it.",
+        parse_count,
+    )
+    disks: tuple[DiskConfig, ...] = setting(
+        "",
+        "Where blocks are cached: /folder:100GiB, /dev/sdb:1TiB; unset: nothing is cached, and objects of"
+        " a folder are sent directly.",
+        parse_disks,
+    )
+    node: str | None = setting(
+        None, "This node's name in the cluster; unset: it stands alone.", parse_text
+    )
+    advertise: tuple[str, int] | None = setting(
+        None,
+        "Host and port by which the other nodes reach this one; unset: the listen address.",
+        parse_listen,
+    )
+    dc: str = setting("", "The data centre of this node.", str.strip)
+    weight: float = setting(
+        "1.0", "This node's share of the keys, beside the weights of the others.", parse_weight
+    )
+    replicas: int = setting("2", "How many nodes keep an object.", parse_count)
     connections_max: int = setting(
         "4096",
         "Clients held at once; one more is answered 503. The limit of files may lower it.",
@@ -224,13 +320,20 @@ def content_type(key: str) -> str:
 
 
 STATUSES: Final = (
-    200, 206, 304, 400, 404, 405, 408, 412, 414, 416, 431, 500, 501, 503, 505,
+    200, 206, 304, 400, 403, 404, 405, 408, 409, 412, 414, 416, 431, 500, 501, 503, 505,
 )  # fmt: skip
 REQUESTS: Final = counter(
     "media_requests_total", "Answers begun, by status.", status=map(str, STATUSES)
 )
-SENT_BYTES: Final = counter(
-    "media_bytes_total", "Bytes of bodies sent, by source.", source=("disk", "origin")
+SOURCES: Final = ("memory", "disk", "peer", "origin")
+SENT_BYTES: Final = counter("media_bytes_total", "Bytes of bodies sent, by source.", source=SOURCES)
+BLOCKS: Final = counter(
+    "media_blocks_total",
+    "Blocks begun to be sent, by what the store had of them: hit, miss (filled, then sent), pass (not placed).",
+    outcome=("hit", "miss", "pass"),
+)
+DEMAND_STALLS: Final = counter(
+    "media_demand_stalls_total", "Times a client was ready for bytes that its source had not yet."
 )
 CUTS: Final = counter(
     "media_cuts_total",
@@ -239,5 +342,19 @@ CUTS: Final = counter(
 )
 CONNECTIONS: Final = gauge("media_connections", "Clients connected now.")
 TTFB: Final = histogram(
-    "media_ttfb_seconds", "From a complete head to the first byte handed to the kernel."
+    "media_ttfb_seconds",
+    "From a complete head to the first byte handed to the kernel.",
+    buckets_s=FINE_BUCKETS_S,
+)
+STAGES: Final = ("parse", "verify", "find", "wait", "send")
+STAGE: Final = histogram(
+    "media_stage_seconds",
+    "What the time to the first byte went into, of every 16th request.",
+    buckets_s=FINE_BUCKETS_S,
+    stage=STAGES,
+)
+CHILD_DEATHS: Final = counter(
+    "media_child_deaths_total",
+    "Processes of a node that ended unasked and were started again.",
+    child=("worker", "filler"),
 )

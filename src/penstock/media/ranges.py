@@ -17,8 +17,7 @@ from __future__ import annotations
 import email.utils
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.media.model import Shape
 
@@ -28,8 +27,7 @@ _DIGITS_MAX: Final = 18
 """More digits than any offset has; Python refuses to parse numbers of over 4,300 digits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """A status and the span of the object it carries; `length_bytes` is 0 where there is no body."""
 
     status: int
@@ -43,11 +41,10 @@ def decide(method: str, fields: Mapping[str, str], shape: Shape) -> Decision:
         return Decision(412)
     if _is_unchanged(fields, shape):
         return Decision(304)
-    whole = Decision(200, 0, shape.size_bytes)
     text = fields.get("range")
     if text is None or method != "GET" or not _is_range_current(fields.get("if-range"), shape):
-        return whole
-    return _parse_range(text, shape.size_bytes) or whole
+        return Decision(200, 0, shape.size_bytes)
+    return _parse_range(text, shape.size_bytes) or Decision(200, 0, shape.size_bytes)
 
 
 def parse_http_date_s(text: str) -> int | None:
@@ -68,7 +65,8 @@ def _may_go_on(fields: Mapping[str, str], shape: Shape) -> bool:
     tags = fields.get("if-match")
     if tags is not None:
         return _is_listed(tags, shape.etag, weak_counts=False)
-    since_s = parse_http_date_s(fields.get("if-unmodified-since", ""))
+    since = fields.get("if-unmodified-since")
+    since_s = None if since is None else parse_http_date_s(since)
     return since_s is None or shape.modified_s <= since_s
 
 
@@ -76,7 +74,8 @@ def _is_unchanged(fields: Mapping[str, str], shape: Shape) -> bool:
     tags = fields.get("if-none-match")
     if tags is not None:
         return _is_listed(tags, shape.etag, weak_counts=True)
-    since_s = parse_http_date_s(fields.get("if-modified-since", ""))
+    since = fields.get("if-modified-since")
+    since_s = None if since is None else parse_http_date_s(since)
     return since_s is not None and shape.modified_s <= since_s
 
 

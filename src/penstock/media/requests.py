@@ -12,8 +12,8 @@ Every error raised here is final for its connection: answer and close.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import httptools
@@ -35,6 +35,12 @@ FIELDS_MAX: Final = 100
 EMPTY_LINES_MAX: Final = 2
 PATH_PREFIX: Final = "/m/"
 _STRAY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?![\n])(?!\Z)")
+REMEMBERED_MAX: Final = 4096
+REMEMBERED_BYTES_MAX: Final = 2048
+REMEMBERED_FIELDS_MAX: Final = 40
+_RANGE_START: Final = b"\r\nRange: bytes="
+_RANGE_LINE: Final = re.compile(rb"\r\nRange: (bytes=[0-9]{0,18}-[0-9]{0,18})(?=\r\n)")
+_PLAIN: Final = bytes({9, 10, 13, *range(32, 256)} - {127})
 _REQUEST_LINE: Final = re.compile(rb"[A-Z-]{1,32} [\x21-\x7e]+ HTTP/(\d\.\d)\r\n")
 _HOST: Final = re.compile(
     r"[A-Za-z0-9._~%!$&'()*+,;=-]+(:[0-9]{0,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{0,5})?"
@@ -44,8 +50,7 @@ _ONCE: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request's head. Names in `fields` are in lower case, repeated ones are joined."""
 
     method: str
@@ -54,6 +59,10 @@ class Request:
     is_http_1_0: bool
     keeps_alive: bool
     has_body: bool
+
+
+_HEADS: Final[dict[bytes, Request]] = {}
+"""Heads that were parsed, without their Range."""
 
 
 class HeadReader:
@@ -78,11 +87,18 @@ class HeadReader:
 
         Raises: BadRequest, HeadTooLarge, TargetTooLong, TransferCodingUnknown, VersionUnknown.
         """
-        self._skip_empty_lines()
         buffer = self._buffer
+        if not buffer:
+            return None
+        self._skip_empty_lines()
         end = buffer.find(b"\r\n\r\n", max(0, self._seen_bytes - 3))
         known_end = len(buffer) if end < 0 else end + 4
-        if _STRAY.search(buffer, max(0, self._seen_bytes - 1), known_end):
+        if end >= 0 and (request := _remembered(bytes(buffer[:known_end]))) is not None:
+            del buffer[:known_end]
+            self._seen_bytes = self._empty_lines = 0
+            return request
+        is_plain = end >= 0 and not self._seen_bytes and _is_plain(buffer[:known_end])
+        if not is_plain and _STRAY.search(buffer, max(0, self._seen_bytes - 1), known_end):
             raise BadRequest(
                 "the head has a control byte or a bare CR or LF: end every line with CR LF"
             )
@@ -93,7 +109,9 @@ class HeadReader:
         head = bytes(buffer[:known_end])
         del buffer[:known_end]
         self._seen_bytes = self._empty_lines = 0
-        return parse_head(head)
+        request = parse_head(head)
+        _remember(head, request)
+        return request
 
     def _skip_empty_lines(self) -> None:
         # RFC 9112 section 2.2: an empty line before a request is to be ignored; not any number of them.
@@ -110,6 +128,47 @@ class HeadReader:
             raise TargetTooLong(f"the request line is longer than {LINE_BYTES_MAX} bytes")
         if head_bytes > HEAD_BYTES_MAX:
             raise HeadTooLarge(f"the head is larger than {HEAD_BYTES_MAX} bytes")
+
+
+def _remembered(head: bytes) -> Request | None:
+    """What this head is, if the same bytes but for the numbers of its Range were parsed before.
+
+    A player asks one URL for many ranges. A line that is a whole field can be taken out of a good head or put in
+    without changing what the others mean, so nothing is believed here that was not parsed.
+    """
+    start = head.find(_RANGE_START)
+    if start < 0:
+        return _HEADS.get(head)
+    line = _RANGE_LINE.match(head, start)
+    known = _HEADS.get(head[:start] + head[line.end() :]) if line is not None else None
+    if known is None or line is None:
+        return None
+    fields = {**known.fields, "range": line[1].decode("ascii")}
+    return Request(known.method, known.target, fields, *known[3:])
+
+
+def _remember(head: bytes, request: Request) -> None:
+    start = head.find(_RANGE_START)
+    fields = request.fields
+    if start >= 0:
+        line = _RANGE_LINE.match(head, start)
+        if line is None:
+            return
+        head = head[:start] + head[line.end() :]
+        fields = {name: value for name, value in fields.items() if name != "range"}
+    elif "range" in fields:
+        return
+    if len(head) <= REMEMBERED_BYTES_MAX and len(fields) <= REMEMBERED_FIELDS_MAX:
+        if len(_HEADS) >= REMEMBERED_MAX:
+            _HEADS.clear()
+        _HEADS[head] = Request(request.method, request.target, fields, *request[3:])
+
+
+def _is_plain(head: bytearray) -> bool:
+    """Whether a whole head is beyond doubt free of strays: 0.5 us, where the expression takes 5 us."""
+    lines = head.count(b"\r\n")
+    no_strays = lines == head.count(b"\n") == head.count(b"\r")
+    return no_strays and not head.translate(None, _PLAIN)
 
 
 def parse_head(head: bytes) -> Request:
@@ -148,7 +207,11 @@ def key_of(target: str) -> str:
     Escapes are decoded once, and an escaped slash or percent sign names nothing: there is one spelling
     of a path's structure, so no layer in front can see another path than this one.
     """
-    path = target.partition("?")[0]
+    return _key_of_path(target.partition("?")[0])
+
+
+@lru_cache(maxsize=4096)
+def _key_of_path(path: str) -> str:
     escaped = path.lower()
     if not path.startswith(PATH_PREFIX) or "%2f" in escaped or "%25" in escaped:
         raise ObjectUnknown("this path names no object: objects are found under /m/{key}")

@@ -1,15 +1,13 @@
-"""Where a body's bytes come from: a file of the local store, or an object store far away.
+"""Where the bytes of objects come from: what a source is, and the two that ask the object store itself.
 
-A body is asked for bytes only when its socket takes them, so nothing is read faster than it drains.
+A source is asked for blocks of 256 KiB, and only for what its client's socket takes next. Two answers are
+immediate and cost no task: `shape_now`, and the frames of our own disks. So a hot range is sent in the turn that
+read its request; everything else is awaited.
 
-- `FileBody`: `os.sendfile` out of the page cache. Of each 256 KiB its first byte is probed with
-  RWF_NOWAIT (0.8 us); when it is not in memory, a thread reads the block first, since a sendfile of a
-  cold block holds up every other client (0.5 ms each, research of 2026-11-21). The open itself stays on
-  the loop: it needs only folder entries and inodes, which stay cached, and a thread would cost more.
-- `OriginBody`: blocks of 256 KiB by range reads, one being sent and at most one ahead.
-
-A source that ends early, changes or fails while it is sent raises SourceCut: the connection must then be
-cut, since a clean end would pass for the whole.
+- `open_object`: a regular file of a local folder, for a node without disks; it is sent as it is.
+- `StoreSource`: the blocks that this node's disks keep, filled from the object store.
+- `OriginSource`: range reads of an object store that is no folder, for a node without disks.
+- The cluster has one more of the same shape: the node that keeps the object.
 """
 
 from __future__ import annotations
@@ -18,11 +16,8 @@ import asyncio
 import errno
 import os
 import stat
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Executor
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 from penstock.engines.blobs import BlobInfo, BlobMissing, Blobs, BlobsDown
 from penstock.media.model import (
@@ -33,7 +28,9 @@ from penstock.media.model import (
     StoreUnavailable,
     content_address,
 )
-from penstock.media.ranges import Decision
+
+if TYPE_CHECKING:
+    from penstock.media.store import Store
 
 _FOLDER: Final = os.O_PATH | os.O_DIRECTORY
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -41,25 +38,35 @@ _NO_OBJECT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.E
 RETRY_AFTER_S: Final = 5.0
 
 
-class Body(Protocol):
-    """Bytes on their way to one client."""
+class Span(NamedTuple):
+    """Bytes of one block: from `start` up to `end`, counted from the block's own first byte."""
 
-    source: str
-    left_bytes: int
+    start: int
+    end: int
+
+
+class Source(Protocol):
+    """Gives shapes and bytes of objects; one a worker, shared by its clients."""
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether the source, not the client, holds things up."""
+    def name(self) -> str:
+        """`own`, `peer` or `origin`: told in Cache-Status and counted."""
         ...
 
-    def send(self, socket_fd: int, bytes_max: int) -> int:
-        """Move up to `bytes_max` bytes; 0 while the source is not ready, which wakes the client later.
+    def shape_now(self, key: str) -> Shape | None:
+        """The shape, where it is known without waiting."""
+        ...
 
-        Raises: BlockingIOError (the socket is full), SourceCut, OSError (the client is gone).
+    async def shape(self, key: str) -> Shape:
+        """The shape. Raises: ObjectUnknown, StoreUnavailable."""
+        ...
+
+    async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
+        """The bytes of `span` of a block. (Bodies look for frames of our own disks first.)
+
+        Raises: StoreUnavailable, SourceCut (the object is another version by now), ObjectUnknown.
         """
         ...
-
-    def close(self) -> None: ...
 
 
 def open_object(folder: Path, key: str) -> tuple[int, Shape]:
@@ -72,7 +79,7 @@ def open_object(folder: Path, key: str) -> tuple[int, Shape]:
     try:
         at = os.open(folder, _FOLDER)
     except OSError as error:
-        raise _store_down(error) from error
+        raise store_down(error) from error
     try:
         *folders, name = key.split("/")
         for part in folders:
@@ -83,7 +90,7 @@ def open_object(folder: Path, key: str) -> tuple[int, Shape]:
     except OSError as error:
         if error.errno in _NO_OBJECT:
             raise _unknown() from error
-        raise _store_down(error) from error
+        raise store_down(error) from error
     finally:
         os.close(at)
     found = os.fstat(descriptor)
@@ -97,14 +104,14 @@ def open_object(folder: Path, key: str) -> tuple[int, Shape]:
 
 
 async def find_object(blobs: Blobs, key: str, *, timeout_s: float) -> Shape:
-    """The shape of an object in a store that is no folder. Raises: ObjectUnknown, StoreUnavailable."""
+    """The shape of an object as the store tells it. Raises: ObjectUnknown, StoreUnavailable."""
     try:
         async with asyncio.timeout(timeout_s):
             info = await blobs.info(key)
     except BlobMissing as error:
         raise _unknown() from error
     except (BlobsDown, TimeoutError) as error:
-        raise _store_down(error) from error
+        raise store_down(error) from error
     return shape_of(info)
 
 
@@ -115,184 +122,82 @@ def shape_of(info: BlobInfo) -> Shape:
     return Shape(info.size_bytes, address or info.etag, modified_s, address is not None)
 
 
-class FileBody:
-    """A span of an open file; owns the descriptor."""
+class StoreSource:
+    """The disks of this node, filled from the object store."""
 
-    source = "disk"
+    name: ClassVar[str] = "own"
 
-    def __init__(
-        self, descriptor: int, decision: Decision, *, readers: Executor, wake: Callable[[], None]
-    ) -> None:
-        self.left_bytes = decision.length_bytes
-        self._descriptor = descriptor
-        self._offset = decision.start
-        self._ready_end = decision.start
-        self._readers = readers
-        self._wake = wake
-        self._reading: asyncio.Future[int] | None = None
-        self._is_closed = False
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.turn = 0
+        """Which turn it is: a frame that was found is good while this stands still."""
 
-    @property
-    def is_waiting(self) -> bool:
-        return self._reading is not None
+    def enter_turn(self) -> None:
+        """Frames are looked at and sent until `leave_turn`."""
+        self.turn += 1
+        self.store.enter_turn()
 
-    def send(self, socket_fd: int, bytes_max: int) -> int:
-        if self._reading is not None:
-            return 0
-        if self._offset >= self._ready_end:
-            if not is_in_memory(self._descriptor, self._offset):
-                self._read_block()
-                return 0
-            self._ready_end = self._offset + BLOCK_BYTES
-        count = min(self.left_bytes, bytes_max, self._ready_end - self._offset)
-        try:
-            sent = os.sendfile(socket_fd, self._descriptor, self._offset, count)
-        except OSError as error:
-            if error.errno == errno.EIO:
-                raise SourceCut("the disk failed while the object was sent") from error
-            raise
-        if sent == 0:
-            raise SourceCut("the file became shorter while it was sent")
-        self._offset += sent
-        self.left_bytes -= sent
-        return sent
+    def leave_turn(self) -> None:
+        """No frame of this turn is used any more."""
+        self.turn += 1
+        self.store.leave_turn()
 
-    def close(self) -> None:
-        """Give the descriptor back, after the read under way: its number could be another's by then."""
-        self._is_closed = True
-        if self._reading is None:
-            os.close(self._descriptor)
+    def shape_now(self, key: str) -> Shape | None:
+        """See `Source`."""
+        return self.store.known_shape(key)
 
-    def _read_block(self) -> None:
-        loop = asyncio.get_running_loop()
-        count = min(BLOCK_BYTES, self.left_bytes)
-        self._reading = loop.run_in_executor(
-            self._readers, _read_into_memory, self._descriptor, self._offset, count
-        )
-        self._reading.add_done_callback(self._on_read)
+    async def shape(self, key: str) -> Shape:
+        """See `Source`."""
+        return await self.store.shape(key)
 
-    def _on_read(self, reading: asyncio.Future[int]) -> None:
-        self._reading = None
-        # Whatever came of the read, sendfile goes next and meets the same fault itself, if there is one.
-        self._ready_end = self._offset + BLOCK_BYTES
-        if not reading.cancelled():
-            reading.exception()
-        if self._is_closed:
-            os.close(self._descriptor)
-        else:
-            self._wake()
+    async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
+        """See `Source`."""
+        found = await self.store.block(self.store.key(key, shape, number), is_copy=True)
+        assert isinstance(found, bytes), "a copy was asked for"
+        return found[span.start : span.end]
 
 
-class OriginBody:
-    """A span of an object in a store that is no folder; at most two blocks are held."""
+class OriginSource:
+    """The object store itself, nothing kept. Each read is seen to be of one version before and after."""
 
-    source = "origin"
+    name: ClassVar[str] = "origin"
 
-    def __init__(
-        self,
-        blobs: Blobs,
-        key: str,
-        shape: Shape,
-        decision: Decision,
-        *,
-        timeout_s: float,
-        wake: Callable[[], None],
-    ) -> None:
-        self.left_bytes = decision.length_bytes
-        self._blobs, self._key, self._shape = blobs, key, shape
+    def __init__(self, blobs: Blobs, *, timeout_s: float) -> None:
+        self._blobs = blobs
         self._timeout_s = timeout_s
-        self._wake = wake
-        self._offset = decision.start
-        self._end = decision.start + decision.length_bytes
-        self._blocks: deque[memoryview] = deque()
-        self._reading: asyncio.Task[None] | None = None
-        self._fault: SourceCut | None = None
 
-    @property
-    def is_waiting(self) -> bool:
-        return not self._blocks
+    def shape_now(self, key: str) -> Shape | None:  # noqa: ARG002 - nothing is kept
+        """See `Source`."""
+        return None
 
-    async def start(self) -> None:
-        """Read the first block, so that a store that is down is answered 503. Raises: StoreUnavailable."""
-        try:
-            await self._read_block()
-        except SourceCut as error:
-            raise _store_down(error) from error
+    async def shape(self, key: str) -> Shape:
+        """See `Source`."""
+        return await find_object(self._blobs, key, timeout_s=self._timeout_s)
 
-    def send(self, socket_fd: int, bytes_max: int) -> int:
-        self._read_ahead()
-        if not self._blocks:
-            if self._fault is not None:
-                raise self._fault
-            return 0
-        block = self._blocks[0]
-        sent = os.write(socket_fd, block[:bytes_max])
-        self.left_bytes -= sent
-        if sent == len(block):
-            self._blocks.popleft()
-        else:
-            self._blocks[0] = block[sent:]
-        return sent
-
-    def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-        self._blocks.clear()
-
-    def _read_ahead(self) -> None:
-        idle = self._reading is None and self._fault is None
-        if idle and self._offset < self._end and len(self._blocks) < 2:
-            self._reading = asyncio.get_running_loop().create_task(self._read_one())
-
-    async def _read_one(self) -> None:
-        try:
-            await self._read_block()
-        except SourceCut as error:
-            self._fault = error
-        self._reading = None
-        self._wake()
-
-    async def _read_block(self) -> None:
-        count = min(BLOCK_BYTES, self._end - self._offset)
+    async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
+        """See `Source`."""
+        count = span.end - span.start
         try:
             async with asyncio.timeout(self._timeout_s):
-                data = await self._blobs.read_range(self._key, self._offset, count)
-                if not self._shape.is_immutable:
-                    # Seen unchanged after the read, as it was before: the block is of that version.
-                    await self._require_same_version()
-        except (BlobMissing, BlobsDown, TimeoutError) as error:
-            raise SourceCut("the object store failed while the object was sent") from error
+                data = await self._blobs.read_range(key, number * BLOCK_BYTES + span.start, count)
+                # Seen unchanged after the read, as it was before: the bytes are of that version.
+                if not shape.is_immutable and shape_of(await self._blobs.info(key)) != shape:
+                    raise SourceCut("the object was replaced while it was sent")
+        except BlobMissing as error:
+            raise SourceCut("the object was removed while it was sent") from error
+        except (BlobsDown, TimeoutError) as error:
+            raise store_down(error) from error
         if len(data) != count:
             raise SourceCut("the object store gave fewer bytes than the object has")
-        self._offset += count
-        self._blocks.append(memoryview(data))
-
-    async def _require_same_version(self) -> None:
-        if shape_of(await self._blobs.info(self._key)) != self._shape:
-            raise SourceCut("the object was replaced while it was sent")
-
-
-def is_in_memory(descriptor: int, offset: int) -> bool:
-    """Whether the byte at `offset` can be sent without waiting for the disk."""
-    try:
-        os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        # A filesystem that knows no RWF_NOWAIT (EOPNOTSUPP) has no better way to tell.
-        return True
-    return True
-
-
-def _read_into_memory(descriptor: int, offset: int, count: int) -> int:
-    return len(os.pread(descriptor, count, offset))
+        return data
 
 
 def _unknown() -> ObjectUnknown:
     return ObjectUnknown("no object of this key is stored")
 
 
-def _store_down(error: BaseException) -> StoreUnavailable:
+def store_down(error: BaseException) -> StoreUnavailable:
+    """The object store failed by `error`."""
     return StoreUnavailable(
         f"the object store failed ({type(error).__name__}): try again later",
         retry_after_s=RETRY_AFTER_S,

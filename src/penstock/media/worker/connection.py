@@ -2,7 +2,7 @@
 
 A connection is a small state machine driven by edges of readiness, without a thread or a coroutine:
 
-    READING  -> a head is complete -> SENDING, or OPENING where the store is no folder
+    READING  -> a head is complete -> SENDING, or OPENING where something must be waited for
     OPENING  -> the object is known and its first block here -> SENDING
     SENDING  -> the answer is out -> READING, or LINGERING when the connection ends with it
     LINGERING: our side is shut; what still comes in is thrown away for a moment. Closing at once would
@@ -19,22 +19,20 @@ import asyncio
 import enum
 import fcntl
 import select
-import socket
 import struct
 import termios
-from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Final, Protocol
 
-from penstock.engines.blobs import Blobs
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 from penstock.kernel.metrics import bound
-from penstock.media import answers, sources
+from penstock.media import answers
 from penstock.media.model import (
     CUTS,
+    DEMAND_STALLS,
     REQUESTS,
     SENT_BYTES,
+    SOURCES,
     STATUSES,
     TTFB,
     BadRequest,
@@ -43,11 +41,15 @@ from penstock.media.model import (
     MethodNotAllowed,
     PreconditionFailed,
     RangeUnsatisfiable,
-    Shape,
     SourceCut,
 )
-from penstock.media.ranges import Decision, decide
-from penstock.media.requests import HeadReader, Request, key_of
+from penstock.media.requests import HeadReader, Request
+from penstock.media.worker.bodies import Body
+from penstock.media.worker.channels import Channel
+from penstock.media.worker.exchange import Exchange
+from penstock.media.worker.opening import Answer, Opening
+from penstock.media.worker.pacing import Pace
+from penstock.media.worker.plane import Plane
 
 log = logger(__name__)
 RECEIVE_BYTES: Final = 16 * 1024
@@ -56,10 +58,11 @@ REQUEST_COST_BYTES: Final = 16 * 1024
 """What a request weighs in a turn beside its bytes: about the time 16 KiB take."""
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 256 * 1024
+HEALTH_TARGET: Final = "/healthz"
 _GONE: Final = select.EPOLLERR | select.EPOLLHUP
-_RESET: Final = struct.pack("ii", 1, 0)
+_NOTHING: Final = memoryview(b"")
 _ANSWERED: Final = {s: bound(REQUESTS, "media_requests_total", status=str(s)) for s in STATUSES}
-_SENT: Final = {s: bound(SENT_BYTES, "media_bytes_total", source=s) for s in ("disk", "origin")}
+_SENT: Final = {s: bound(SENT_BYTES, "media_bytes_total", source=s) for s in SOURCES}
 
 
 class State(enum.Enum):
@@ -73,27 +76,28 @@ class State(enum.Enum):
 
 
 class Host(Protocol):
-    """What a connection needs of the node that holds it."""
+    """What a connection needs of the worker that holds it."""
 
     @property
     def config(self) -> MediaConfig: ...
 
     @property
-    def blobs(self) -> Blobs: ...
-
-    @property
-    def readers(self) -> Executor: ...
+    def plane(self) -> Plane: ...
 
     @property
     def is_stopping(self) -> bool: ...
 
     def now_s(self) -> float: ...
 
+    def begin_exchange(self, began_s: float) -> Exchange: ...
+
     def watch(self, connection: Connection, delay_s: float) -> None: ...
 
     def take_turn_later(self, connection: Connection) -> None: ...
 
-    def guard(self, connection: Connection, step: Callable[[], None]) -> None: ...
+    def take_turn_after(self, connection: Connection, delay_s: float) -> None: ...
+
+    def take_turn(self, connection: Connection) -> None: ...
 
     def forget(self, connection: Connection) -> None: ...
 
@@ -102,44 +106,33 @@ class Connection:
     """One client's socket and where its answer stands."""
 
     __slots__ = (
-        "_acked_mark",
-        "_began_s",
-        "_body",
-        "_heads",
-        "_host",
-        "_is_first_byte_out",
-        "_keeps_alive",
-        "_lingered_bytes",
-        "_opening",
-        "_out",
-        "_sent_bytes",
-        "_socket",
-        "bucket",
-        "deadline_s",
-        "fd",
-        "is_queued",
-        "state",
-    )
+        "_acked_mark", "_bodies", "_channel", "_exchange", "_heads", "_host", "_is_head_due", "_is_pausing",
+        "_keeps_alive", "_lingered_bytes", "_opening", "_out", "_pace", "_sent_bytes",
+        "bucket", "deadline_s", "fd", "is_queued", "state",
+    )  # fmt: skip
 
-    def __init__(self, client: socket.socket, host: Host) -> None:
-        self.fd = client.fileno()
+    def __init__(self, channel: Channel, host: Host) -> None:
+        self.fd = channel.fd
         self.state = State.READING
         self.is_queued = False
         self.deadline_s, self.bucket = 0.0, 0
-        self._socket = client
+        self._channel = channel
         self._host = host
         self._heads = HeadReader()
-        self._out = memoryview(b"")
-        self._body: sources.Body | None = None
+        self._exchange: Exchange | None = None
+        self._out = _NOTHING
+        self._bodies: list[Body] | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._pace: Pace | None = None
+        self._is_pausing = False
+        self._is_head_due = True
         self._keeps_alive = True
-        self._is_first_byte_out = True
-        self._began_s = 0.0
         self._sent_bytes = self._acked_mark = self._lingered_bytes = 0
         host.watch(self, host.config.header_timeout_s)
 
     def on_event(self, mask: int) -> None:
         """The socket became ready for more, or is gone."""
+        self._channel.is_drained = False
         if mask & _GONE and self.state is State.LINGERING:
             # Both sides are shut, while the answer's end may still be in the kernel: no reset here.
             self.close()
@@ -165,6 +158,8 @@ class Connection:
 
     def refuse(self, error: PenstockError) -> None:
         """Answer `error` and end: the bytes after it have no known meaning."""
+        if self._exchange is None:
+            self._exchange = self._host.begin_exchange(self._host.now_s())
         self._answer_problem(error, None, keeps_alive=False)
 
     def expire(self) -> None:
@@ -190,46 +185,53 @@ class Connection:
             return
         if self.state in (State.SENDING, State.OPENING):
             bound(CUTS, "media_cuts_total", reason=reason).inc()
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.close()
+            self._end_exchange(reason)
+        self._forget()
+        self._channel.reset()
 
     def close(self) -> None:
         """Give everything back; safe to call again."""
-        if self.state is State.CLOSED:
-            return
+        if self.state is not State.CLOSED:
+            self._forget()
+            self._channel.close()
+
+    def _forget(self) -> None:
         self.state = State.CLOSED
         if self._opening is not None:
             self._opening.cancel()
-        self._drop_body()
+        self._drop_bodies()
         self._host.forget(self)
-        self._socket.close()
+
+    # Heads
 
     def _read(self) -> int | None:
         """Take the next request and begin its answer, or receive more; None: wait for the socket."""
+        began_s = self._host.now_s()
         try:
             request = self._heads.take()
         except PenstockError as error:
-            self._began_s = self._host.now_s()
             self.refuse(error)
             return REQUEST_COST_BYTES
         if request is not None:
-            self._began_s = self._host.now_s()
-            self._answer(request)
+            self._exchange = self._host.begin_exchange(began_s)
+            self._answer(request, self._exchange)
             return REQUEST_COST_BYTES
-        was_begun = self._heads.begun
+        # The first head's deadline runs from the accept, and no byte of any head moves it.
+        if not self._is_head_due and self._heads.begun:
+            self._is_head_due = True
+            self._host.watch(self, self._host.config.header_timeout_s)
         data = self._receive()
         if data is None:
             return None
         self._heads.feed(data)
-        # The first head's deadline runs from the accept, and no byte of any head moves it.
-        if not was_begun and self._sent_bytes:
-            self._host.watch(self, self._host.config.header_timeout_s)
         return len(data)
 
     def _receive(self) -> bytes | None:
         """What has come in, or None: nothing now, or the client is gone and so is this connection."""
+        if self._channel.is_drained:
+            return None
         try:
-            data = self._socket.recv(RECEIVE_BYTES)
+            data = self._channel.receive(RECEIVE_BYTES)
         except BlockingIOError:
             return None
         except OSError:
@@ -239,73 +241,62 @@ class Connection:
             return None
         return data
 
-    def _answer(self, request: Request) -> None:
+    # Answers
+
+    def _answer(self, request: Request, exchange: Exchange) -> None:
+        exchange.mark("parse")
         try:
             if request.method not in ("GET", "HEAD"):
                 raise MethodNotAllowed("objects are only read here: use GET or HEAD")
             if request.has_body:
                 raise BadRequest("the request has a body: a GET or HEAD goes without one")
-            key = key_of(request.target)
-            if self._host.blobs.folder is None:
-                self._open_origin(request, key)
-            else:
-                self._open_file(request, key)
+            if request.target == HEALTH_TARGET:
+                self._answer_health(request)
+                return
+            plane = self._host.plane
+            exchange.admitted = plane.admit(request, self._channel)
+            exchange.mark("verify")
+            opening = Opening(plane, request, exchange.admitted, wake=self._wake)
+            answer = opening.now()
+            exchange.mark("find")
         except PenstockError as error:
             keeps_alive = request.keeps_alive and not request.has_body
             self._answer_problem(error, request, keeps_alive=keeps_alive)
+        else:
+            if answer is not None:
+                self._answer_object(request, exchange, answer)
+            else:
+                self._open_later(request, exchange, opening)
 
-    def _open_file(self, request: Request, key: str) -> None:
-        folder = self._host.blobs.folder
-        assert folder is not None
-        descriptor, shape = sources.open_object(folder, key)
-        decision = decide(request.method, request.fields, shape)
-        body = sources.FileBody(descriptor, decision, readers=self._host.readers, wake=self._wake)
-        self._answer_object(
-            request, key, shape, decision=decision, body=body, cache_status=answers.FROM_DISK
-        )
-
-    def _open_origin(self, request: Request, key: str) -> None:
+    def _open_later(self, request: Request, exchange: Exchange, opening: Opening) -> None:
         self.state = State.OPENING
         self._host.watch(self, 3 * self._host.config.origin_timeout_s)
-        coming = self._find_origin(request, key)
+        coming = self._open(request, exchange, opening)
         self._opening = asyncio.get_running_loop().create_task(coming)
 
-    async def _find_origin(self, request: Request, key: str) -> None:
-        blobs, timeout_s = self._host.blobs, self._host.config.origin_timeout_s
-        body: sources.OriginBody | None = None
+    async def _open(self, request: Request, exchange: Exchange, opening: Opening) -> None:
         try:
-            shape = await sources.find_object(blobs, key, timeout_s=timeout_s)
-            decision = decide(request.method, request.fields, shape)
-            body = sources.OriginBody(
-                blobs, key, shape, decision, timeout_s=timeout_s, wake=self._wake
-            )
-            if decision.length_bytes and request.method == "GET":
-                await body.start()
+            answer = await opening.later()
         except PenstockError as error:
             self._opening = None
             self._answer_problem(error, request, keeps_alive=request.keeps_alive)
+        except Exception:
+            self._opening = None
+            log.exception("request_failed")
+            self.cut("source")
         else:
             self._opening = None
-            self._answer_object(
-                request, key, shape, decision=decision, body=body, cache_status=answers.FROM_ORIGIN
-            )
-        self._host.guard(self, self.advance)
+            exchange.mark("wait")
+            self._answer_object(request, exchange, answer)
+        self._wake()
 
-    def _answer_object(
-        self,
-        request: Request,
-        key: str,
-        shape: Shape,
-        *,
-        decision: Decision,
-        body: sources.Body,
-        cache_status: str,
-    ) -> None:
+    def _answer_object(self, request: Request, exchange: Exchange, answer: Answer) -> None:
         keeps_alive = request.keeps_alive and not self._host.is_stopping
-        if request.method == "HEAD" or not decision.length_bytes:
-            body.close()
-        else:
-            self._body = body
+        decision, shape = answer.decision, answer.shape
+        admitted = exchange.admitted
+        assert admitted is not None, "a request is admitted before it is opened"
+        exchange.cache_status = answer.cache_status
+        self._bodies = answer.bodies or None
         if decision.status == 412:
             error: PenstockError = PreconditionFailed(
                 "the object is another version than the request names: read it again"
@@ -316,11 +307,23 @@ class Connection:
             extra = (("Content-Range", f"bytes */{shape.size_bytes}"),)
             self._answer_problem(error, request, keeps_alive=keeps_alive, extra=extra)
         else:
+            if admitted.grant.rate is not None:
+                self._pace = Pace(admitted.grant.rate, self._host.now_s())
+            proof = self._host.plane.proof(
+                admitted.hop, shape.etag, decision.start, decision.length_bytes
+            )
             head = answers.object_head(
                 request, decision, shape,
-                key=key, cache_status=cache_status, keeps_alive=keeps_alive,
+                key=admitted.key, grant=admitted.grant, cache_status=answer.cache_status,
+                keeps_alive=keeps_alive, extra=proof,
             )  # fmt: skip
             self._begin(decision.status, head, keeps_alive=keeps_alive)
+
+    def _answer_health(self, request: Request) -> None:
+        keeps_alive = request.keeps_alive and not self._host.is_stopping
+        status = 503 if self._host.is_stopping else 200
+        data = answers.health(status, request, keeps_alive=keeps_alive)
+        self._begin(status, data, keeps_alive=keeps_alive)
 
     def _answer_problem(
         self,
@@ -332,6 +335,9 @@ class Connection:
     ) -> None:
         if isinstance(error, MethodNotAllowed):
             extra = (("Allow", "GET, HEAD"),)
+        admitted = self._exchange.admitted if self._exchange is not None else None
+        if admitted is not None:
+            extra = (*extra, *self._host.plane.proof(admitted.hop, "", 0, 0))
         keeps_alive = keeps_alive and not self._host.is_stopping
         if error.status >= 500:
             log.warning("request_refused", code=error.code, cause=repr(error.__cause__))
@@ -340,60 +346,90 @@ class Connection:
 
     def _begin(self, status: int, data: bytes, *, keeps_alive: bool) -> None:
         _ANSWERED[status].inc()
+        assert self._exchange is not None, "an answer belongs to a request"
+        self._exchange.begin_sending(status, self._sent_bytes)
         self.state = State.SENDING
         self._out = memoryview(data)
         self._keeps_alive = keeps_alive
-        self._is_first_byte_out = False
-        self._acked_mark = self._sent_bytes
         self._host.watch(self, self._host.config.send_timeout_s)
 
+    # Sending
+
     def _send(self, share_bytes: int) -> int | None:
-        """Move what the socket takes; None: wait for it or for the source."""
+        """Move what the socket takes; None: wait for it, for the source, or for the rate's next moment."""
         try:
             if self._out:
                 return self._send_head()
-            if self._body is None:
+            if self._bodies is None:
                 self._finish_answer()
                 return 0
-            moved = self._body.send(self.fd, share_bytes)
+            return self._send_body(self._bodies, share_bytes)
         except BlockingIOError:
             return None
         except SourceCut as error:
             log.warning("body_cut", reason=error.text, cause=repr(error.__cause__))
             self.cut("source")
-            return None
         except OSError:
             self.cut("client")
-            return None
-        self._sent_bytes += moved
-        _SENT[self._body.source].inc(moved)
-        if not self._body.left_bytes:
-            self._drop_body()
-        return moved or None
+        return None
 
-    def _send_head(self) -> int:
-        # MSG_MORE joins the head and the first bytes of the body in one segment.
-        sent = self._socket.send(self._out, socket.MSG_MORE if self._body is not None else 0)
+    def _send_head(self) -> int | None:
+        sent = self._channel.send(self._out, is_more=self._bodies is not None)
         self._out = self._out[sent:]
         self._sent_bytes += sent
-        if not self._is_first_byte_out:
-            self._is_first_byte_out = True
-            TTFB.observe(self._host.now_s() - self._began_s)
-        return sent
+        exchange = self._exchange
+        if exchange is not None and not exchange.is_first_byte_out:
+            TTFB.observe(exchange.note_first_byte(self._host.now_s()))
+        return None if self._channel.is_full else sent
+
+    def _send_body(self, bodies: list[Body], share_bytes: int) -> int | None:
+        if self._is_pausing:
+            return None
+        if self._pace is not None:
+            share_bytes = min(share_bytes, self._pace.allowed_bytes(self._host.now_s()))
+            if not share_bytes:
+                self._is_pausing = True
+                self._host.take_turn_after(self, self._pace.wait_s())
+                return None
+        body = bodies[0]
+        moved = body.send(self._channel, share_bytes)
+        if not moved:
+            DEMAND_STALLS.inc()
+            return None
+        self._sent_bytes += moved
+        _SENT[body.source].inc(moved)
+        if self._pace is not None:
+            self._pace.spend(moved)
+        if not body.left_bytes:
+            bodies.pop(0).close()
+            if not bodies:
+                self._bodies = None
+        return None if self._channel.is_full else moved
+
+    def end_pause(self) -> None:
+        """The rate's next moment has come."""
+        self._is_pausing = False
+        self.advance()
 
     def _finish_answer(self) -> None:
+        self._end_exchange("done")
+        self._pace = None
         if self._keeps_alive and not self._host.is_stopping:
             self.state = State.READING
-            config = self._host.config
-            begun = self._heads.begun
-            self._host.watch(self, config.header_timeout_s if begun else config.idle_timeout_s)
+            self._is_head_due = False
+            self._host.watch(self, self._host.config.idle_timeout_s)
             return
         self.state = State.LINGERING
         self._host.watch(self, LINGER_S)
         try:
-            self._socket.shutdown(socket.SHUT_WR)
+            self._channel.end()
         except OSError:
             self.close()
+
+    def _end_exchange(self, outcome: str) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None and exchange.is_traced:
+            exchange.write_trace(outcome, self._sent_bytes)
 
     def _linger(self) -> int | None:
         data = self._receive()
@@ -413,8 +449,16 @@ class Connection:
         config = self._host.config
         queued = struct.unpack("i", fcntl.ioctl(self.fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
         acked = self._sent_bytes - queued
-        is_waiting = self._body is not None and self._body.is_waiting
-        if is_waiting or acked - self._acked_mark >= config.send_progress_bytes:
+        wanted = config.send_progress_bytes
+        if self._pace is not None:
+            wanted = min(wanted, self._pace.expected_bytes(config.send_timeout_s))
+        is_ours = self._is_pausing or (self._bodies is not None and self._bodies[0].is_waiting)
+        if not is_ours and not queued:
+            # The client has all that was sent. A write was cut short although the socket was not full, as a
+            # signal can do: no edge will come, so go on from here.
+            self._host.watch(self, config.send_timeout_s)
+            self.advance()
+        elif is_ours or acked - self._acked_mark >= wanted:
             self._acked_mark = acked
             self._host.watch(self, config.send_timeout_s)
         else:
@@ -422,9 +466,9 @@ class Connection:
 
     def _wake(self) -> None:
         """The source has more; called from the loop, outside a turn."""
-        self._host.guard(self, self.advance)
+        self._host.take_turn(self)
 
-    def _drop_body(self) -> None:
-        if self._body is not None:
-            self._body.close()
-            self._body = None
+    def _drop_bodies(self) -> None:
+        for body in self._bodies or ():
+            body.close()
+        self._bodies = None

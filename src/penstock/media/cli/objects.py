@@ -1,4 +1,4 @@
-"""Commands: `penstock media ls|info|url|put|rm`. The role `media serve` is started by the cli floor."""
+"""Commands about stored objects: `penstock media ls|info|url|put|rm`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from penstock.media.model import LIST_OBJECTS_MAX, MediaObject
 from penstock.media.service import Media
 
 
-@click.group("media")
-def media() -> None:
-    """Objects served by range."""
-
-
-@media.command("ls", short_help="List objects.")
+@click.command("ls", short_help="List objects.")
 @click.argument("prefix", default="")
 @click.option(
     "--max", "objects_max", default=100, type=click.IntRange(1, LIST_OBJECTS_MAX), show_default=True,
@@ -33,7 +28,7 @@ def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     terminal.show(found, "\n".join(lines) or "no objects")
 
 
-@media.command("info", short_help="Show one object.")
+@click.command("info", short_help="Show one object.")
 @click.argument("key")
 @click.pass_obj
 def show_info(terminal: Terminal, key: str) -> None:
@@ -42,7 +37,7 @@ def show_info(terminal: Terminal, key: str) -> None:
     terminal.show(found, describe(found))
 
 
-@media.command("url", short_help="Print where an object is served.")
+@click.command("url", short_help="Print where an object is served.")
 @click.argument("key")
 @click.pass_obj
 def show_url(terminal: Terminal, key: str) -> None:
@@ -55,22 +50,28 @@ def show_url(terminal: Terminal, key: str) -> None:
     terminal.show({"key": key, "url": url}, url)
 
 
-@media.command("put", short_help="Store a file.")
+@click.command("put", short_help="Store a file.")
 @click.argument("key")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.pass_obj
 def put_object(terminal: Terminal, key: str, file: Path) -> None:
-    """Store FILE under KEY, durably; an object of that key is replaced."""
+    """Store FILE under KEY, durably; an object of that key is replaced.
+
+    Nodes serve the new one within a minute, or at once after `penstock media purge KEY`.
+    """
     found = terminal.run(Media, lambda media: media.put(key, file.read_bytes()))
     terminal.show(found, describe(found))
 
 
-@media.command("rm", short_help="Remove an object.")
+@click.command("rm", short_help="Remove an object.")
 @click.argument("key")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.pass_obj
 def remove_object(terminal: Terminal, key: str, *, dry_run: bool) -> None:
-    """Remove KEY. Clients that hold a copy may show it until it is stale."""
+    """Remove KEY. Nodes forget it within a minute, or at once after `penstock media purge KEY`.
+
+    Clients that hold a copy may show it until it is stale.
+    """
 
     async def remove(media: Media) -> MediaObject:
         found = await media.info(key)
@@ -91,4 +92,10 @@ def describe(found: MediaObject) -> str:
     )
 
 
-COMMANDS: Final[list[click.Command]] = [media]
+COMMANDS: Final[list[click.Command]] = [
+    list_objects,
+    show_info,
+    show_url,
+    put_object,
+    remove_object,
+]

@@ -1,0 +1,28 @@
+"""The room's figures: which module makes which, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from bench import media_cluster, media_ranges, media_slow, media_store
+from bench.figures import Figure
+from bench.harness import Run
+from bench.peers import media_servers
+
+Measure = Callable[[Run], Awaitable[list[Figure]]]
+QUESTIONS: Final[dict[str, Measure]] = {
+    "ranges": media_ranges.measure,
+    "fast": media_slow.measure_fast,
+    "crowd": media_slow.measure_crowd,
+    "hop": media_cluster.measure_hop,
+    "restart": media_store.measure_restart,
+    "hits": media_store.measure_hits,
+    "spread": media_cluster.measure_spread,
+}
+PACKAGES: Final = ["aiohttp", "granian", "uvloop"]
+SETTINGS: Final = {
+    "penstock": "1 worker and its filler, store of blocks with sums, every URL signed and checked, metrics",
+    media_ranges.FILES: "1 worker, files of a folder, every URL signed and checked, metrics",
+    **media_servers.SETTINGS,
+}

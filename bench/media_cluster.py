@@ -1,0 +1,175 @@
+"""What does a hop from a node to the one that owns a key cost, and what do the others carry when one of
+twelve dies?
+
+The hop: two nodes of this machine, each on a core, one connection, one request at a time, tracks that the
+second one owns; asked of it, and asked of the first. The spread is computed from the partition table that
+nodes use themselves; that it is what nodes then serve is a test's business.
+"""
+
+from __future__ import annotations
+
+import http.client
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from bench.children import BenchFault, wait_for
+from bench.figures import Figure, Goal, Runs, figure
+from bench.harness import READY_S, Run
+from bench.media_objects import Track, make_tracks, write_targets
+from bench.media_ranges import LARGE, SMALL
+from bench.media_stage import (
+    Serving,
+    blobs_folder,
+    disk_of,
+    our_settings,
+    press,
+    read_all,
+    served,
+    signed_targets,
+)
+from bench.report import RESULTS
+from bench.systems import OURS, Cell
+from bench.views_stage import free_port, pin
+from penstock.engines.blobs import Blobs
+from penstock.media import Media, MediaConfig
+from penstock.media.simulate.cluster import Cluster, Simulation, simulate
+from penstock.media.simulate.plot import loads_svg
+
+NODES = ("a", "b")
+SIZES = ((LARGE, "256 KiB"), (SMALL, "16 KiB"))
+HOP_GOAL = Goal(at_most=300)
+
+
+async def measure_hop(run: Run) -> list[Figure]:
+    """Direct and by a hop in one cell, one after the other."""
+    found = await run.alternate({OURS.name: partial(_hop, run)})
+    rows = []
+    for range_bytes, size in SIZES:
+        for share, goal in (("first", HOP_GOAL), ("total", None)):
+            byte = "first" if share == "first" else "last"
+            ours = found.get(f"added {share} {range_bytes}", {}).get(OURS.name)
+            name = f"a hop to the owner, added to the {byte} byte, p50"
+            rows.append(figure(name, "us", f"ranges of {size}, 1 connection", ours=ours, goal=goal))
+    return rows
+
+
+async def _hop(run: Run) -> Mapping[str, float]:
+    async with run.cell() as cell:
+        tracks = make_tracks(blobs_folder(cell), run.sized(128, 64))
+        ports = {name: free_port() for name in NODES}
+        # Both have the same secret, as every machine of a cluster has.
+        secret = {"PENSTOCK_SECRET": secrets.token_urlsafe(32)}
+        cell.env |= secret
+        (cell.folder / "data").mkdir(exist_ok=True)
+        (cell.folder / "data" / "secret").write_text(secret["PENSTOCK_SECRET"])
+        children = [
+            cell.role("media", "serve", **_node_settings(cell, name, ports[name])) for name in NODES
+        ]
+        for core, child in enumerate(children):
+            pin(child.pid, core)
+        far, near = children[0], children[1]
+        nothing = write_targets(cell.folder / "targets", tracks[:1], ["/m/none"])
+        async with (
+            served(near, ports["b"], nothing, tracks) as second,
+            served(far, ports["a"], nothing, tracks) as first,
+        ):
+            owned = await _owned_by(cell, tracks, "b")
+            targets = write_targets(cell.folder / "owned", owned, signed_targets(cell, owned))
+            owner, asker = second.with_targets(targets), first.with_targets(targets)
+            await read_all(owner)
+            await wait_for(lambda: _comes_from_peer(asker), "a hop", READY_S, far)
+            await read_all(asker)
+            found: dict[str, float] = {}
+            for range_bytes, _ in SIZES:
+                for share, value in (await _added(run, cell, owner, asker, range_bytes)).items():
+                    found[f"added {share} {range_bytes}"] = value
+    return found
+
+
+def _node_settings(cell: Cell, name: str, port: int) -> dict[str, str]:
+    return our_settings(
+        cell,
+        port,
+        PENSTOCK_DATA_FOLDER=str(cell.folder / f"data-{name}"),
+        PENSTOCK_MEDIA_NODE=name,
+        PENSTOCK_MEDIA_ADVERTISE=f"127.0.0.1:{port}",
+        PENSTOCK_MEDIA_REPLICAS="1",
+        PENSTOCK_MEDIA_DISKS=disk_of(cell, name=f"disk-{name}"),
+    )
+
+
+async def _owned_by(cell: Cell, tracks: Sequence[Track], node: str) -> list[Track]:
+    media = Media(Blobs(blobs_folder(cell).as_uri()), MediaConfig())
+    owned = []
+    for track in tracks:
+        [owner] = (await media.partitions.show(track.key)).owners
+        owned += [track] if owner.name == node else []
+    if not owned:
+        raise BenchFault(f"node {node} owns none of {len(tracks)} tracks")
+    return owned
+
+
+def _comes_from_peer(asker: Serving) -> bool:
+    _, _, target = asker.targets.read_text().splitlines()[0].split()
+    line = http.client.HTTPConnection("127.0.0.1", asker.port, timeout=10)
+    try:
+        line.request("GET", target, headers={"Range": "bytes=0-0"})
+        answer = line.getresponse()
+        answer.read()
+        return "peer" in (answer.getheader("cache-status") or "")
+    finally:
+        line.close()
+
+
+async def _added(
+    run: Run, cell: Cell, owner: Serving, asker: Serving, range_bytes: int
+) -> dict[str, float]:
+    seconds = run.sized(4, 2)
+    told = []
+    for serving in (owner, asker):
+        pressed = await press(
+            cell, serving, "hot", seconds=seconds, warm_s=1, connections=1, range_bytes=range_bytes
+        )
+        told.append(pressed.told)
+    direct, hopped = told
+    print(
+        f"  {range_bytes}: direct {direct['total_us']['p50']} us, hop {hopped['total_us']['p50']} us"
+    )
+    return {
+        share: hopped[f"{share}_us"]["p50"] - direct[f"{share}_us"]["p50"]
+        for share in ("first", "total")
+    }
+
+
+async def measure_spread(run: Run) -> list[Figure]:
+    """The example of three centres of four nodes, and a node of twelve that dies."""
+    example = simulate(Cluster())
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "media_cluster.svg").write_text(loads_svg(example))
+    rows = [
+        figure(
+            "a node dies: most that another serves",
+            "fair shares",
+            size,
+            ours=Runs((simulate(cluster, lost=["c1-n1"]).steps[1].over_fair_max,)),
+            goal=goal,
+        )
+        for cluster, size, goal in (
+            (Cluster(centres=1, nodes=12), "12 nodes of one centre", Goal(at_most=1.05)),
+            (Cluster(), "12 nodes of 3 centres: replicas stand in two", Goal(at_most=1.05)),
+        )
+    ]
+    return [*rows, *_steps(example)]
+
+
+def _steps(example: Simulation) -> list[Figure]:
+    return [
+        figure(
+            f"{step.name}: most that a node serves",
+            "Gbit/s",
+            f"{example.load_gbit:g} Gbit/s, 3 centres of 4 nodes",
+            ours=Runs((max(node.serves_gbit for node in step.nodes),)),
+        )
+        for step in example.steps
+    ]

@@ -1,0 +1,199 @@
+"""What the questions about media stand on: a node of ours with tracks that tell whether they are right,
+the generator as a process, and what a server costs meanwhile.
+
+Server on one core, generator on the other. Ours runs with everything on that a user would have on: URLs
+signed and checked at each request, metrics, blocks with sums in a store of its own in front of the object
+store. Before anything is counted every byte of every track was read and compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.children import BenchFault, Child, wait_for
+from bench.harness import READY_S
+from bench.media_objects import Track, content, native_program, write_targets
+from bench.systems import Cell
+from bench.views_stage import free_port, pin
+from penstock.engines.blobs import Blobs
+from penstock.kernel.secrets import load_or_make_root
+from penstock.media import Media, MediaConfig
+
+SERVER_CORE, CLIENT_CORE = 0, 1
+SIGNED_S = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server under load, and what the generator asks of it."""
+
+    child: Child
+    port: int
+    targets: Path
+    tracks: Sequence[Track]
+
+    def with_targets(self, targets: Path) -> Serving:
+        """The same server, asked for other things."""
+        return Serving(self.child, self.port, targets, self.tracks)
+
+
+@dataclass(frozen=True)
+class Pressed:
+    """What came of a run of the generator: what it told, and CPU seconds of the server meanwhile."""
+
+    told: dict[str, Any]
+    cpu_s: float
+
+    @property
+    def rate_per_s(self) -> float:
+        """Answers a second."""
+        return float(self.told["done"] / self.told["seconds"])
+
+    @property
+    def cpu_s_a_gib(self) -> float:
+        """CPU seconds of the server for each GiB."""
+        return float(self.cpu_s / (self.told["bytes"] / 2**30))
+
+
+def blobs_folder(cell: Cell) -> Path:
+    """Where the object store of a cell is."""
+    return cell.folder / "blobs"
+
+
+def signed_targets(cell: Cell, tracks: Sequence[Track]) -> list[str]:
+    """Path and query of each track, signed as an application signs them."""
+    blobs = Blobs(blobs_folder(cell).as_uri())
+    media = Media(blobs, MediaConfig(), secret=lambda: load_or_make_root(cell.folder / "data"))
+    urls = [media.url(track.key, ttl_s=SIGNED_S) for track in tracks]
+    return ["/m/" + url.partition("/m/")[2] for url in urls]
+
+
+def our_settings(cell: Cell, port: int, **more: str) -> dict[str, str]:
+    """Of a node of ours in front of the object store of `cell`."""
+    return {
+        "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{port}",
+        "PENSTOCK_BLOBS_URL": blobs_folder(cell).as_uri(),
+        "PENSTOCK_MEDIA_SIGNED": "required",
+        "PENSTOCK_MEDIA_WORKERS": "1",
+        **more,
+    }
+
+
+def disk_of(cell: Cell, size: str = "1GiB", name: str = "disk") -> str:
+    """A folder that a node may use as a disk, as the setting wants it."""
+    folder = cell.folder / name
+    folder.mkdir(exist_ok=True)
+    return f"{folder}:{size}"
+
+
+@asynccontextmanager
+async def our_node(
+    cell: Cell, tracks: Sequence[Track], *, core: int | None = SERVER_CORE, **settings: str
+) -> AsyncIterator[Serving]:
+    """`penstock media serve` while the block lasts, with `settings` beside the usual ones."""
+    port = free_port()
+    child = cell.role("media", "serve", **our_settings(cell, port, **settings))
+    if core is not None:
+        pin(child.pid, core)
+    targets = write_targets(cell.folder / "targets", tracks, signed_targets(cell, tracks))
+    async with served(child, port, targets, tracks) as serving:
+        yield serving
+
+
+@asynccontextmanager
+async def served(
+    child: Child, port: int, targets: Path, tracks: Sequence[Track]
+) -> AsyncIterator[Serving]:
+    """Wait until `child` answers; end it when the block ends."""
+    try:
+        await wait_for(lambda: answers(port), f"port {port}", READY_S, child)
+        yield Serving(child, port, targets, tracks)
+    finally:
+        await child.end()
+
+
+def answers(port: int) -> bool:
+    """Whether a request is answered there, with whatever status."""
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        line.request("GET", "/bench-probe")
+        line.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        line.close()
+    return True
+
+
+async def read_all(serving: Serving) -> None:
+    """Read every track whole, so that it is warm, and compare every byte. Raises: BenchFault."""
+
+    def read() -> None:
+        line = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=60)
+        rows = [row.split() for row in serving.targets.read_text().splitlines()]
+        for number, size, target in rows:
+            line.request("GET", target)
+            answer = line.getresponse()
+            body = answer.read()
+            if answer.status != 200 or body != content(int(number), int(size)):
+                raise BenchFault(
+                    f"track {number}: {answer.status}, {len(body)} bytes, not as it is"
+                )
+        line.close()
+
+    await asyncio.to_thread(read)
+
+
+def pinned(words: Sequence[str], core: int | None) -> list[str]:
+    """The command line, kept on one core from its first instruction on, where there are two."""
+    cores = sorted(os.sched_getaffinity(0))
+    if core is None or len(cores) < 2 or shutil.which("taskset") is None:
+        return list(words)
+    return ["taskset", "-c", str(cores[core % len(cores)]), *words]
+
+
+def generator(
+    cell: Cell,
+    serving: Serving,
+    mode: str,
+    *,
+    core: int | None = CLIENT_CORE,
+    **options: float | str,
+) -> Child:
+    """Start the generator."""
+    program = native_program("media_load", cell.folder.parent)
+    words = [str(program), mode, str(serving.targets), f"port={serving.port}"]
+    words += [f"{name}={value}" for name, value in options.items()]
+    return Child(pinned(words, core), folder=cell.folder, env={}, name=f"load-{mode}")
+
+
+async def press(
+    cell: Cell,
+    serving: Serving,
+    mode: str,
+    *,
+    seconds: float,
+    meanwhile: Callable[[], object] | None = None,
+    **options: float | str,
+) -> Pressed:
+    """Run the generator to its end; CPU is counted from its warm-up on. Raises: BenchFault."""
+    child = generator(cell, serving, mode, seconds=seconds, **options)
+    try:
+        await wait_for(lambda: "warm" in child.out, "the warm-up", 60, child)
+        before_s = serving.child.cpu_s()
+        if meanwhile is not None:
+            meanwhile()
+        out = await child.finish(seconds + 60)
+        cpu_s = serving.child.cpu_s() - before_s
+    finally:
+        await child.end()
+    return Pressed(json.loads(out.strip().splitlines()[-1]), cpu_s)

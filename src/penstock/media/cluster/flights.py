@@ -1,0 +1,45 @@
+"""One question for all who ask it at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class _Abandoned(Exception):
+    """Whoever asked for all was cancelled: one of the others must."""
+
+
+class Flights(Generic[T]):
+    """The first asks, the others wait for its answer; nothing is kept once it came.
+
+    The first runs in its own task, so that a question that nobody shares costs one future.
+    """
+
+    def __init__(self) -> None:
+        self._flying: dict[Hashable, asyncio.Future[T]] = {}
+
+    async def join(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer of `ask`, or of somebody's that is under way. Raises: what `ask` raises."""
+        while (flying := self._flying.get(key)) is not None:
+            try:
+                return await asyncio.shield(flying)
+            except _Abandoned:
+                continue
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._flying[key] = future
+        try:
+            answer = await ask()
+        except BaseException as error:
+            is_ours = isinstance(error, asyncio.CancelledError)
+            future.set_exception(_Abandoned() if is_ours else error)
+            future.exception()  # seen: perhaps nobody else waits
+            raise
+        else:
+            future.set_result(answer)
+            return answer
+        finally:
+            del self._flying[key]

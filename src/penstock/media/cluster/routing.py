@@ -1,0 +1,304 @@
+"""Where a worker takes an object from: its own disks, or the node that keeps it; then the next, then the origin.
+
+A key is ours when its partition's replicas (`media.partitions`) name us, when nobody is left to ask, or when
+the request came by a hop. Everything else is asked of the replicas by one authenticated hop: first those of
+our own data centre, then in the partition's order, leaving out whom `health` holds for dead, so the keys of
+a dead node go to their second replicas, which are spread over all others. A hop that fails is
+repeated with the next replica, the last one straight from the origin; a client sees none of it.
+
+Of a peer nothing is kept but shapes, for two seconds and no longer than the key's generation: its bytes pass
+through. What many clients ask for at once is asked once. Bytes are passed on only from an answer that
+proves itself, of the version and span that was asked for (see `hop`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from penstock.kernel.errors import Conflict
+from penstock.kernel.logs import logger
+from penstock.kernel.metrics import FINE_BUCKETS_S, bound, counter, histogram
+from penstock.media.cluster.flights import Flights
+from penstock.media.cluster.hop import (
+    NOTHING,
+    REPLY_FIELD,
+    Head,
+    Hop,
+    HopGuard,
+    HopSigner,
+    Told,
+    reply_of,
+)
+from penstock.media.cluster.peers import Answer, Asked, Peer, PeerLost, target_of
+from penstock.media.cluster.purge import Generations
+from penstock.media.model import (
+    BLOCK_BYTES,
+    ObjectUnknown,
+    Shape,
+    SourceCut,
+    content_address,
+)
+from penstock.media.partitions import Table, partition_of
+from penstock.media.ranges import parse_http_date_s
+from penstock.media.sources import Source, Span
+
+log = logger(__name__)
+SHAPE_KEPT_S: Final = 2.0
+SHAPES_MAX: Final = 20_000
+AHEAD_TRIES: Final = 4
+AHEAD_PAUSE_S: Final = 0.05
+OUTCOMES: Final = (
+    "ok", "missing", "changed", "ahead", "busy", "unproven", "refused", "failed",
+)  # fmt: skip
+_OTHER_OUTCOMES: Final = {403: "refused", 409: "ahead", 503: "busy"}
+HOPS: Final = counter(
+    "media_hops_total", "Requests made to other nodes, by outcome.", outcome=OUTCOMES
+)
+HOP_SECONDS: Final = histogram(
+    "media_hop_seconds", "From asking another node to its whole answer.", buckets_s=FINE_BUCKETS_S
+)
+_COUNTED: Final = {o: bound(HOPS, "media_hops_total", outcome=o) for o in OUTCOMES}
+
+
+class HopAhead(Conflict):
+    """The asking node knows of a purge that this one does not know yet; it is told in a moment."""
+
+    code = "media.hop_ahead"
+
+
+class _Kept(NamedTuple):
+    """A shape, until when it counts, and under which generation of its key."""
+
+    shape: Shape
+    until_s: float
+    generation: int
+
+
+def _nothing(*_: object) -> None:
+    """Where nobody is to be told."""
+
+
+class Router:
+    """One worker's way to every object. `table` and `peers` are kept up to date by the cluster."""
+
+    def __init__(
+        self,
+        own: Source,
+        origin: Source,
+        generations: Generations,
+        *,
+        name: str = "",
+        dc: str = "",
+        guard: HopGuard | None = None,
+        signer: HopSigner | None = None,
+        refresh_purges: Callable[[], None] = _nothing,
+        on_peer_out: Callable[[Peer], None] = _nothing,
+    ) -> None:
+        self.own = own
+        self.origin = origin
+        self.name = name
+        self.table: Table | None = None
+        self.peers: Mapping[str, Peer] = {}
+        self.generations = generations
+        self.shapes: dict[str, _Kept] = {}
+        self.asking_shapes: Flights[Shape] = Flights()
+        self.asking_blocks: Flights[bytes] = Flights()
+        self.signer = signer
+        self.on_peer_out = on_peer_out
+        self._dc = dc
+        self._guard = guard
+        self._refresh_purges = refresh_purges
+        self._peer_source = PeerSource(self)
+
+    def is_internal(self, request: Head) -> Hop | None:
+        """The hop that `request` came by, or None for a client's own. Raises: HopRefused, HopAhead."""
+        if self._guard is None:
+            return None
+        hop = self._guard.judge(request)
+        if hop is not None and hop.generation:
+            key = request.target.partition("?")[0].removeprefix("/m/")
+            if hop.generation > self.generations.generation(key):
+                self._refresh_purges()
+                raise HopAhead(
+                    f"{key}: this node has not yet heard of its purge: ask again", retry_after_s=1
+                )
+        return hop
+
+    def reply_fields(
+        self, hop: Hop, etag: str, start: int, length_bytes: int
+    ) -> tuple[tuple[str, str], ...]:
+        """What an answer to `hop` proves itself with; a HEAD's span is the whole, a 404's is empty."""
+        return (("X-Penstock-Reply", reply_of(hop, Told(etag, start, length_bytes))),)
+
+    def source(self, key: str, hop: Hop | None, onward: Sequence[tuple[str, str]] = ()) -> Source:
+        """Where to take `key` from; `onward` are fields that a hop made for this request carries."""
+        if hop is not None or not self.others(key):
+            return self.own
+        return PeerSource(self, tuple(onward)) if onward else self._peer_source
+
+    def others(self, key: str) -> list[Peer]:
+        """The replicas of `key` to be asked, in order; none where it is ours or nobody is left."""
+        if self.table is None:
+            return []
+        names = self.table.owners(partition_of(key))
+        if self.name in names:
+            return []
+        peers = [self.peers[name] for name in names if name in self.peers]
+        usable = [peer for peer in peers if peer.health.is_usable]
+        if len(usable) > 1 and self._dc:
+            usable.sort(key=lambda peer: peer.dc != self._dc)
+        return usable
+
+    def keep_shape(self, key: str, shape: Shape) -> None:
+        """Remember `shape` for a moment; the oldest give way."""
+        generation = self.generations.generation(key)
+        self.shapes.pop(key, None)
+        self.shapes[key] = _Kept(shape, time.monotonic() + SHAPE_KEPT_S, generation)
+        if len(self.shapes) > SHAPES_MAX:
+            del self.shapes[next(iter(self.shapes))]
+
+
+class PeerSource:
+    """Objects as the other nodes have them; implements `sources.Source`."""
+
+    name = "peer"
+
+    def __init__(self, router: Router, onward: tuple[tuple[str, str], ...] = ()) -> None:
+        self._router = router
+        self._onward = onward
+
+    def shape_now(self, key: str) -> Shape | None:
+        """See `Source`."""
+        kept = self._router.shapes.get(key)
+        if kept is None or kept.until_s < time.monotonic():
+            return None
+        return kept.shape if kept.generation == self._router.generations.generation(key) else None
+
+    async def shape(self, key: str) -> Shape:
+        """See `Source`. Raises: ObjectUnknown, StoreUnavailable."""
+        known = self.shape_now(key)
+        if known is not None:
+            return known
+        return await self._router.asking_shapes.join(key, lambda: self._ask_shape(key))
+
+    async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
+        """See `Source`. Raises: SourceCut, StoreUnavailable."""
+        flight = (key, shape.etag, number, span)
+        return await self._router.asking_blocks.join(
+            flight, lambda: self._ask_block(key, shape, number, span)
+        )
+
+    async def _ask_shape(self, key: str) -> Shape:
+        for peer in self._router.others(key):
+            shape = await self._ask_shape_of(peer, key)
+            if shape is not None:
+                return shape
+        return await self._router.own.shape(key)
+
+    async def _ask_shape_of(self, peer: Peer, key: str) -> Shape | None:
+        answer = await self._ask(peer, Asked("HEAD", target_of(key), self._onward))
+        if answer is None:
+            return None
+        if answer.status == 404:
+            raise ObjectUnknown("no object of this key is stored")
+        shape = _shape_of(key, answer)
+        self._router.keep_shape(key, shape)
+        return shape
+
+    async def _ask_block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
+        start = number * BLOCK_BYTES + span.start
+        length_bytes = span.end - span.start
+        fields = (
+            ("range", f"bytes={start}-{start + length_bytes - 1}"),
+            ("if-match", f'"{shape.etag}"'),
+            *self._onward,
+        )
+        for peer in self._router.others(key):
+            answer = await self._ask(peer, Asked("GET", target_of(key), fields))
+            if answer is None:
+                continue
+            if answer.status in (404, 412):
+                self._router.shapes.pop(key, None)
+                if answer.status == 412:
+                    # It has just looked at the origin; the other replicas may know the old version still.
+                    with suppress(ObjectUnknown):
+                        await self._ask_shape_of(peer, key)
+                raise SourceCut("the object was replaced or removed while it was sent")
+            return answer.body
+        return await self._router.origin.block(key, shape, number, span)
+
+    async def _ask(self, peer: Peer, asked: Asked) -> Answer | None:
+        """A peer's answer that can be believed, or None: ask the next."""
+        key = asked.target.removeprefix("/m/")
+        asked = asked._replace(generation=self._router.generations.generation(key))
+        for _ in range(AHEAD_TRIES):
+            began_s = time.perf_counter()
+            try:
+                answer = await peer.ask(asked)
+            except PeerLost as error:
+                _COUNTED["failed"].inc()
+                self._blame(peer, error.text, is_gone=error.is_gone)
+                return None
+            outcome = self._judge(answer, asked)
+            _COUNTED[outcome].inc()
+            if outcome != "ahead":
+                break
+            await asyncio.sleep(AHEAD_PAUSE_S)
+        if outcome in ("ok", "missing", "changed"):
+            HOP_SECONDS.observe(time.perf_counter() - began_s)
+            peer.health.succeed()
+            return answer
+        if outcome not in ("ahead", "busy"):
+            # One that is full, stops or misses its store says so at once, and its probes judge it.
+            self._blame(peer, f"{outcome}, status {answer.status}", is_gone=False)
+        return None
+
+    def _judge(self, answer: Answer, asked: Asked) -> str:
+        """The outcome of one exchange, out of OUTCOMES."""
+        if answer.status == 412 and asked.method == "GET":
+            return "changed"
+        if answer.status in (200, 206, 404):
+            told = _told_by(answer, asked)
+            signer = self._router.signer
+            assert signer is not None
+            proof = answer.fields.get(REPLY_FIELD, "")
+            if told is None or not signer.is_proven(answer.mac, proof, told):
+                return "unproven"
+            return "missing" if answer.status == 404 else "ok"
+        return _OTHER_OUTCOMES.get(answer.status, "failed")
+
+    def _blame(self, peer: Peer, why: str, *, is_gone: bool) -> None:
+        if peer.health.fail(is_gone=is_gone):
+            log.warning("peer_out", node=peer.name, why=why)
+            self._router.on_peer_out(peer)
+
+
+def _told_by(answer: Answer, asked: Asked) -> Told | None:
+    """What a believable answer to `asked` carries; None if it says something else."""
+    if answer.status == 404:
+        return NOTHING
+    etag = answer.fields.get("etag", "").strip('"')
+    length = answer.fields["content-length"]
+    if asked.method == "HEAD":
+        return Told(etag, 0, int(length)) if answer.status == 200 else None
+    wanted = dict(asked.fields)
+    start, _, last = wanted["range"].removeprefix("bytes=").partition("-")
+    content_range = answer.fields.get("content-range", "").partition("/")[0]
+    is_right = (
+        answer.status == 206
+        and content_range == f"bytes {start}-{last}"
+        and f'"{etag}"' == wanted["if-match"]
+        and len(answer.body) == int(last) - int(start) + 1
+    )
+    return Told(etag, int(start), len(answer.body)) if is_right else None
+
+
+def _shape_of(key: str, answer: Answer) -> Shape:
+    etag = answer.fields.get("etag", "").strip('"')
+    modified_s = parse_http_date_s(answer.fields.get("last-modified", "")) or 0
+    size_bytes = int(answer.fields["content-length"])
+    return Shape(size_bytes, etag, modified_s, content_address(key) is not None)

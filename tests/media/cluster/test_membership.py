@@ -1,0 +1,177 @@
+"""The members: entered by themselves, changed by people, never by half."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from penstock.media.cluster.documents import Document, DocumentDamaged, is_reserved
+from penstock.media.cluster.membership import (
+    MEMBERSHIP,
+    RAMP_S,
+    InvalidNode,
+    Member,
+    Membership,
+    NodeUnknown,
+    Roster,
+)
+
+
+def member(name: str, **values) -> Member:
+    return Member(name=name, address=f"10.0.0.{ord(name[0]) % 200}:8081", **values)
+
+
+@pytest.fixture
+def roster(blobs):
+    return Roster(blobs)
+
+
+async def test_nodes_enter_themselves_and_are_changed_by_name(roster):
+    assert (await roster.read()) == Membership()
+    await roster.register(member("b", dc="x"), replicas=3)
+    await roster.register(member("a", started_at_s=50.0), replicas=2)
+    found = await roster.read()
+    assert [one.name for one in found.members] == ["a", "b"]
+    assert (found.version, found.replicas) == (2, 2), "who started last knows best"
+    await roster.drain("a")
+    await roster.set_weight("b", 0.5)
+    found = await roster.read()
+    assert [(one.state, one.weight) for one in found.members] == [("draining", 1.0), ("up", 0.5)]
+    assert [one.name for one in found.candidates(1e9)] == ["b"]
+    await roster.undrain("a")
+    await roster.remove("b")
+    assert [(one.name, one.state) for one in (await roster.read()).members] == [("a", "up")]
+
+
+async def test_a_node_that_starts_again_changes_nothing_that_was_set_by_hand(roster):
+    await roster.register(member("a"), replicas=2)
+    await roster.register(member("b", started_at_s=100.0), replicas=2)
+    await roster.drain("b")
+    await roster.set_weight("b", 3)
+    before = await roster.read()
+    await roster.register(member("b", started_at_s=900.0), replicas=2)
+    assert await roster.read() == before
+    moved = msgspec.structs.replace(member("b", started_at_s=950.0), address="10.9.9.9:1")
+    await roster.register(moved, replicas=2)
+    found = (await roster.read()).member("b")
+    assert found is not None
+    assert (found.address, found.state, found.weight) == ("10.9.9.9:1", "draining", 3)
+    assert found.started_at_s == 100.0
+
+
+async def test_who_is_new_ramps_up_and_the_first_does_not(roster):
+    await roster.register(member("a", started_at_s=1000.0), replicas=2)
+    await roster.register(member("b", started_at_s=1000.0), replicas=2)
+    first, second = (await roster.read()).candidates(1000.0)
+    assert (first.weight, second.weight) == (1.0, 0.1)
+    weights = [(await roster.read()).candidates(1000.0 + s)[1].weight for s in range(0, 400, 30)]
+    assert weights == pytest.approx([0.1 * n for n in range(1, 11)] + [1.0] * 4)
+    await roster.remove("b")
+    assert [one.name for one in (await roster.read()).candidates(5000.0)] == ["a"]
+    await roster.register(member("b", started_at_s=6000.0), replicas=2)
+    found = await roster.read()
+    assert found.candidates(6000.0)[1].weight == 0.1
+    assert found.candidates(6000.0 + RAMP_S)[1].weight == 1.0
+    assert found.candidates(5900.0)[1].weight == 0.1, "a clock that is behind"
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "weight"),
+    [
+        ("", "10.0.0.1:1", 1),
+        ("a;b", "10.0.0.1:1", 1),
+        ("x" * 65, "10.0.0.1:1", 1),
+        ("a\nb", "10.0.0.1:1", 1),
+        ("a", "10.0.0.1", 1),
+        ("a", "10.0.0.1:0", 1),
+        ("a", "0.0.0.0:8081", 1),
+        ("a", "[::]:8081", 1),
+        ("a", "10.0.0.1:8081", 0),
+        ("a", "10.0.0.1:8081", 101),
+        ("a", "10.0.0.1:8081", float("nan")),
+    ],
+)
+async def test_what_no_peer_could_reach_is_refused(roster, name, address, weight):
+    with pytest.raises((InvalidNode, ValueError)):
+        await roster.register(Member(name=name, address=address, weight=weight), replicas=2)
+    assert (await roster.read()).version == 0
+
+
+async def test_unknown_nodes_and_bad_values_change_nothing(roster):
+    await roster.register(member("a"), replicas=2)
+    for change in (roster.drain, roster.undrain, roster.remove):
+        with pytest.raises(NodeUnknown, match="the members are a"):
+            await change("z")
+    for weight in (0, -1, 101, float("nan")):
+        with pytest.raises(InvalidNode):
+            await roster.set_weight("a", weight)
+    for replicas in (0, 9):
+        with pytest.raises(InvalidNode):
+            await roster.register(member("b"), replicas=replicas)
+    assert (await roster.read()).version == 1
+
+
+async def test_changes_at_once_are_all_kept(roster):
+    await asyncio.gather(*(roster.register(member(name), replicas=2) for name in "abcdefgh"))
+    found = await roster.read()
+    assert [one.name for one in found.members] == list("abcdefgh")
+    assert found.version == 8
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"version": -1}',
+        b'{"version": 1, "members": [{"name": "a"}]}',
+        b'{"version": 1, "members": [{"name": "a", "address": "x"}]}',
+        b'{"version": 1, "replicas": 0}',
+        b'{"version": 1, "members": [' + b",".join([b'{"name":"a","address":"h:1"}'] * 2) + b"]}",
+        b"\xff\xfe",
+    ],
+)
+async def test_a_damaged_document_is_neither_read_nor_written_over(blobs, roster, data):
+    await blobs.put(MEMBERSHIP.key, data)
+    with pytest.raises(DocumentDamaged):
+        await roster.read()
+    with pytest.raises(DocumentDamaged):
+        await roster.register(member("a"), replicas=2)
+    assert await blobs.get(MEMBERSHIP.key) == data
+
+
+async def test_fields_of_a_later_release_are_read_over(blobs, roster):
+    await blobs.put(MEMBERSHIP.key, b'{"version": 5, "new": 1, "members": []}')
+    assert (await roster.register(member("a"), replicas=2)).version == 6
+
+
+async def test_what_others_store_meanwhile_is_never_written_over(blobs):
+    document = Document(blobs, MEMBERSHIP)
+    calls = []
+
+    def meddle(old: Membership) -> Membership:
+        if not calls:
+            (blobs.folder / "_penstock/media").mkdir(parents=True)
+            newer = msgspec.json.encode(Membership(version=41))
+            (blobs.folder / MEMBERSHIP.key).write_bytes(newer)
+        calls.append(old.version)
+        return msgspec.structs.replace(old, replicas=5)
+
+    assert await document.change(meddle) == Membership(version=42, replicas=5)
+    assert calls == [0, 41]
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("_penstock/media/membership.json", True),
+        ("_penstock", True),
+        ("_penstock2/a", False),
+        ("tracks/_penstock/a", False),
+    ],
+)
+def test_which_keys_are_the_cluster_s_own(key, expected):
+    assert is_reserved(key) is expected

@@ -1,0 +1,148 @@
+"""Who keeps what: alike everywhere, even, and moving no more than it must."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.media.partitions import CAP, PARTITIONS, Candidate, Table, partition_of
+
+GOLDEN_ROWS = ["b/a", "c/b", "a/b", "a/b", "c/b", "b/a"]
+GOLDEN_SHA256 = "0f1a8d7f1b79a01e"
+
+
+@cache
+def twelve(dcs: int = 1) -> Table:
+    return Table.build([Candidate(f"n{i:02}", f"dc{i % dcs}") for i in range(12)], 2)
+
+
+def firsts(table: Table) -> Counter[str]:
+    return Counter(table.owners(partition)[0] for partition in range(PARTITIONS))
+
+
+def test_a_key_s_partition_never_changes():
+    assert [partition_of(key) for key in ("a", "photos/ab/cd/x.jpg", "track.mp3")] == [
+        int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 47
+        for key in (b"a", b"photos/ab/cd/x.jpg", b"track.mp3")
+    ]
+
+
+def test_keys_are_spread_over_all_partitions():
+    found = Counter(partition_of(f"tracks/{n}.mp3") >> 12 for n in range(32_000))
+    assert len(found) == 32
+    assert max(found.values()) < 1.15 * 1000
+
+
+@pytest.mark.slow
+def test_a_table_is_the_same_for_any_order_and_for_ever():
+    """Nodes of two versions stand side by side: the table of given nodes may not change between them."""
+    nodes = [Candidate("a", "x", 1), Candidate("b", "y", 0.5), Candidate("c", "x", 2)]
+    table = Table.build(nodes, 2)
+    again = Table.build(reversed(nodes), 2)
+    rows = ["/".join(table.owners(partition)) for partition in range(PARTITIONS)]
+    assert rows == ["/".join(again.owners(partition)) for partition in range(PARTITIONS)]
+    assert rows[:6] == GOLDEN_ROWS
+    assert hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16] == GOLDEN_SHA256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_no_nodes_and_fewer_nodes_than_replicas(replicas):
+    assert Table.build([], replicas).owners(7) == ()
+    assert Table.build([], replicas).shares() == {}
+    alone = Table.build([Candidate("a")], replicas)
+    assert alone.owners(0) == alone.owners(PARTITIONS - 1) == ("a",)
+    assert alone.shares() == {"a": 1.0}
+
+
+@pytest.mark.slow
+def test_twelve_nodes_have_even_shares_of_first_places_and_of_all_places():
+    table = twelve()
+    assert max(firsts(table).values()) <= CAP * PARTITIONS / 12 + 1
+    assert min(firsts(table).values()) >= 0.97 * PARTITIONS / 12
+    places = Counter(name for p in range(PARTITIONS) for name in table.owners(p))
+    assert max(places.values()) <= CAP * PARTITIONS / 6 + 2
+    assert all(len(set(table.owners(p))) == 2 for p in range(0, PARTITIONS, 97))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dcs", [1, 3])
+def test_whoever_of_twelve_dies_no_other_gets_over_1_05_of_its_fair_share(dcs):
+    table = twelve(dcs)
+    for dead in ("n00", "n07"):
+        shares = table.shares({dead})
+        assert sum(shares.values()) == pytest.approx(1)
+        assert len(shares) == 11
+        assert max(shares.values()) <= 1.05 / 11
+
+
+@pytest.mark.slow
+def test_the_second_replica_stands_in_another_data_centre():
+    table = twelve(3)
+    for partition in range(PARTITIONS):
+        first, second = (int(name[1:]) for name in table.owners(partition))
+        assert first % 3 != second % 3
+    lost = {f"n{i:02}" for i in range(0, 12, 3)}
+    assert table.orphaned(lost) == 0
+    assert max(table.shares(lost).values()) <= 1.05 / 8
+
+
+@pytest.mark.slow
+def test_a_data_centre_of_one_node_is_not_given_every_second_replica():
+    nodes = [Candidate(f"n{i}", "big") for i in range(6)] + [Candidate("alone", "small")]
+    table = Table.build(nodes, 2)
+    places = Counter(name for p in range(PARTITIONS) for name in table.owners(p))
+    assert places["alone"] <= CAP * 2 * PARTITIONS / 7 + 2
+
+
+@pytest.mark.slow
+@settings(max_examples=2, deadline=None)
+@given(st.data())
+def test_a_node_that_leaves_moves_only_what_it_had(data):
+    count = data.draw(st.integers(3, 4))
+    nodes = [
+        Candidate(data.draw(st.from_regex(r"[a-z]{4}", fullmatch=True)) + str(i))
+        for i in range(count)
+    ]
+    gone = data.draw(st.sampled_from(nodes))
+    before = Table.build(nodes, 1)
+    after = Table.build([node for node in nodes if node != gone], 1)
+    moved = sum(before.owners(p) != after.owners(p) for p in range(PARTITIONS))
+    had = firsts(before)[gone.name]
+    assert had <= moved <= had + 0.02 * PARTITIONS
+    assert moved / PARTITIONS == pytest.approx(sum(before.gains(after).values()))
+    assert max(after.shares().values()) <= CAP / (count - 1) + 1 / PARTITIONS
+
+
+@pytest.mark.slow
+@settings(max_examples=2, deadline=None)
+@given(st.lists(st.sampled_from([0.1, 0.5, 1.0, 1.5, 4.0]), min_size=2, max_size=3))
+def test_shares_follow_weights(weights):
+    table = Table.build([Candidate(f"n{i}", "", w) for i, w in enumerate(weights)], 2)
+    shares = table.shares()
+    for index, weight in enumerate(weights):
+        fair = weight / sum(weights)
+        assert 0.96 * fair - 0.002 <= shares[f"n{index}"] <= CAP * fair + 2 / PARTITIONS
+
+
+@pytest.mark.slow
+def test_a_weight_that_is_lowered_takes_from_that_node_alone():
+    even = Table.build([Candidate(f"n{i}") for i in range(4)], 1)
+    lighter = Table.build([Candidate(f"n{i}", "", 0.5 if i == 2 else 1) for i in range(4)], 1)
+    gains = even.gains(lighter)
+    assert gains["n2"] <= 0.005
+    assert sum(gains.values()) == pytest.approx(1 / 4 - 1 / 7, abs=0.02)
+
+
+@pytest.mark.slow
+def test_what_has_no_replica_left_is_spread_over_those_that_are():
+    table = Table.build([Candidate(name) for name in "abcd"], 1)
+    shares = table.shares({"a"})
+    assert sum(shares.values()) == pytest.approx(1)
+    assert table.orphaned({"a"}) == pytest.approx(0.25, abs=0.01)
+    assert max(shares.values()) == pytest.approx(1 / 3, abs=0.01)

@@ -1,0 +1,55 @@
+"""Who is asked: out by failures, back by a probe alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.media.cluster.health import FAILURES_MAX, Health
+
+
+def test_a_refused_connection_takes_a_peer_out_at_once():
+    health = Health()
+    assert health.fail(is_gone=True)
+    assert not health.is_usable
+    assert not health.fail(is_gone=True), "told once"
+
+
+def test_three_bad_answers_in_a_row_take_it_out_and_a_good_one_between_saves_it():
+    health = Health()
+    for _ in range(10):
+        assert not health.fail(is_gone=False)
+        assert not health.fail(is_gone=False)
+        health.succeed()
+    assert [health.fail(is_gone=False) for _ in range(3)] == [False, False, True]
+
+
+def test_only_a_probe_brings_it_back():
+    health = Health()
+    health.fail(is_gone=True)
+    health.succeed()
+    assert not health.is_usable
+    assert health.probe_succeeded()
+    assert health.is_usable
+    assert not health.probe_succeeded(), "told once"
+
+
+STEPS = st.lists(st.sampled_from(["good", "bad", "gone", "probe good", "probe bad"]))
+
+
+@given(STEPS)
+def test_it_is_what_happened_last_that_counts(steps):
+    health, is_usable, bad = Health(), True, 0
+    for step in steps:
+        if step == "good":
+            health.succeed()
+            bad = 0 if is_usable else bad
+        elif step.startswith("probe"):
+            (health.probe_succeeded if step == "probe good" else health.probe_failed)()
+            bad = bad if is_usable or step == "probe bad" else 0
+            is_usable = step == "probe good"
+        else:
+            health.fail(is_gone=step == "gone")
+            bad += 1
+            is_usable = is_usable and step == "bad" and bad < FAILURES_MAX
+        assert health.is_usable == is_usable

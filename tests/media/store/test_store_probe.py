@@ -1,0 +1,82 @@
+"""Bytes that wait in a socket outlive the frame they came from; the probe tells a disk where they would not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from store_lab import block_data, disk_bytes, expected_block, look_up, put_object
+
+from penstock.media.model import BLOCK_BYTES, DiskConfig
+from penstock.media.store import Frame
+from penstock.media.store.disk import open_disk
+from penstock.media.store.files import write_whole
+from penstock.media.store.probe import _receive, _send_unread, keeps_sent_bytes
+from penstock.media.store.shared import remove_shared
+
+
+@pytest.fixture
+def disk(tmp_path):
+    found = open_disk(DiskConfig(tmp_path / "disk", disk_bytes(1)), tmp_path, is_same_boot=False)
+    yield found
+    found.close()
+    remove_shared(tmp_path)
+
+
+def test_this_disk_keeps_what_was_sent(disk):
+    assert keeps_sent_bytes(disk.files, disk.write_block)
+    assert not disk.is_copied
+
+
+def test_writing_without_punching_is_found_out(disk):
+    def overwrite(frame: int, data: bytes) -> None:
+        write_whole(disk.files.blocks, data, disk.files.offset_of(frame))
+
+    assert not keeps_sent_bytes(disk.files, overwrite)
+
+
+def test_a_punch_over_the_border_is_found_out(disk):
+    """As if a folio reached over it: what is right of the border is zeroed in the page that the socket has."""
+
+    def zero_in_place(frame: int, data: bytes) -> None:
+        disk.write_block(frame, data)
+        write_whole(disk.files.blocks, bytes(4096), disk.files.offset_of(frame) + BLOCK_BYTES)
+
+    assert not keeps_sent_bytes(disk.files, zero_in_place)
+
+
+def test_a_disk_that_cannot_punch_is_copied(disk):
+    def refuse(frame: int, data: bytes) -> None:
+        raise OSError(95, "not supported")
+
+    assert not keeps_sent_bytes(disk.files, refuse)
+
+
+def test_a_stalled_client_gets_the_block_that_was_there(disk):
+    """Twenty times round one frame, the clients reading only at the end."""
+    waiting = []
+    for number in range(20):
+        data = block_data("old", number)
+        disk.write_block(3, data)
+        client, count = _send_unread(disk.files.reader, disk.files.offset_of(3))
+        assert count
+        waiting.append((client, data[:count]))
+    for client, data in waiting:
+        assert _receive(client, len(data)) == data
+        client.close()
+
+
+async def test_a_disk_that_failed_the_probe_is_served_by_copying(one_set, blobs):
+    node = one_set
+    shape = await put_object(blobs, "a.mp3", 3)
+    keys = [node.store.key("a.mp3", shape, number) for number in range(3)]
+    for key in keys:
+        assert isinstance(await node.store.block(key), Frame)
+    node.disk().is_copied = True
+    node.filler._disks._publish()
+    for key in keys:
+        assert look_up(node.store, key) is None
+        assert await node.store.block(key) == expected_block(key)
+    os.pwrite(node.disk().files.blocks, b"damaged", node.disk().files.offset_of(0))
+    for key in keys:
+        assert await node.store.block(key) == expected_block(key)

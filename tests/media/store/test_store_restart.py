@@ -1,0 +1,155 @@
+"""A store through stops, kills and restarts: what is served afterwards is right, and a kill costs misses only."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+from filler_child import CRASH_POINTS, FillerChild
+from store_lab import (
+    StoreNode,
+    expected_block,
+    keys_of,
+    look_up,
+    put_object,
+    read_all,
+    read_block,
+    store_node,
+    wait_indexed,
+)
+
+from penstock.kernel.metrics import REGISTRY
+from penstock.media.model import DiskConfig
+from penstock.media.store import Frame
+from penstock.media.store.errors import FillerAway, SharedMemoryLost
+from penstock.media.store.shared import shared_folders
+
+
+def sums() -> float:
+    """Blocks whose sum was right, whoever looked: the scrub may come first."""
+    labels = [{"by": by, "result": "right"} for by in ("worker", "scrub")]
+    return sum(REGISTRY.get_sample_value("media_block_sums_total", found) or 0 for found in labels)
+
+
+async def filled(node: StoreNode, blobs, blocks: int = 6) -> list:
+    shape = await put_object(blobs, "a.mp3", blocks)
+    keys = keys_of(node.store, {"a.mp3": shape})
+    await read_all(node.store, keys)
+    return keys
+
+
+async def test_a_clean_stop_keeps_every_block(two_disks, blobs):
+    keys = await filled(two_disks, blobs, 20)
+    await two_disks.restart()
+    assert all(disk.files.was_clean for disk in two_disks.filler._disks.opened)
+    before = sums()
+    assert await read_all(two_disks.store, keys) == {"hit": 0, "stored": 20, "passed": 0}
+    assert sums() >= before + 20, "each is compared with its sum once a start"
+    assert await read_all(two_disks.store, keys) == {"hit": 20, "stored": 0, "passed": 0}
+    assert sums() <= before + 21
+
+
+async def test_no_origin_is_needed_for_what_is_stored(two_disks, blobs):
+    keys = await filled(two_disks, blobs)
+    await two_disks.restart()
+    await blobs.delete("a.mp3")
+    for key in keys:
+        assert (await read_block(two_disks.store, key))[0] == expected_block(key)
+
+
+async def test_a_filler_of_the_same_boot_goes_on_with_what_was_proved(one_set, blobs):
+    keys = await filled(one_set, blobs)
+    await one_set.stop_filler()
+    await one_set.start()
+    assert await read_all(one_set.store, keys) == {"hit": 6, "stored": 0, "passed": 0}
+
+
+async def test_a_worker_believes_the_manifest_of_its_own_boot_alone(one_set, blobs):
+    [key] = await filled(one_set, blobs, 1)
+    stranger = one_set.store.open(one_set.run, worker=9, boot="another")
+    assert look_up(stranger, key) is None
+    await stranger.close()
+
+
+async def test_a_worker_that_outlived_its_node_finds_nothing_any_more(one_set, blobs):
+    [key] = await filled(one_set, blobs, 1)
+    survivor = one_set.stores.pop()
+    await one_set.stop_filler()
+    assert look_up(survivor, key) == expected_block(key)
+    one_set.boot = "boot-2"
+    await one_set.start()
+    assert look_up(survivor, key) is None
+    assert (await read_block(one_set.store, key))[0] == expected_block(key)
+    await survivor.close()
+
+
+async def test_shared_memory_that_vanished_stops_the_filler(one_set, blobs):
+    """Workers still send from memory that nobody else can see: nothing may be written over."""
+    await filled(one_set, blobs, 1)
+    await one_set.stop_filler()
+    folder = shared_folders(one_set.run)[0]
+    (folder / "board").rename(folder / "board.away")
+    with pytest.raises(SharedMemoryLost):
+        await one_set.start()
+    (folder / "board.away").rename(folder / "board")
+    await one_set.start()
+
+
+async def test_the_shared_memory_goes_with_the_node(tmp_path, blobs):
+    async with store_node(tmp_path, blobs) as node:
+        folder = shared_folders(node.run)[0]
+        assert (folder / "board").exists()
+    assert folder == node.run or not folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", CRASH_POINTS)
+async def test_a_filler_killed_within_a_fill_harms_nothing(tmp_path, blobs, one_set, point):
+    """Killed at the tenth fill, of a set that is full; workers go on, a new filler goes on, then the node starts anew."""
+    node = one_set
+    keys = await filled(node, blobs, 16)
+    await node.stop_filler()
+    more = keys_of(node.store, {"b.mp3": await put_object(blobs, "b.mp3", 24)})
+    with FillerChild(node, crash_at=f"media.fill.{point}:10") as child:
+        asked = [asyncio.create_task(read_block(node.store, key)) for key in more]
+        await asyncio.to_thread(child.process.wait, 30)
+        assert child.process.returncode == -signal.SIGKILL
+    for key in keys + more:
+        found = look_up(node.store, key)
+        assert found is None or found == expected_block(key)
+    await node.start()
+    for key, task in zip(more, asked, strict=True):
+        assert (await task)[0] == expected_block(key)
+    await read_all(node.store, keys + more)
+    await wait_indexed(node)
+    await node.restart()
+    await read_all(node.store, keys + more)
+
+
+@pytest.mark.slow
+async def test_a_whole_node_killed_costs_misses_only(tmp_path, blobs):
+    node = StoreNode(tmp_path, blobs, [DiskConfig(tmp_path / f"d{n}", 20 * 2**20) for n in (0, 1)])
+    with FillerChild(node):
+        store = node.open_store(0)
+        keys = keys_of(store, {"a.mp3": await put_object(blobs, "a.mp3", 40)})
+        await read_all(store, keys)
+    await node.stop()
+    node.boot = "boot-2"
+    await node.start()
+    assert not any(disk.files.was_clean for disk in node.filler._disks.opened)
+    assert (await read_all(node.store, keys))["stored"] == len(keys)
+    await node.stop()
+
+
+async def test_who_waits_when_a_process_ends_is_told(one_set, blobs):
+    shape = await put_object(blobs, "a.mp3", 1)
+    await one_set.stop_filler()
+    store = one_set.open_store(1)
+    asked = asyncio.create_task(store.block(store.key("a.mp3", shape, 0)))
+    await asyncio.wait([asked], timeout=0.02)
+    await one_set.stores.pop().close()
+    with pytest.raises((FillerAway, asyncio.CancelledError)):
+        await asked
+    await one_set.start()
+    assert isinstance(await one_set.store.block(one_set.store.key("a.mp3", shape, 0)), Frame)

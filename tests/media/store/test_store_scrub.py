@@ -1,0 +1,117 @@
+"""Blocks that went bad on the disk are found: by the scrub, on request, and before any is served after a start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from store_lab import expected_block, keys_of, look_up, put_object, read_all, read_block
+
+from penstock.media.model import BLOCK_BYTES
+from penstock.media.store import control
+from penstock.media.store.scrub import Verdict, check_frame, is_in_memory, scrub
+from penstock.testing.waiting import wait_true
+
+
+async def filled(node, blobs, blocks: int = 8) -> list:
+    keys = keys_of(node.store, {"a.mp3": await put_object(blobs, "a.mp3", blocks)})
+    await read_all(node.store, keys)
+    return keys
+
+
+def damage(node, frames: list[int]) -> None:
+    disk = node.disk()
+    for frame in frames:
+        os.pwrite(disk.files.blocks, b"damaged", disk.files.offset_of(frame) + 1000)
+
+
+async def test_verify_finds_the_damaged_and_hides_them(one_set, blobs):
+    keys = await filled(one_set, blobs)
+    right = {"blocks": 8, "right": 8, "wrong": 0, "unread": 0}
+    assert await control(one_set.socket, "verify", share=1.0) == right
+    damage(one_set, [1, 4])
+    found = await control(one_set.socket, "verify")
+    assert (found["blocks"], found["wrong"]) == (8, 2)
+    assert sum(look_up(one_set.store, key) is None for key in keys) == 2
+    await read_all(one_set.store, keys)
+    assert await control(one_set.socket, "verify") == right
+
+
+async def test_verify_takes_a_share(one_set, blobs):
+    await filled(one_set, blobs, 16)
+    assert 1 <= (await control(one_set.socket, "verify", share=0.25))["blocks"] <= 4
+
+
+async def test_the_scrub_goes_over_every_frame(one_set, blobs):
+    keys = await filled(one_set, blobs)
+    damage(one_set, [0])
+    task = asyncio.create_task(scrub(one_set.disk(), bytes_per_s=1e12))
+    await wait_true(
+        lambda: sum(look_up(one_set.store, key) is None for key in keys) == 1, what="found"
+    )
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_block_that_went_bad_while_the_node_was_down_is_asked_for_anew(one_set, blobs):
+    keys = await filled(one_set, blobs)
+    await one_set.stop()
+    blocks = one_set.disks[0].path / "blocks"
+    with blocks.open("r+b") as file:
+        file.seek(2 * 2**20 + 3 * 262144 + 5)
+        file.write(b"damaged")
+    one_set.boot = "boot-2"
+    await one_set.start()
+    for key in keys:
+        assert (await read_block(one_set.store, key))[0] == expected_block(key)
+    assert (await control(one_set.socket, "verify"))["wrong"] == 0
+
+
+async def test_a_worker_that_sees_a_wrong_sum_has_the_frame_hidden(one_set, blobs):
+    [key] = await filled(one_set, blobs, 1)
+    await one_set.restart()
+    damage(one_set, [0])
+    # The scrub may have been there first.
+    one_set.disk().table.verified[0] = 0
+    assert await one_set.store._prove(key, is_copy=False) is None
+    await wait_true(lambda: not one_set.disk().table.entry(0).tag, what="hidden by the filler")
+
+
+async def test_a_frame_that_changes_under_a_check_is_left_alone(one_set, blobs):
+    await filled(one_set, blobs)
+    disk = one_set.disk()
+    checking = asyncio.create_task(check_frame(disk, 2))
+    await asyncio.sleep(0)
+    disk.busy.add(2)
+    assert (await checking).verdict is Verdict.CHANGED
+    assert (await check_frame(disk, 2)).verdict is Verdict.EMPTY
+    disk.busy.discard(2)
+    assert (await check_frame(disk, 2)).verdict is Verdict.RIGHT
+    assert (await check_frame(disk, 15)).verdict is Verdict.EMPTY
+
+
+async def test_checks_give_back_the_memory_they_took(one_set, blobs):
+    await filled(one_set, blobs, 2)
+    files = one_set.disk().files
+    os.fdatasync(files.blocks)
+    os.posix_fadvise(files.blocks, 0, 0, os.POSIX_FADV_DONTNEED)
+    offset = files.offset_of(0)
+    assert not is_in_memory(files.reader, offset, BLOCK_BYTES)
+    assert (await control(one_set.socket, "verify"))["right"] == 2
+    assert not is_in_memory(files.reader, offset, BLOCK_BYTES)
+
+
+async def test_a_cold_block_is_brought_into_memory_off_the_loop(one_set, blobs):
+    [key] = await filled(one_set, blobs, 1)
+    files = one_set.disk().files
+    os.fdatasync(files.blocks)
+    os.posix_fadvise(files.blocks, 0, 0, os.POSIX_FADV_DONTNEED)
+    store = one_set.store
+    store.enter_turn()
+    frame = store.find(key)
+    assert not store.is_in_memory(frame, 0, frame.length)
+    store.leave_turn()
+    await store.bring(key)
+    store.enter_turn()
+    assert store.is_in_memory(store.find(key), 0, frame.length)
+    store.leave_turn()

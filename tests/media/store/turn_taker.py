@@ -1,0 +1,17 @@
+"""A worker that enters a turn and stays there: `python turn_taker.py RUN_FOLDER WORKER`. Says `inside` and waits for a line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from penstock.media.store.turns import WorkerTurns
+
+if __name__ == "__main__":
+    turns = WorkerTurns(Path(sys.argv[1]), int(sys.argv[2]))
+    turns.enter()
+    print("inside", flush=True)
+    sys.stdin.readline()
+    turns.leave()
+    print("left", flush=True)
+    sys.stdin.readline()

@@ -1,0 +1,230 @@
+"""What people really use against a real node: curl, `wget -c`, ffprobe and a browser's audio element.
+
+The node is the command, in its own processes; every URL is signed, and every track begins with a buyer's tag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from urllib.request import urlopen
+
+import pytest
+from id3_tracks import JPEG, make_mp3
+from playwright.async_api import async_playwright
+
+from penstock.engines.blobs import Blobs
+from penstock.media import Media, MediaConfig
+from penstock.media.id3 import Tags, tag_bytes
+from penstock.testing.processes import PenstockProcess, wait_until
+from penstock.testing.waiting import wait_true
+
+pytestmark = pytest.mark.slow
+SECRET = "players-" + "s" * 32
+TAGS = {"title": "Ein Lied", "artist": "Wer sonst", "album": "Platte", "buyer": "user:42"}
+SECONDS, TIMES = 5, 120
+MODES = {"files": "", "disks": "blocks:96MiB"}
+
+
+@dataclass
+class Shop:
+    """A running node, and what it should give for a bought track."""
+
+    media: Media
+    url: str
+    bought: bytes
+    node: PenstockProcess
+
+
+def needs(program: str) -> str:
+    path = shutil.which(program)
+    if path is None:
+        pytest.skip(f"{program} is not installed")
+    return path
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def serves(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module", params=["disks", pytest.param("files", marks=pytest.mark.soak)])
+async def shop(request, tmp_path_factory):
+    needs("ffmpeg")
+    folder = tmp_path_factory.mktemp(f"shop-{request.param}")
+    blobs = Blobs((folder / "store").as_uri())
+    port = free_port()
+    config = MediaConfig(listen=("127.0.0.1", port), signed="required")
+    media = Media(blobs, config, secret=lambda: SECRET)
+    track = make_mp3(folder / "made.mp3", seconds=SECONDS, times=TIMES, title="as recorded")
+    await media.put("tracks/song.mp3", track)
+    stored = await media.tags.put(**TAGS, cover=JPEG)
+    signed = await media.sign("tracks/song.mp3", tag=stored.id, ttl_s=3600, trace="user=42")
+    music = make_mp3(folder / "plain.mp3", seconds=SECONDS, times=TIMES)
+    assert track.endswith(music)
+    disks = MODES[request.param] and f"{folder}/{MODES[request.param]}"
+    env = {
+        "PENSTOCK_SECRET": SECRET,
+        "PENSTOCK_BLOBS_URL": blobs.folder.as_uri(),
+        "PENSTOCK_DATA_FOLDER": str(folder / "data"),
+        "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{port}",
+        "PENSTOCK_MEDIA_SIGNED": "required",
+        "PENSTOCK_MEDIA_WORKERS": "1",
+        "PENSTOCK_MEDIA_DISKS": disks,
+    }
+    node = PenstockProcess(["media", "serve"], folder=folder / "node", env=env)
+    try:
+        wait_until(lambda: serves(port), what="a node that serves")
+        yield Shop(media, signed.url, tag_bytes(Tags(**TAGS, cover=JPEG)) + music, node)
+    finally:
+        node.end()
+        await blobs.close()
+
+
+def run(*command: str) -> bytes:
+    ran = subprocess.run(command, capture_output=True, timeout=30, check=False)
+    assert ran.returncode == 0, ran.stderr.decode()
+    return ran.stdout
+
+
+def curl(*arguments: str) -> bytes:
+    return run(needs("curl"), "-sS", "--fail-with-body", *arguments)
+
+
+def test_curl_gets_all_and_any_part(shop):
+    assert curl(shop.url) == shop.bought
+    seam = len(shop.bought) - len(shop.bought.partition(JPEG)[2])
+    for first, last in ((0, 9), (seam - 5, seam + 5), (400_000, 900_000), (seam, seam)):
+        assert curl("-r", f"{first}-{last}", shop.url) == shop.bought[first : last + 1]
+    assert curl("-r", "-100", shop.url) == shop.bought[-100:]
+    head = curl("-I", shop.url).decode().lower()
+    assert f"content-length: {len(shop.bought)}\r\n" in head
+    assert "accept-ranges: bytes\r\n" in head
+    assert "content-type: audio/mpeg\r\n" in head
+    assert "cache-control: private, max-age=" in head
+
+
+def test_curl_keeps_what_has_not_changed(shop, tmp_path):
+    etag, out = tmp_path / "etag", tmp_path / "song.mp3"
+    again = ["--etag-save", str(etag), "--etag-compare", str(etag), "-o", str(out), shop.url]
+    etag.touch()
+    assert curl("-w", "%{http_code}", *again) == b"200"
+    assert out.read_bytes() == shop.bought
+    assert curl("-w", "%{http_code}", *again) == b"304"
+
+
+def test_what_was_not_signed_is_refused(shop):
+    for url in (shop.url.partition("?")[0], shop.url[:-1], shop.url.replace("song", "sing")):
+        ran = subprocess.run(
+            [needs("curl"), "-sS", "-o", "-", "-w", "%{http_code}", url],
+            capture_output=True, timeout=30, check=True,
+        )  # fmt: skip
+        assert ran.stdout.endswith(b"403"), ran.stdout
+        assert b"media.signature_invalid" in ran.stdout
+
+
+@pytest.mark.parametrize("kept", [7, 100, 300_000, 5_000_001])
+def test_wget_goes_on_where_it_was_cut(shop, tmp_path, kept):
+    out = tmp_path / "song.mp3"
+    out.write_bytes(shop.bought[:kept])
+    run(needs("wget"), "-q", "-c", "-O", str(out), shop.url)
+    assert out.read_bytes() == shop.bought
+
+
+def test_ffprobe_finds_the_buyer_and_the_music(shop):
+    told = run(
+        needs("ffprobe"), "-v", "error", "-of", "json", "-show_format", "-show_streams", shop.url
+    )
+    found = json.loads(told)
+    tags = found["format"]["tags"]
+    assert tags["PENSTOCK_BUYER"] == "user:42"
+    assert (tags["title"], tags["artist"], tags["album"]) == ("Ein Lied", "Wer sonst", "Platte")
+    assert found["format"]["format_name"] == "mp3"
+    assert float(found["format"]["duration"]) == pytest.approx(SECONDS * TIMES, rel=0.02)
+    kinds = {stream["codec_name"]: stream for stream in found["streams"]}
+    assert kinds["mjpeg"]["disposition"]["attached_pic"] == 1
+    assert kinds["mp3"]["bit_rate"] == "128000"
+
+
+def test_ffmpeg_decodes_from_the_middle(shop):
+    command = ["-v", "error", "-ss", "300", "-t", "2", "-i", shop.url, "-f", "s16le", "-"]
+    samples = run(needs("ffmpeg"), *command)
+    assert len(samples) == pytest.approx(2 * 44_100 * 2, rel=0.1)
+    assert any(samples)
+
+
+async def test_what_is_traced_is_logged_by_the_node(shop):
+    """The user is the one of the signed URL, whatever the client says; no line tells the URL's signature."""
+    parent = f"00-{'4b' * 16}-{'f0' * 8}-01"
+    client = ["-o", os.devnull, "-r", "300000-300099", "-H", f"traceparent: {parent}"]
+    await shop.media.traces.start("user=42", for_s=60)
+
+    async def traced() -> list[dict]:
+        await asyncio.to_thread(curl, *client, "-H", "baggage: user=43,request=r7", shop.url)
+        return shop.node.events("request_traced")
+
+    [line, *_] = await wait_true(traced, what="a line of a traced request")
+    await shop.media.traces.stop()
+    assert (line["trace_id"], line["user"], line["request"]) == ("4b" * 16, "42", "r7")
+    assert (line["status"], line["outcome"], line["object"]) == (206, "done", "tracks/song.mp3")
+    assert 100 < line["sent_bytes"] < 1000
+    assert {"parse_ms", "verify_ms", "find_ms", "send_ms"} <= line.keys()
+    signature = shop.url.rpartition("&s=")[2]
+    assert signature not in shop.node.err
+
+
+PLAY = """async (url) => {
+  const audio = document.createElement('audio');
+  audio.muted = true;
+  document.body.append(audio);
+  const once = (name) => new Promise((resolve, reject) => {
+    audio.addEventListener(name, resolve, {once: true});
+    audio.addEventListener('error', () => reject(new Error(audio.error.message)), {once: true});
+  });
+  const loaded = once('loadedmetadata');
+  audio.src = url;
+  await loaded;
+  const seeked = once('seeked');
+  audio.currentTime = audio.duration - 1;
+  await seeked;
+  const ended = once('ended');
+  await audio.play();
+  await ended;
+  return {duration: audio.duration, at: audio.currentTime};
+}"""
+
+
+async def test_a_browser_plays_and_seeks(shop):
+    chromium = os.environ.get("PENSTOCK_CHROMIUM") or needs("chromium")
+    options = ["--no-sandbox", "--disable-gpu", "--autoplay-policy=no-user-gesture-required"]
+    ranges, statuses = [], []
+
+    async def note(response) -> None:
+        statuses.append(response.status)
+        ranges.append((await response.request.all_headers()).get("range"))
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium, args=options)
+        try:
+            page = await browser.new_page()
+            page.on("response", note)
+            played = await page.evaluate(PLAY, shop.url)
+        finally:
+            await browser.close()
+    assert played["duration"] == pytest.approx(SECONDS * TIMES, rel=0.02)
+    assert played["at"] == pytest.approx(played["duration"], abs=0.2)
+    assert set(statuses) == {206}
+    assert any(asked and not asked.startswith("bytes=0-") for asked in ranges), ranges

@@ -1,0 +1,76 @@
+"""Listening sockets of several workers, and how many clients and workers a node has."""
+
+from __future__ import annotations
+
+import resource
+import socket
+
+import pytest
+
+from penstock.media.model import ListenFailed, MediaConfig
+from penstock.media.worker.sockets import (
+    clients_a_process,
+    connections_of_worker,
+    listening_sockets,
+    workers_wanted,
+)
+
+
+def close_all(listeners) -> None:
+    for listener in listeners:
+        listener.close()
+
+
+def test_workers_share_one_port_and_nobody_else_gets_it():
+    first = listening_sockets(("127.0.0.1", 0), 3, "media.listen")
+    ports = {listener.getsockname()[1] for listener in first}
+    assert len(ports) == 1
+    with pytest.raises(ListenFailed, match=r"choose another media\.listen"):
+        listening_sockets(("127.0.0.1", ports.pop()), 2, "media.listen")
+    close_all(first)
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(ListenFailed, match=r"cannot listen on 192\.0\.2\.1:0"):
+        listening_sockets(("192.0.2.1", 0), 1, "media.listen")
+
+
+def test_clients_that_wait_in_a_socket_are_there_for_who_accepts_later():
+    [listener] = listening_sockets(("127.0.0.1", 0), 1, "media.listen")
+    with socket.create_connection(listener.getsockname()) as client:
+        client.sendall(b"x")
+        accepted, _ = listener.accept()
+        assert accepted.recv(1) == b"x"
+        accepted.close()
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "cores", "files_max", "expected"),
+    [
+        ({}, 4, 20_000, 4),
+        ({"workers": 3}, 4, 20_000, 3),
+        ({"workers": 500}, 4, 20_000, 64),
+        ({"connections_max": 100_000}, 2, 20_000, 7),
+        ({"connections_max": 100_000}, 2, resource.RLIM_INFINITY, 2),
+        ({"connections_max": 10}, 2, 1024, 2),
+    ],
+)
+def test_workers_follow_the_cores_and_the_limit_of_files(settings, cores, files_max, expected):
+    config = MediaConfig(**settings)
+    found = workers_wanted(config, cores=cores, files_max=files_max, files_a_client=1)
+    assert found == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_all_workers_together_hold_what_was_wished(workers):
+    share = connections_of_worker(
+        100_000, workers=workers, files_max=resource.RLIM_INFINITY, files_a_client=1
+    )
+    assert share * workers >= 100_000
+    assert workers > 1 or share == 100_000
+
+
+def test_the_limit_of_files_lowers_it():
+    assert clients_a_process(1024, files_a_client=2) == 448
+    assert connections_of_worker(4096, workers=1, files_max=1024, files_a_client=2) == 448

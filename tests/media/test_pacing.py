@@ -1,0 +1,39 @@
+"""The rate of a signed URL: never more than a burst ahead, and no more timers than bursts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.media.worker.pacing import BURST_BYTES_MIN, BURST_S, Pace
+
+
+@given(
+    rate=st.integers(1, 10**9),
+    steps=st.lists(st.tuples(st.floats(0, 10), st.integers(0, 2**20)), max_size=50),
+)
+def test_no_more_goes_out_than_the_rate_and_one_burst(rate, steps):
+    pace, now_s, sent = Pace(rate, 100.0), 100.0, 0
+    for delay_s, wanted in steps:
+        now_s += delay_s
+        share = min(wanted, pace.allowed_bytes(now_s))
+        pace.spend(share)
+        sent += share
+        ahead = sent - (now_s - 100.0) * rate
+        assert ahead <= max(BURST_BYTES_MIN, rate * BURST_S) + 1
+
+
+@pytest.mark.parametrize("rate", [1000, 32_768, 10**6, 10**9])
+def test_a_client_that_takes_all_gets_its_rate(rate):
+    pace, now_s, sent, timers = Pace(rate, 0.0), 0.0, 0, 0
+    while now_s < 60:
+        share = pace.allowed_bytes(now_s)
+        pace.spend(share)
+        sent += share
+        if not share:
+            now_s += pace.wait_s()
+            timers += 1
+    burst = max(BURST_BYTES_MIN, rate * BURST_S)
+    assert 60 * rate - burst <= sent <= 60 * rate + 2 * burst
+    assert timers <= 60 * rate / (burst / 2) + 2
