@@ -5,7 +5,7 @@ SET_UP := .venv/.set-up
 PEERS_SET_UP := .venv-bench/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types layers soak bench lock reference clean
+.PHONY: help demo test check format lint types layers soak bench lock reference docs screenshots clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,12 @@ format: $(SET_UP) ## Format the code and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(SET_UP) ## Build the documentation as a site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+screenshots: $(SET_UP) ## Take the documentation's pictures of the console, by its own tests
+	PENSTOCK_SCREENSHOTS=$(CURDIR)/docs/screenshots $(BIN)/python -m pytest -n 0 tests/console
+
 reference: $(SET_UP) ## Write docs/reference anew from the code
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.schema
@@ -51,7 +57,7 @@ lock: ## Resolve requirements.lock anew (hashes, no index in it)
 	  --no-emit-index-url --no-header --no-annotate --all-extras --upgrade pyproject.toml -o requirements.lock
 
 clean: ## Remove the environment, the caches and the demo's data folder
-	rm -rf .venv .venv-lock .venv-bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-data
+	rm -rf .venv .venv-lock .venv-bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build demo-data
 
 $(SET_UP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": name a newer one with make PYTHON=python3.x")'

@@ -172,6 +172,52 @@ BEGIN
     END LOOP;
 END $$;
 
+CREATE FUNCTION penstock.bar_v2(p_viewer bigint, p_authors bigint[], p_kind text, p_is_set boolean, p_bars_max integer) RETURNS TABLE(changed integer, entity bigint, version bigint, items text[], scores bigint[])
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    v_changed integer;
+    v_old integer;
+    v_new integer;
+    v_row record;
+BEGIN
+    PERFORM penstock.lock_feed_viewers_v1(
+        CASE WHEN p_kind = 'block' THEN array_append(p_authors, p_viewer) ELSE ARRAY[p_viewer] END);
+    IF p_is_set THEN
+        SELECT count(*) INTO v_old FROM penstock.feed_bar b WHERE b.viewer = p_viewer AND b.kind = p_kind;
+        SELECT count(DISTINCT u.author) INTO v_new FROM unnest(p_authors) u (author)
+        WHERE NOT EXISTS (
+            SELECT FROM penstock.feed_bar b WHERE b.viewer = p_viewer AND b.author = u.author AND b.kind = p_kind);
+        IF v_new > 0 AND v_old + v_new > p_bars_max THEN
+            RETURN QUERY SELECT -1, p_viewer, NULL::bigint, NULL::text[], NULL::bigint[];
+            RETURN;
+        END IF;
+        INSERT INTO penstock.feed_bar (viewer, author, kind)
+        SELECT DISTINCT p_viewer, u.author, p_kind FROM unnest(p_authors) u (author) ORDER BY 2
+        ON CONFLICT DO NOTHING;
+    ELSE
+        DELETE FROM penstock.feed_bar b WHERE b.viewer = p_viewer AND b.author = ANY (p_authors) AND b.kind = p_kind;
+    END IF;
+    GET DIAGNOSTICS v_changed = ROW_COUNT;
+    RETURN QUERY SELECT v_changed, p_viewer, NULL::bigint, NULL::text[], NULL::bigint[];
+    FOR v_row IN
+        WITH moved AS (
+            UPDATE penstock.feed_follow f SET is_shown = NOT f.is_shown
+            WHERE ((f.viewer = p_viewer AND f.author = ANY (p_authors))
+                    OR (p_kind = 'block' AND f.author = p_viewer AND f.viewer = ANY (p_authors)))
+                AND f.is_shown <> penstock.is_feed_shown_v1(f.viewer, f.author)
+            RETURNING f.viewer, f.author, f.is_shown
+        ) SELECT m.viewer, array_agg(m.author::text) AS items,
+            array_agg(CASE WHEN m.is_shown THEN 0 ELSE -1 END::bigint) AS scores
+        FROM moved m GROUP BY 1 ORDER BY 1
+    LOOP
+        RETURN QUERY SELECT v_changed, v_row.viewer,
+            penstock.log_feed_v1(0::smallint, v_row.viewer, v_row.items, v_row.scores), v_row.items, v_row.scores;
+    END LOOP;
+END $$;
+
 CREATE FUNCTION penstock.claim_lanes_v2(p_host bigint, p_queue integer, p_leases_max integer, p_batch integer, p_lanes_max integer, p_quantum integer, p_done bigint[]) RETURNS TABLE(claimed_at timestamp with time zone, retries integer, limiter text, wait_s double precision, slack_s double precision, lost bigint[], busy bigint[], lease_id bigint, is_plain boolean, ids bigint[], run_ats timestamp with time zone[], priorities smallint[], attempts smallint[], losses smallint[], lanes text[], traceparents text[], versions smallint[], payloads bytea[])
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -2207,6 +2253,35 @@ ALTER TABLE penstock.alert ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+CREATE TABLE penstock.audit (
+    id bigint NOT NULL,
+    at timestamp with time zone DEFAULT now() NOT NULL,
+    actor text NOT NULL,
+    place text NOT NULL,
+    action text NOT NULL,
+    command text NOT NULL,
+    outcome text DEFAULT 'begun'::text NOT NULL,
+    told text,
+    CONSTRAINT audit_outcome_check CHECK ((outcome = ANY (ARRAY['begun'::text, 'done'::text, 'refused'::text, 'failed'::text])))
+);
+
+ALTER TABLE penstock.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.audit_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE penstock.console_session (
+    sha256 bytea NOT NULL,
+    token_id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    CONSTRAINT console_session_sha256_check CHECK ((length(sha256) = 32))
+);
+
 CREATE TABLE penstock.cron (
     name text NOT NULL,
     spec text NOT NULL,
@@ -3107,6 +3182,12 @@ ALTER TABLE ONLY penstock.job_done ATTACH PARTITION penstock.job_done_rest DEFAU
 ALTER TABLE ONLY penstock.alert
     ADD CONSTRAINT alert_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY penstock.audit
+    ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.console_session
+    ADD CONSTRAINT console_session_pkey PRIMARY KEY (sha256);
+
 ALTER TABLE ONLY penstock.cron
     ADD CONSTRAINT cron_pkey PRIMARY KEY (name);
 
@@ -3312,6 +3393,10 @@ CREATE UNIQUE INDEX alert_open ON penstock.alert USING btree (rule, subject) WHE
 
 CREATE INDEX alert_raised ON penstock.alert USING btree (raised_at);
 
+CREATE INDEX audit_at ON penstock.audit USING btree (at);
+
+CREATE INDEX console_session_expires ON penstock.console_session USING btree (expires_at);
+
 CREATE INDEX cron_next ON penstock.cron USING btree (next_at) WHERE (NOT paused);
 
 CREATE INDEX feed_bar_block ON penstock.feed_bar USING btree (author, viewer) WHERE (kind = 'block'::text);
@@ -3381,6 +3466,9 @@ CREATE INDEX views_hour_range ON penstock.views_hour USING brin (hour) WITH (pag
 ALTER INDEX penstock.job_done_pkey ATTACH PARTITION penstock.job_done_rest_pkey;
 
 ALTER INDEX penstock.job_done_queue ATTACH PARTITION penstock.job_done_rest_queue_id_idx;
+
+ALTER TABLE ONLY penstock.console_session
+    ADD CONSTRAINT console_session_token_id_fkey FOREIGN KEY (token_id) REFERENCES penstock.token(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY penstock.fetch_count
     ADD CONSTRAINT fetch_count_run_id_fkey FOREIGN KEY (run_id) REFERENCES penstock.fetch_run(id) ON DELETE CASCADE;

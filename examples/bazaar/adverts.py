@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ CREATE TABLE IF NOT EXISTS advert (
 CREATE TABLE IF NOT EXISTS happening (
   id INTEGER PRIMARY KEY, action TEXT NOT NULL, shop TEXT NOT NULL, item TEXT NOT NULL,
   version INTEGER NOT NULL, UNIQUE (shop, item, version));
+CREATE TABLE IF NOT EXISTS opened (one INTEGER PRIMARY KEY CHECK (one = 1), n INTEGER NOT NULL);
+INSERT OR IGNORE INTO opened VALUES (1, 0);
 """
 _SHOW: Final = """
 INSERT INTO advert (shop, item, version, is_shown, title, price, photos)
@@ -106,10 +108,27 @@ class Adverts:
         )
         with self._connection() as connection:
             rows = connection.execute(query, (shop,)).fetchall()
-        return [
-            Advert(shop, item, version, title, price, tuple(Photo(*p) for p in json.loads(photos)))
-            for shop, item, version, title, price, photos in rows
-        ]
+        return [_advert(row) for row in rows]
+
+    def find(self, shop: str, item: str) -> Advert | None:
+        """The advert, if it is on the site."""
+        query = (
+            "SELECT shop, item, version, title, price, photos FROM advert"
+            " WHERE is_shown AND shop = ? AND item = ?"
+        )
+        with self._connection() as connection:
+            row = connection.execute(query, (shop, item)).fetchone()
+        return None if row is None else _advert(row)
+
+    def note_opened(self) -> None:
+        """Note that an advert's page is about to be shown and counted."""
+        with self._connection() as connection:
+            connection.execute("UPDATE opened SET n = n + 1")
+
+    def opened(self) -> int:
+        """How many times that was noted."""
+        with self._connection() as connection:
+            return int(connection.execute("SELECT n FROM opened").fetchone()[0])
 
     def happened(self, *, after: int = 0) -> list[Happening]:
         """What was done to adverts since happening `after`, oldest first."""
@@ -124,6 +143,11 @@ class Adverts:
             connection.execute("PRAGMA synchronous = NORMAL")
             with connection:
                 yield connection
+
+
+def _advert(row: Sequence[Any]) -> Advert:
+    *facts, photos = row
+    return Advert(*facts, tuple(Photo(*photo) for photo in json.loads(photos)))
 
 
 def field_text(fields: dict[str, Any], *names: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from examples.bazaar.adverts import Adverts
+from examples.bazaar.buyers import Bought
 from examples.bazaar.followers import Followed
 from examples.bazaar.readers import Viewed
 from examples.bazaar.sellers import Desk
@@ -45,9 +46,11 @@ class Figures:
         seen: Seen,
         viewed: Viewed,
         followed: Followed,
+        bought: Bought,
     ) -> None:
         self._stage, self._desk, self._adverts = stage, desk, adverts
         self._told, self._seen, self._viewed, self._followed = told, seen, viewed, followed
+        self._bought = bought
         self._began_s = time.monotonic()
         self._samples: deque[Sample] = deque()
         self._queues: list[dict[str, Any]] = []
@@ -94,6 +97,7 @@ class Figures:
             f"         media  {requests:.0f} requests/s, {mb:.1f} MB/s · {self._answers()}",
             f"         views  {views:.0f} views/s, {self._views()} · {self._pending} not yet in series",
             f"         feed   {pages:.0f} pages/s, {self._feeds()}",
+            f"         shop   {self._buys()}",
         ]
 
     def summary(self) -> list[str]:
@@ -118,9 +122,11 @@ class Figures:
             ),
             (
                 f"views  {self._views()}; {self._viewed.lists} lists read,"
-                f" {self._viewed.unchanged} answered again without a body"
+                f" {self._viewed.unchanged} answered again without a body;"
+                f" {self._viewed.others} of other people seen in them"
             ),
             f"feed   {self._followed.pages} pages read, {self._feeds()}",
+            f"shop   {self._buys()}",
         ]
 
     def _rates(self) -> tuple[float, ...]:
@@ -147,6 +153,13 @@ class Figures:
         return (
             f"{followed.walks} whole feeds as the site shows it, {followed.unfollowed} shops unfollowed"
             f" and followed again · wrong: {followed.faults_count}"
+        )
+
+    def _buys(self) -> str:
+        bought = self._bought
+        return (
+            f"{bought.pages} pages, {bought.ways} ways item → follow → feed, {bought.tracks} tracks played"
+            f" by {bought.ranges} ranges · wrong: {bought.faults_count}"
         )
 
     def _backlog(self) -> str:

@@ -1,7 +1,7 @@
-"""What the demo runs on: a data folder, free ports, the sellers' hosts and `penstock up`.
+"""What the demo runs on: a data folder, free ports, the sellers' hosts, `penstock up` and the shop's pages.
 
 Everything lies in one folder. Ports are kept there, so that the photos' links stay the same from
-one run to the next; a port that somebody else took meanwhile is replaced. Both programs are real
+one run to the next; a port that somebody else took meanwhile is replaced. All programs are real
 processes that end with the demo (see `leash`), and their output goes to files in the folder.
 """
 
@@ -39,11 +39,11 @@ class Ports:
 
     api: int
     media: int
-    window: int
+    shop: int
     origins: int
 
 
-_PREFERRED: Final = Ports(api=8080, media=8081, window=8082, origins=8300)
+_PREFERRED: Final = Ports(api=8080, media=8081, shop=8082, origins=8300)
 
 
 class Stage:
@@ -56,6 +56,7 @@ class Stage:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.origins_log = self.folder / "origins.log"
         self.penstock_log = self.folder / "penstock.log"
+        self.shop_log = self.folder / "shop.log"
         self.database = self.folder / "bazaar.sqlite"
         self.config = self.folder / "penstock.toml"
         self.data = self.folder / "penstock"
@@ -70,6 +71,11 @@ class Stage:
     def media_url(self) -> str:
         """The range server."""
         return f"http://{LOOPBACK}:{self.ports.media}"
+
+    @property
+    def shop_url(self) -> str:
+        """The site's pages."""
+        return f"http://{LOOPBACK}:{self.ports.shop}"
 
     @property
     def token_file(self) -> Path:
@@ -103,11 +109,30 @@ class Stage:
             up = await self._start(up_command, self.penstock_log.name)
             try:
                 await self._wait_ready(up, origins, stop)
-                yield up
+                async with self._serving_shop(stop):
+                    yield up
             finally:
                 await _end(up)
         finally:
             await _end(origins)
+
+    @contextlib.asynccontextmanager
+    async def _serving_shop(self, stop: asyncio.Event) -> AsyncIterator[None]:
+        listening = ["--host", LOOPBACK, "--port", str(self.ports.shop)]
+        quiet = ["--log-level", "warning", "--timeout-graceful-shutdown", "3"]
+        command = ["-m", "uvicorn", "examples.bazaar.site:web", *listening, *quiet]
+        shop = await self._start([sys.executable, *command], self.shop_log.name)
+        try:
+            deadline = time.monotonic() + READY_S
+            while not await _answers(self.shop_url, "/assets/shop.css"):
+                if stop.is_set():
+                    raise DemoError("it was stopped before everything was up")
+                if shop.returncode is not None or time.monotonic() > deadline:
+                    raise DemoError(f"the shop's pages are not there:\n{_tail(self.shop_log)}")
+                await asyncio.sleep(0.1)
+            yield
+        finally:
+            await _end(shop)
 
     def token(self) -> str:
         """The token. Raises: OSError."""

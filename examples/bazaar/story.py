@@ -25,7 +25,7 @@ from examples.bazaar.shops import Shop
 from examples.bazaar.stage import Stage
 
 CHANGE_EVERY_S: Final = 4.0
-SETTLE_S: Final = 30.0
+SETTLE_S: Final = 60.0
 LEFT_OVER_S: Final = 60.0
 Changes = set[tuple[str, str]]
 """(action, item) pairs."""

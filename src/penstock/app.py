@@ -35,6 +35,7 @@ from penstock.kernel.errors import ExtraMissing
 from penstock.kernel.secrets import load_or_make_root
 
 if TYPE_CHECKING:
+    from penstock.console.app import Console
     from penstock.engines.borrowed import Transaction
     from penstock.feed import Feed
     from penstock.fetch import Fetch
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.jobs.tasks import LimiterDeclared, LimiterOptions, QueueOptions, TaskOptions
     from penstock.media import Media
     from penstock.views import Views
+    from penstock.web.audit import Audit
     from penstock.web.tokens import Tokens
 
 CONFIG_FILE: Final = "penstock.toml"
@@ -94,9 +96,11 @@ def sections() -> dict[str, type[Any]]:
 
         found["media"] = MediaConfig
     if find_spec("litestar"):
+        from penstock.console.model import ConsoleConfig
         from penstock.web.model import WebConfig
 
         found["web"] = WebConfig
+        found["console"] = ConsoleConfig
     return found
 
 
@@ -263,7 +267,12 @@ class Penstock:
         _require_extra("httptools", "media")
         from penstock.media import Media, MediaConfig
 
-        return Media(self.blobs, self.config.section(MediaConfig))
+        return Media(
+            self.blobs,
+            self.config.section(MediaConfig),
+            secret=lambda: self.secret,
+            folder=self.data_folder / "run" / "media",
+        )
 
     @cached_property
     def tokens(self) -> Tokens:
@@ -272,6 +281,14 @@ class Penstock:
         from penstock.web.tokens import Tokens
 
         return Tokens(self.engines.postgres)
+
+    @cached_property
+    def audit(self) -> Audit:
+        """What was done in the console. Raises: ExtraMissing."""
+        _require_extra("litestar", "web")
+        from penstock.web.audit import Audit
+
+        return Audit(self.engines.postgres)
 
     def task(
         self, queue: str, **options: Unpack[TaskOptions]
@@ -341,6 +358,7 @@ class Penstock:
             found["media"] = self.media
         if find_spec("litestar"):
             found["tokens"] = self.tokens
+            found["audit"] = self.audit
         return found
 
     def routes(self) -> list[Any]:
@@ -359,6 +377,12 @@ class Penstock:
 
             found += media_http.ROUTES
         return found
+
+    def pages(self) -> Console:
+        """The console, for whoever serves it beside the API."""
+        from penstock.console.app import Console
+
+        return Console(self)
 
     async def close(self) -> None:
         """Let hints under way go out and close the engines; any later use connects anew."""

@@ -1,4 +1,4 @@
-"""The doctor on the root token: valid, revoked, of another database, unreadable."""
+"""The doctor on the root token: valid, revoked, of another database, unreadable; and on what the feed asks of Valkey."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.cli.checkup import check_token
+from penstock.cli.checkup import INTSET_ENTRIES, check_token, check_valkey
 from penstock.web.tokens import Tokens, ensure_root_token, make_token, root_name
 
 
@@ -49,3 +49,19 @@ async def test_a_token_unknown_to_a_restored_database_is_a_warning(check, tmp_pa
 async def test_a_file_that_holds_no_token_fails(check, tmp_path):
     (tmp_path / "token").write_text("")
     assert (await check()).state == "fail"
+
+
+async def test_sets_that_would_take_ten_times_the_memory_are_a_warning(valkey):
+    engines, name = SimpleNamespace(valkey=valkey), "set-max-intset-entries"
+
+    async def told():
+        return [finding for finding in await check_valkey(engines) if name in finding.text]
+
+    assert await told() == []
+    await valkey.command("CONFIG", "SET", name, 512)
+    try:
+        [finding] = await told()
+    finally:
+        await valkey.command("CONFIG", "SET", name, INTSET_ENTRIES)
+    assert finding.state == "warn"
+    assert finding.mend.startswith(f"set {name} {INTSET_ENTRIES}")

@@ -15,7 +15,14 @@ import httpx
 import pytest
 
 from penstock.engines import folder
-from penstock.engines.blobs import BlobMissing, Blobs, BlobsConfig, BlobsDown, InvalidBlobKey
+from penstock.engines.blobs import (
+    BlobChanged,
+    BlobMissing,
+    Blobs,
+    BlobsConfig,
+    BlobsDown,
+    InvalidBlobKey,
+)
 from penstock.engines.folder import put_file
 from penstock.testing.processes import wait_until
 
@@ -253,3 +260,39 @@ def test_a_put_syncs_the_file_before_its_name_and_then_the_folder(tmp_path):
         os.fsync = real_fsync
     assert calls[:3] == ["fsync file", "rename", "fsync folder"]
     assert calls.count("fsync folder") == 3
+
+
+async def test_an_object_is_replaced_only_by_who_read_its_last_version(store):
+    with pytest.raises(BlobMissing):
+        await store.read("state/one.json")
+    await store.put_if("state/one.json", b"1", etag=None)
+    with pytest.raises(BlobChanged):
+        await store.put_if("state/one.json", b"x", etag=None)
+    data, etag = await store.read("state/one.json")
+    assert data == b"1"
+    assert await store.read("state/one.json", unless=etag) is None
+    await store.put_if("state/one.json", b"22", etag=etag)
+    with pytest.raises(BlobChanged):
+        await store.put_if("state/one.json", b"x", etag=etag)
+    assert (await store.read("state/one.json", unless=etag))[0] == b"22"
+    assert [info.key async for info in store.list("state")] == ["state/one.json"]
+    await store.delete("state/one.json")
+    with pytest.raises(BlobChanged):
+        await store.put_if("state/one.json", b"x", etag=etag)
+
+
+async def test_of_many_who_replace_at_once_one_wins_each_time(store):
+    async def add_one() -> None:
+        while True:
+            try:
+                found = await store.read("state/count")
+            except BlobMissing:
+                found = (b"0", None)
+            try:
+                return await store.put_if("state/count", b"%d" % (int(found[0]) + 1), etag=found[1])
+            except BlobChanged:
+                continue
+
+    await asyncio.gather(*(add_one() for _ in range(8)))
+    assert await store.get("state/count") == b"8"
+    await store.delete("state/count")

@@ -90,7 +90,7 @@ async def test_a_valkey_emptied_under_load_is_filled_anew_while_pages_go_on(data
         for harm in (_empty, _kill, _cut, _empty):
             before = pages[0]
             await asyncio.to_thread(harm, server)
-            feed.want_build()
+            feed.want_ready()
             await wait_true(lambda: _is_fast(feed), deadline_s=30, what="pages come from the index")
             await wait_true(
                 lambda b=before: _is(pages[0] > b + 20), deadline_s=30, what="pages are told"
@@ -103,6 +103,73 @@ async def test_a_valkey_emptied_under_load_is_filled_anew_while_pages_go_on(data
     assert verified.is_equal, verified.differences
     await engines.close()
     server.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", ["away", "tail"])
+async def test_a_returning_valkey_shows_nothing_that_was_undone(database_url, tmp_path, harm):
+    """Killed; what was undone meanwhile, or in the end of its file that is lost, is on no page of anybody, ever.
+
+    No flusher runs: who reads brings it back.
+    """
+    server = OwnValkey(tmp_path / "v", tmp_path / "link")
+    server.start()
+    server.lead()
+    feed, engines = open_feed(database_url, server.url, "test", tmp_path)
+    others = [open_feed(database_url, server.url, "test", tmp_path) for _ in range(2)]
+    await _fill(feed)
+    assert [await _shown(feed, viewer) for viewer in (1, 2, 3, 4)] == [{"a1", "a2", "b1", "c1"}] * 4
+    assert await _shown(others[0][0], 1) == {"a1", "a2", "b1", "c1"}
+    kept = server.newest_file().stat().st_size
+    if harm == "away":
+        await asyncio.to_thread(server.kill)
+    await _undo(feed)
+    if harm == "tail":
+        assert server.newest_file().stat().st_size > kept
+        await asyncio.to_thread(server.kill)
+        with server.newest_file().open("r+b") as opened:
+            opened.truncate(kept)
+    await asyncio.to_thread(server.start)
+    readers = [feed, others[0][0]]
+    deadline_s, slow = asyncio.get_running_loop().time() + 20, True
+    while slow:
+        assert asyncio.get_running_loop().time() < deadline_s, "pages do not come from the index"
+        slow = False
+        for reader in [*readers, others[1][0]]:
+            for viewer, expected in UNDONE.items():
+                page = await reader.page(viewer)
+                assert {post.id for post in page.posts} == expected
+                slow = slow or page.is_slow
+    verified = await feed.verify()
+    assert verified.is_equal, verified.differences
+    for opened in (engines, *(other[1] for other in others)):
+        await opened.close()
+    server.end()
+
+
+UNDONE = {1: {"a2", "b1", "c1"}, 2: {"b1", "c1"}, 3: {"a2", "c1"}, 4: set()}
+"""What each viewer is to see in the end: one deletion for all; an unfollow, a block, the end of all follows."""
+
+
+async def _fill(feed):
+    for author, posts in ((11, ("a1", "a2")), (12, ("b1",)), (13, ("c1",))):
+        for post in posts:
+            await feed.post(author, post)
+    for viewer in UNDONE:
+        await feed.follow(viewer, [11, 12, 13])
+
+
+async def _undo(feed):
+    assert await feed.delete("a1") == 1
+    assert await feed.unfollow(2, 11) == 1
+    assert await feed.block(12, 3) == 1
+    assert await feed.unfollow_all(4) == 3
+
+
+async def _shown(feed, viewer):
+    page = await feed.page(viewer)
+    assert not page.is_slow
+    return {post.id for post in page.posts}
 
 
 def _empty(server):

@@ -32,6 +32,8 @@ from penstock.web.tokens import RootToken, Tokens, dead_token, mend_of
 SQL: Final = load_queries("penstock.cli")
 POSTGRES_OLDEST: Final = 150000
 VALKEY_OLDEST: Final = {7: (7, 2, 11), 8: (8, 1, 6), 9: (9, 0, 3)}
+INTSET_ENTRIES: Final = 65_536
+"""Sets of numbers up to so many are kept in 4 to 8 bytes a member instead of 40."""
 DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
 FILES_MIN: Final = 4096
 CHECK_S: Final = 10.0
@@ -240,12 +242,23 @@ async def check_valkey(engines: Engines) -> list[Finding]:
         found = [Finding("valkey", "fail", text, f"use {needed} or newer")]
     wanted = {"maxmemory-policy": "noeviction", "appendonly": "yes"}
     for name, value in wanted.items():
-        reply = await engines.valkey.command("CONFIG", "GET", name)
-        present = reply.get(name) if isinstance(reply, dict) else _text(reply[1])
+        present = await _valkey_setting(engines, name)
         if present != value:
             text = f"{name} is {present}: counters would be lost silently"
             found.append(Finding("valkey", "fail", text, f"set {name} {value}"))
+    present = await _valkey_setting(engines, "set-max-intset-entries")
+    if int(present) < INTSET_ENTRIES:
+        text = (
+            f"set-max-intset-entries is {present}: the feed's sets take up to ten times the memory"
+        )
+        mend = f"set set-max-intset-entries {INTSET_ENTRIES}, then `penstock feed rebuild`"
+        found.append(Finding("valkey", "warn", text, mend))
     return found
+
+
+async def _valkey_setting(engines: Engines, name: str) -> str:
+    reply = await engines.valkey.command("CONFIG", "GET", name)
+    return str(reply.get(name)) if isinstance(reply, dict) else _text(reply[1])
 
 
 async def check_views(app: App, engines: Engines) -> list[Finding]:

@@ -21,6 +21,7 @@ from penstock.cli.terminal import CommandLine
 from penstock.kernel.errors import ExtraMissing, Forbidden, InvalidInput, PenstockError
 
 ROOMS: Final = {
+    "penstock.cli.init": "uvloop",
     "penstock.cli.up": "uvloop",
     "penstock.cli.roles": "uvloop",
     "penstock.cli.upkeep": "uvloop",

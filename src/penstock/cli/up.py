@@ -194,10 +194,12 @@ async def announce(line: CommandLine, app: App, supervisor: Supervisor, token: R
         "data_folder": str(app.data_folder),
         "token_file": str(token.file),
         "token_state": token.state,
+        "console": f"{addresses['api']}/console",
         **addresses,
     }
     text = (
         "Penstock is up; Ctrl-C stops it.\n"
+        f"  console      {addresses['api']}/console\n"
         f"  API          {addresses['api']}   (description: {addresses['api']}/openapi.json)\n"
         f"  media        {addresses['media']}/m/KEY\n"
         f"  data folder  {app.data_folder}\n"

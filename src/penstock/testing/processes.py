@@ -67,6 +67,7 @@ class PenstockProcess:
         *,
         folder: Path,
         env: Mapping[str, str] | None = None,
+        python: str | Path = sys.executable,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         number = len(list(folder.glob("out-*.txt")))
@@ -75,7 +76,7 @@ class PenstockProcess:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
         with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "penstock", *arguments],
+                [str(python), "-m", "penstock", *arguments],
                 cwd=folder,
                 env={**kept, "PYTHONPATH": str(folder), **(env or {})},
                 stdin=subprocess.DEVNULL,

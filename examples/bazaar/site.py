@@ -1,0 +1,10 @@
+"""The site's pages as a server runs them: `uvicorn examples.bazaar.site:web`, beside `penstock up`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from examples.bazaar.app import adverts, app
+from examples.bazaar.shop import make_web
+
+web: Final = make_web(app, adverts)

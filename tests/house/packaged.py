@@ -1,0 +1,112 @@
+"""The package as others get it: built from this tree, and environments that hold exactly what an extra names.
+
+Nothing is downloaded: an environment's libraries are links to those that run the tests, of the
+distributions that `penstock[EXTRA]` asks for and of what they ask for in turn. So a library that is used
+and not named is missing there, as it would be for a user.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = Path(sysconfig.get_path("purelib"))
+BUILD = (
+    "import sys; from flit_core import buildapi; print(getattr(buildapi, sys.argv[1])(sys.argv[2]))"
+)
+
+
+def build(hook: str, folder: Path) -> Path:
+    """The wheel or sdist (`hook` of PEP 517) of this tree."""
+    command = [sys.executable, "-c", BUILD, hook, str(folder)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return folder / ran.stdout.split()[-1]
+
+
+def asked_for(*extras: str) -> dict[str, Requirement]:
+    """What pyproject.toml itself asks for, by name; `all` is what it says it is."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = list(project["dependencies"])
+    waiting = list(extras)
+    while waiting:
+        for text in project["optional-dependencies"][waiting.pop()]:
+            needed = Requirement(text)
+            if needed.name == project["name"]:
+                waiting += needed.extras
+            else:
+                texts.append(text)
+    found = [Requirement(text) for text in texts]
+    return {canonicalize_name(needed.name): needed for needed in found}
+
+
+def closure(*extras: str) -> set[str]:
+    """The distributions that `penstock[extras]` brings, without Penstock."""
+    found: set[str] = set()
+    waiting = list(asked_for(*extras).values())
+    while waiting:
+        wanted = waiting.pop()
+        found.add(name := canonicalize_name(wanted.name))
+        for text in metadata.requires(name) or ():
+            needed = Requirement(text)
+            applies = needed.marker is None or any(
+                needed.marker.evaluate({"extra": extra}) for extra in {"", *wanted.extras}
+            )
+            if applies and (canonicalize_name(needed.name) not in found or needed.extras):
+                waiting.append(needed)
+    return found
+
+
+def tops_of(name: str) -> set[str]:
+    """What a distribution has in the folder of libraries."""
+    return {file.parts[0] for file in metadata.files(name) or ()} - {"..", "__pycache__"}
+
+
+def modules_of(name: str) -> set[str]:
+    """The top-level modules of a distribution."""
+    return {top.partition(".")[0] for top in tops_of(name) if not top.endswith(".dist-info")}
+
+
+def environment(folder: Path, *extras: str) -> Path:
+    """An environment with the libraries of `extras` alone; its Python."""
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
+    site = next(folder.glob("lib/python3*/site-packages"))
+    for name in closure(*extras):
+        for top in tops_of(name):
+            if (LIBRARIES / top).exists() and not (site / top).exists():
+                (site / top).symlink_to(LIBRARIES / top)
+    return folder / "bin" / "python"
+
+
+def install(python: Path, wheel: Path) -> None:
+    """Put the wheel there, with no index and none of its requirements."""
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install"]
+    options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check"]
+    subprocess.run([*command, *options, str(wheel)], check=True, timeout=120)
+
+
+def copy_package(source: Path, target: Path) -> None:
+    """Have the Penstock of one environment in another, too."""
+    [there] = source.parents[1].glob("lib/python3*/site-packages")
+    [here] = target.parents[1].glob("lib/python3*/site-packages")
+    for path in there.glob("penstock*"):
+        (here / path.name).symlink_to(path)
+
+
+def run(python: Path, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A command of that environment, in `folder`, which knows nothing of this tree."""
+    outside = ("PENSTOCK_", "PYTHON")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(outside)}
+    command = [str(python), *words]
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=120
+    )

