@@ -146,8 +146,9 @@ class Adverts:
 
 
 def _advert(row: Sequence[Any]) -> Advert:
-    *facts, photos = row
-    return Advert(*facts, tuple(Photo(*photo) for photo in json.loads(photos)))
+    shop, item, version, title, price, photos = row
+    kept = tuple(Photo(*photo) for photo in json.loads(photos))
+    return Advert(shop, item, version, title, price, kept)
 
 
 def field_text(fields: dict[str, Any], *names: str) -> str:

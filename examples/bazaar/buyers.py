@@ -10,24 +10,24 @@ import asyncio
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import unescape
 from typing import Final
 
 from examples.bazaar.client import Client, Reply, ServerFailedError
+from examples.bazaar.faults import Faults
 from examples.bazaar.tracks import TRACKS, Track
 
 BUYERS: Final = 2
 PIECE_BYTES: Final = 64 * 1024
-_PAUSE_S: Final = 0.3
-_FAULTS_KEPT: Final = 20
+_PAUSE_S: Final = 0.6
 _ITEM: Final = re.compile(r'href="(/items/([^"/]+)/[^"]+)"')
 _VIEWS: Final = re.compile(r'class="views">([0-9,]+) view')
 _PLAYER: Final = re.compile(r'<audio [^>]*src="([^"]+)"')
 
 
 @dataclass(slots=True)
-class Bought:
+class Bought(Faults):
     """What the buyers saw until now."""
 
     pages: int = 0
@@ -35,14 +35,6 @@ class Bought:
     """Whole ways from the listing to the feed and back."""
     tracks: int = 0
     ranges: int = 0
-    faults_count: int = 0
-    faults: list[str] = field(default_factory=list)
-
-    def fault(self, text: str) -> None:
-        """Remember something that was not right."""
-        self.faults_count += 1
-        if len(self.faults) < _FAULTS_KEPT:
-            self.faults.append(text)
 
 
 class Buyers:

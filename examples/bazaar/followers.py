@@ -12,12 +12,13 @@ import json
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from examples.bazaar.adverts import Advert
 from examples.bazaar.client import Client, ServerFailedError
+from examples.bazaar.faults import Faults
 
 FOLLOWERS: Final = 3
 PER_PAGE: Final = 20
@@ -26,25 +27,16 @@ GRACE_S: Final = 10.0
 _PAUSE_S: Final = 0.2
 _WALK_SHARE: Final = 0.15
 _UNFOLLOW_SHARE: Final = 0.1
-_FAULTS_KEPT: Final = 20
 
 
 @dataclass(slots=True)
-class Followed:
+class Followed(Faults):
     """What the followers saw until now."""
 
     pages: int = 0
     walks: int = 0
     """Whole feeds that were as the site has it."""
     unfollowed: int = 0
-    faults_count: int = 0
-    faults: list[str] = field(default_factory=list)
-
-    def fault(self, text: str) -> None:
-        """Remember something that was not right."""
-        self.faults_count += 1
-        if len(self.faults) < _FAULTS_KEPT:
-            self.faults.append(text)
 
 
 def post_of(shop: str, item: str) -> str:

@@ -17,16 +17,16 @@ from zlib import crc32
 
 from examples.bazaar.adverts import Advert
 from examples.bazaar.client import Client, ServerFailedError
+from examples.bazaar.faults import Faults
 
 READERS: Final = 4
 PER_LIST: Final = 20
 _PAUSE_S: Final = 0.05
 _LIST_SHARE: Final = 0.2
-_FAULTS_KEPT: Final = 20
 
 
 @dataclass(slots=True)
-class Viewed:
+class Viewed(Faults):
     """What the readers saw until now."""
 
     views: int = 0
@@ -36,14 +36,6 @@ class Viewed:
     others: int = 0
     """Views that were counted for somebody else."""
     totals: dict[str, int] = field(default_factory=dict)
-    faults_count: int = 0
-    faults: list[str] = field(default_factory=list)
-
-    def fault(self, text: str) -> None:
-        """Remember something that was not right."""
-        self.faults_count += 1
-        if len(self.faults) < _FAULTS_KEPT:
-            self.faults.append(text)
 
 
 class Readers:

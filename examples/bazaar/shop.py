@@ -24,6 +24,7 @@ from litestar import Litestar, Request, Response, get, post
 from litestar.datastructures import Cookie
 from litestar.di import NamedDependency, Provide
 from litestar.exceptions import HTTPException, NotFoundException, PermissionDeniedException
+from litestar.params import FromPath, FromQuery
 from litestar.response import Redirect
 
 from penstock import Penstock
@@ -65,7 +66,8 @@ class Shop:
 
     def page(self, request: Asked, template: str, *, status: int = 200, **values: Any) -> Page:
         """A page of `template`, and the cookie of a buyer who has none yet."""
-        text = self._templates.get_template(template).render(path=request.scope["path"], **values)
+        values |= {"path": request.scope["path"], "status": status}
+        text = self._templates.get_template(template).render(values)
         headers = {
             "content-security-policy": self._policy,
             "x-content-type-options": "nosniff",
@@ -104,7 +106,7 @@ Given = NamedDependency[Shop]
 
 
 @get("/")
-async def show_listing(request: Asked, shop: Given, page: int = 1) -> Page:
+async def show_listing(request: Asked, shop: Given, page: FromQuery[int] = 1) -> Page:
     """All adverts, a page at a time, sellers mixed."""
     adverts = await asyncio.to_thread(shop.adverts.shown)
     adverts.sort(key=lambda advert: (advert.item[::-1], advert.shop))
@@ -117,7 +119,9 @@ async def show_listing(request: Asked, shop: Given, page: int = 1) -> Page:
 
 
 @get("/items/{seller:str}/{item:path}")
-async def show_item(request: Asked, shop: Given, seller: str, item: str) -> Page:
+async def show_item(
+    request: Asked, shop: Given, seller: FromPath[str], item: FromPath[str]
+) -> Page:
     """One advert; that it was opened is counted."""
     advert = await asyncio.to_thread(shop.adverts.find, seller, item.removeprefix("/"))
     if advert is None:
@@ -133,7 +137,7 @@ async def show_item(request: Asked, shop: Given, seller: str, item: str) -> Page
 
 
 @get("/sellers/{seller:str}")
-async def show_seller(request: Asked, shop: Given, seller: str) -> Page:
+async def show_seller(request: Asked, shop: Given, seller: FromPath[str]) -> Page:
     """A seller's adverts, the newest first."""
     posts = (await shop.penstock.feed.author_posts(seller, FEED_POSTS)).posts
     if not posts:
@@ -147,7 +151,7 @@ async def show_seller(request: Asked, shop: Given, seller: str) -> Page:
 
 
 @post(["/sellers/{seller:str}/follow", "/sellers/{seller:str}/unfollow"], status_code=303)
-async def change_follow(request: Asked, shop: Given, seller: str) -> Page:
+async def change_follow(request: Asked, shop: Given, seller: FromPath[str]) -> Page:
     """Follow the seller or no longer, and show him."""
     origin = urlsplit(request.headers.get("origin", "")).netloc
     if not origin or origin != request.headers.get("host"):
@@ -182,7 +186,7 @@ async def show_tracks(request: Asked, shop: Given) -> Page:
 
 
 @get("/tracks/{name:str}")
-async def show_track(request: Asked, shop: Given, name: str) -> Page:
+async def show_track(request: Asked, shop: Given, name: FromPath[str]) -> Page:
     """A track with a player, which fetches by range what it plays."""
     track = track_named(name)
     if track is None:

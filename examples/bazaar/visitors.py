@@ -17,34 +17,26 @@ from typing import Final
 
 from examples.bazaar.adverts import Advert, Photo
 from examples.bazaar.client import Client, Reply, ServerFailedError
+from examples.bazaar.faults import Faults
 
 VISITORS: Final = 6
 _PAUSE_S: Final = 0.08
-_FAULTS_KEPT: Final = 20
 
 
 @dataclass(slots=True)
-class Seen:
+class Seen(Faults):
     """What the visitors got until now."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     body_bytes: int = 0
     photos_whole: int = 0
     keys: set[str] = field(default_factory=set)
-    faults_count: int = 0
-    faults: list[str] = field(default_factory=list)
 
     def note(self, reply: Reply) -> Reply:
         """Count one answer."""
         self.statuses[reply.status] += 1
         self.body_bytes += len(reply.body)
         return reply
-
-    def fault(self, text: str) -> None:
-        """Remember something that was not right."""
-        self.faults_count += 1
-        if len(self.faults) < _FAULTS_KEPT:
-            self.faults.append(text)
 
 
 class Crowd:

@@ -28,6 +28,7 @@ from whole_nodes import (
 pytestmark = pytest.mark.slow
 wait_true = partial(wait_true_for, deadline_s=DEADLINE_S)
 SIZE_BYTES = 2_000_000
+PARTS = 'media_requests_total{status="206"}'
 
 
 @dataclass
@@ -77,6 +78,7 @@ async def read(node: WholeNode, first: int, last: int) -> bytes | None:
 
 async def test_five_thousand_clients_are_held_in_two_kilobytes_each(node):
     count, head = 5000, b"GET /m/tracks/a.mp3 HTTP/1.1\r\nHost: a\r\nRange: bytes=0-9\r\n\r\n"
+    parts = node.series(PARTS)
     for client in flood(node.port, 200, head):
         client.recv(1000)
         client.close()
@@ -90,17 +92,17 @@ async def test_five_thousand_clients_are_held_in_two_kilobytes_each(node):
     assert clients[0].recv(1000).startswith(b"HTTP/1.1 206")
     for client in clients:
         client.close()
+    await wait_true(lambda: node.series(PARTS) == parts + 200 + count + 1, what="all counted")
     await wait_true(lambda: node.series("media_connections") == 0, what="nobody left")
 
 
 async def test_series_of_all_workers_are_one(node):
-    answered = 'media_requests_total{status="206"}'
     places = [f'media_bytes_total{{source="{s}"}}' for s in ("memory", "disk", "origin")]
-    parts, sent = node.series(answered), sum(map(node.series, places))
+    parts, sent = node.series(PARTS), sum(map(node.series, places))
     readers = [Reader(node.port) for _ in range(12)]
     for reader in readers:
         await reader.ask("tracks/a.mp3", 0, 999)
-    await wait_true(lambda: node.series(answered) == parts + 12, what="every answer counted")
+    await wait_true(lambda: node.series(PARTS) == parts + 12, what="every answer counted")
     await wait_true(lambda: node.series("media_connections") == 12, what="clients")
     assert sum(map(node.series, places)) == sent + 12_000
     assert node.series('media_blocks_total{outcome="hit"}') >= 9
