@@ -127,7 +127,7 @@ async def test_an_answered_request_is_gone_without_the_collector(api, token):
         for path in ("/v1/things/chair/look", "/v1/things/ch%61ir/look"):
             for _ in range(10):
                 assert (await api.post(path, headers=token)).status_code == 200
-        left = [each for each in gc.get_objects() if isinstance(each, RequestResponseCycle)]
+        left = [each for each in gc.get_objects() if type(each) is RequestResponseCycle]
         assert len(left) <= 2
     finally:
         gc.enable()
