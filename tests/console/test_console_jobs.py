@@ -247,8 +247,9 @@ async def test_keys(screen):
     await page.locator("#help[open]").wait_for()
     assert not await screen.findings()
     await page.keyboard.press("Escape")
+    await page.locator("#help[open]").wait_for(state="detached")
     await page.keyboard.press("/")
-    assert await page.evaluate("document.activeElement.name") == "q"
+    await page.locator("[name=q]:focus").wait_for()
     await page.keyboard.type("mail")
     await page.keyboard.press("Enter")
     await page.wait_for_url("**q=mail**")

@@ -16,7 +16,7 @@ SCREENS = {
     "fetch-customers": ("/console/fetch/customers", "lamp-house"),
     "fetch-customer": ("/console/fetch/customers/bike-shop", "Published last"),
     "fetch-item": ("/console/fetch/customers/bike-shop/items/bike-1", "City bike 1"),
-    "fetch-photos": ("/console/fetch/photos", "why?"),
+    "fetch-photos": ("/console/fetch/photos?customer=bike-shop", "why?"),
     "fetch-hosts": ("/console/fetch/hosts", "127.0.0.2"),
     "fetch-sources": ("/console/fetch/sources", "Sources"),
     "fetch-deliveries": ("/console/fetch/deliveries", "Consumers"),

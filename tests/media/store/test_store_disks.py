@@ -182,7 +182,7 @@ async def test_a_disk_whose_writes_fail_is_out_and_bytes_pass_through(two_disks,
     os.dup2(os.open("/dev/full", os.O_RDONLY), broken.files.blocks)
     more = keys_of(two_disks.store, {"b.mp3": await put_object(blobs, "b.mp3", 8)})
     await read_all(two_disks.store, more)
-    assert broken.state is DiskState.OUT
+    await wait_true(lambda: broken.state is DiskState.OUT, what="the disk is out")
     counts = await read_all(two_disks.store, keys + more)
     assert counts["passed"] == 0
     assert await read_all(two_disks.store, keys + more) == {"hit": 16, "stored": 0, "passed": 0}
