@@ -5,9 +5,9 @@ quarter of a second): whoever waited longer would send its request in a window t
 and a host that was silent for half a minute would then get all of them at once. So behind a host whose
 places are full a job goes back unstarted, its start is given back, and it is claimed anew. As many may wait as
 have places, or as will have one in time at the host's pace, LINE_MAX at most; those behind them stay away for a
-moment, so that no host fills this process. (With as many as have places alone, two of six photos of an item
-stayed away for a second once a fleet of four slots left two places each.) A host that answered nothing for
-JAMMED_S is jammed: its jobs stay away longer and longer, up to BACK_S_MAX.
+moment, so that no host fills this process. (Several slots leave each a place or two; with no longer line than that,
+photos of quick hosts stayed away for a second.) A host that answered nothing for JAMMED_S is jammed: its jobs stay
+away longer and longer, up to BACK_S_MAX.
 """
 
 from __future__ import annotations

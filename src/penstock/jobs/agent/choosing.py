@@ -6,7 +6,8 @@ work, in turns among equals, stays until it is empty, and after TURN_S goes wher
 
 A queue of many calls at once whose own slots have plenty of room gets no floating ones: calls that wait for
 somebody else, such as a host that hangs, would hold all of them, and whatever has no slot of its own would
-wait with them (p95 of fetch's items beside hanging hosts: 1.2 s instead of 0.3, `bench/fetch_isolation.py`).
+wait with them. It was one of three causes of a p95 of 1.2 s of fetch's items beside hanging hosts, without them 0.28
+(`make bench ROOM=fetch ONLY=isolation`, 2 cores, 2026-11-21).
 """
 
 from __future__ import annotations
