@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,11 +26,25 @@ def _logs_as_before():
     structlog.reset_defaults()
 
 
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 4 << 30
+"""Free memory below which the engines' folder stays on the disk."""
+
+
+@contextmanager
+def engines_folder() -> Iterator[Path]:
+    """A folder for the engines, in memory where there is plenty: a database a test costs a third there."""
+    plenty = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES
+    with tempfile.TemporaryDirectory(prefix="ps-", dir=MEMORY if plenty else None) as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="session")
-async def running_engines(tmp_path_factory):
+async def running_engines():
     """The embedded engines of this run."""
-    async with engines_for_tests(tmp_path_factory.mktemp("engines"), PACKAGES) as engines:
-        yield engines
+    with engines_folder() as folder:
+        async with engines_for_tests(folder, PACKAGES) as engines:
+            yield engines
 
 
 @pytest.fixture
