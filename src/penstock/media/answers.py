@@ -38,6 +38,8 @@ REASONS: Final = {
     503: "Service Unavailable",
     505: "HTTP Version Not Supported",
 }
+HIT: Final = "penstock; hit"
+"""The Cache-Status of bytes that were at hand."""
 Fields = tuple[tuple[str, str], ...]
 
 
@@ -53,23 +55,32 @@ def object_head(
     extra: Fields = (),
 ) -> bytes:
     """The head of a 200, 206 or 304 answer."""
-    now_s = int(time.time())
-    freshness = cache_control(grant, is_immutable=shape.is_immutable, now_s=now_s)
-    lines = (
-        f"{_first_lines(decision.status, now_s)}{_version_lines(shape.etag, shape.modified_s)}"
-        f"Cache-Control: {freshness}\r\nCache-Status: {cache_status}\r\n"
-    )
+    lines = steady_lines(
+        decision.status, shape,
+        key=key, grant=grant, cache_status=cache_status, now_s=int(time.time()),
+    )  # fmt: skip
     if decision.status != 304:
-        lines += (
-            f"Content-Type: {content_type(key)}\r\nContent-Length: {decision.length_bytes}\r\n"
-            "X-Content-Type-Options: nosniff\r\n"
-        )
+        lines += f"Content-Length: {decision.length_bytes}\r\n"
     if decision.status == 206:
         last = decision.start + decision.length_bytes - 1
         lines += f"Content-Range: bytes {decision.start}-{last}/{shape.size_bytes}\r\n"
     if extra:
         lines += _lines(extra)
     return f"{lines}{_last_lines(request, keeps_alive=keeps_alive)}".encode("latin-1")
+
+
+def steady_lines(
+    status: int, shape: Shape, *, key: str, grant: Grant, cache_status: str, now_s: int
+) -> str:
+    """How the head of an object begins: what stays the same for a second, whatever its span."""
+    freshness = cache_control(grant, is_immutable=shape.is_immutable, now_s=now_s)
+    lines = (
+        f"{_first_lines(status, now_s)}{_version_lines(shape.etag, shape.modified_s)}"
+        f"Cache-Control: {freshness}\r\nCache-Status: {cache_status}\r\n"
+    )
+    if status == 304:
+        return lines
+    return f"{lines}Content-Type: {content_type(key)}\r\nX-Content-Type-Options: nosniff\r\n"
 
 
 def problem(

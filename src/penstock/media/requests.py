@@ -38,7 +38,7 @@ _STRAY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?![\
 REMEMBERED_MAX: Final = 4096
 REMEMBERED_BYTES_MAX: Final = 2048
 REMEMBERED_FIELDS_MAX: Final = 40
-_RANGE_START: Final = b"\r\nRange: bytes="
+RANGE_START: Final = b"\r\nRange: bytes="
 _RANGE_LINE: Final = re.compile(rb"\r\nRange: (bytes=[0-9]{0,18}-[0-9]{0,18})(?=\r\n)")
 _PLAIN: Final = bytes({9, 10, 13, *range(32, 256)} - {127})
 _REQUEST_LINE: Final = re.compile(rb"[A-Z-]{1,32} [\x21-\x7e]+ HTTP/(\d\.\d)\r\n")
@@ -130,13 +130,18 @@ class HeadReader:
             raise HeadTooLarge(f"the head is larger than {HEAD_BYTES_MAX} bytes")
 
 
+def remembered(head: bytes) -> Request | None:
+    """What this head is, whose plain Range line was taken out or which has none, if it was parsed before."""
+    return _HEADS.get(head)
+
+
 def _remembered(head: bytes) -> Request | None:
     """What this head is, if the same bytes but for the numbers of its Range were parsed before.
 
     A player asks one URL for many ranges. A line that is a whole field can be taken out of a good head or put in
     without changing what the others mean, so nothing is believed here that was not parsed.
     """
-    start = head.find(_RANGE_START)
+    start = head.find(RANGE_START)
     if start < 0:
         return _HEADS.get(head)
     line = _RANGE_LINE.match(head, start)
@@ -148,7 +153,7 @@ def _remembered(head: bytes) -> Request | None:
 
 
 def _remember(head: bytes, request: Request) -> None:
-    start = head.find(_RANGE_START)
+    start = head.find(RANGE_START)
     fields = request.fields
     if start >= 0:
         line = _RANGE_LINE.match(head, start)

@@ -140,6 +140,10 @@ class Router:
             return self.own
         return PeerSource(self, tuple(onward)) if onward else self._peer_source
 
+    def is_kept_here(self, key: str) -> bool:
+        """Whether this node is one of the replicas of `key`, whoever else lives."""
+        return self.table is None or self.name in self.table.owners(partition_of(key))
+
     def others(self, key: str) -> list[Peer]:
         """The replicas of `key` to be asked, in order; none where it is ours or nobody is left."""
         if self.table is None:

@@ -161,6 +161,7 @@ class BlockBody:
         length_bytes: int,
         wake: Callable[[], None],
         told: tuple[tuple[str, str], ...] = (),
+        is_begun: bool = False,
     ) -> None:
         self.source = "memory"
         self.left_bytes = length_bytes
@@ -181,7 +182,7 @@ class BlockBody:
         self._asked = -1
         """The last block asked of the source."""
         self._losses = 0
-        self._is_begun = False
+        self._is_begun = is_begun
         self._brought: Mark | None = None
         """What a thread has just read into memory: it is sent without another look."""
         self._fault: PenstockError | None = None

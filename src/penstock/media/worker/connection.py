@@ -21,7 +21,7 @@ import fcntl
 import select
 import struct
 import termios
-from typing import Final, Protocol
+from typing import Final
 
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
@@ -37,7 +37,6 @@ from penstock.media.model import (
     TTFB,
     BadRequest,
     HeadTimeout,
-    MediaConfig,
     MethodNotAllowed,
     PreconditionFailed,
     RangeUnsatisfiable,
@@ -47,9 +46,9 @@ from penstock.media.requests import HeadReader, Request
 from penstock.media.worker.bodies import Body
 from penstock.media.worker.channels import Channel
 from penstock.media.worker.exchange import Exchange
+from penstock.media.worker.host import Host
 from penstock.media.worker.opening import Answer, Opening
 from penstock.media.worker.pacing import Pace
-from penstock.media.worker.plane import Plane
 
 log = logger(__name__)
 RECEIVE_BYTES: Final = 16 * 1024
@@ -73,33 +72,6 @@ class State(enum.Enum):
     SENDING = "sending"
     LINGERING = "lingering"
     CLOSED = "closed"
-
-
-class Host(Protocol):
-    """What a connection needs of the worker that holds it."""
-
-    @property
-    def config(self) -> MediaConfig: ...
-
-    @property
-    def plane(self) -> Plane: ...
-
-    @property
-    def is_stopping(self) -> bool: ...
-
-    def now_s(self) -> float: ...
-
-    def begin_exchange(self, began_s: float) -> Exchange: ...
-
-    def watch(self, connection: Connection, delay_s: float) -> None: ...
-
-    def take_turn_later(self, connection: Connection) -> None: ...
-
-    def take_turn_after(self, connection: Connection, delay_s: float) -> None: ...
-
-    def take_turn(self, connection: Connection) -> None: ...
-
-    def forget(self, connection: Connection) -> None: ...
 
 
 class Connection:
@@ -206,25 +178,58 @@ class Connection:
 
     def _read(self) -> int | None:
         """Take the next request and begin its answer, or receive more; None: wait for the socket."""
+        if self._heads.begun:
+            if self._take():
+                return REQUEST_COST_BYTES
+            # The first head's deadline runs from the accept, and no byte of any head moves it.
+            if not self._is_head_due:
+                self._is_head_due = True
+                self._host.watch(self, self._host.config.header_timeout_s)
+        data = self._receive()
+        if data is None:
+            return None
+        if not self._heads.begun and (moved := self._answer_shortly(data)):
+            is_over = self.state is State.READING and self._channel.is_drained
+            return None if is_over else moved
+        self._heads.feed(data)
+        return len(data)
+
+    def _take(self) -> bool:
+        """Begin the answer to the head that is here, if it is whole."""
         began_s = self._host.now_s()
         try:
             request = self._heads.take()
         except PenstockError as error:
             self.refuse(error)
+            return True
+        if request is None:
+            return False
+        self._exchange = self._host.begin_exchange(began_s)
+        self._answer(request, self._exchange)
+        return True
+
+    def _answer_shortly(self, data: bytes) -> int:
+        """Answer a head that was understood before; what it cost of the turn, 0: it goes the long way."""
+        host = self._host
+        if host.shortcuts is None or host.is_stopping:
+            return 0
+        try:
+            begun = host.shortcuts.answer(data, self._channel, wake=self._wake)
+        except OSError:
+            self.state = State.SENDING
+            self.cut("client")
             return REQUEST_COST_BYTES
-        if request is not None:
-            self._exchange = self._host.begin_exchange(began_s)
-            self._answer(request, self._exchange)
-            return REQUEST_COST_BYTES
-        # The first head's deadline runs from the accept, and no byte of any head moves it.
-        if not self._is_head_due and self._heads.begun:
-            self._is_head_due = True
-            self._host.watch(self, self._host.config.header_timeout_s)
-        data = self._receive()
-        if data is None:
-            return None
-        self._heads.feed(data)
-        return len(data)
+        if begun is None:
+            return 0
+        self._sent_bytes += begun.moved_bytes
+        if begun.body is None:
+            self._is_head_due = False
+            host.watch(self, host.config.idle_timeout_s)
+        else:
+            self.state, self._keeps_alive = State.SENDING, True
+            self._out, self._bodies = begun.out, [begun.body]
+            host.watch(self, host.config.send_timeout_s)
+        return REQUEST_COST_BYTES + begun.moved_bytes
 
     def _receive(self) -> bytes | None:
         """What has come in, or None: nothing now, or the client is gone and so is this connection."""

@@ -27,7 +27,9 @@ from penstock.media.worker.connection import Connection
 from penstock.media.worker.deadlines import BUCKET_S, Deadlines
 from penstock.media.worker.exchange import Exchange
 from penstock.media.worker.plane import Plane
+from penstock.media.worker.shortcut import Shortcuts
 from penstock.media.worker.stages import StageSampler
+from penstock.media.worker.tally import Tally
 
 log = logger(__name__)
 EVENTS_MAX: Final = 256
@@ -62,6 +64,8 @@ class Node:
         self._deadlines: Deadlines[Connection] = Deadlines()
         self._queue: deque[Connection] = deque()
         self._sampler = StageSampler()
+        self._tally = Tally()
+        self.shortcuts = self._make_shortcuts()
         self._listeners = {listener.fileno(): listener for listener in (*listeners, *tls_listeners)}
         self._tls = {listener.fileno() for listener in tls_listeners}
         self._certificate: Certificate | None = None
@@ -73,6 +77,14 @@ class Node:
     def connections_count(self) -> int:
         """Clients connected now."""
         return len(self._connections)
+
+    def _make_shortcuts(self) -> Shortcuts | None:
+        own = self.plane.store_source
+        if own is None:
+            return None
+        return Shortcuts(
+            self.plane, own, sampler=self._sampler, tally=self._tally, now_s=self._loop.time
+        )
 
     def start(self) -> None:
         """Begin to accept. Raises: OSError (ssl.SSLError), if the certificate cannot be read."""
@@ -106,6 +118,7 @@ class Node:
             connection.cut("stop")
         if self._tick_handle is not None:
             self._tick_handle.cancel()
+        self._tally.flush()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
@@ -252,6 +265,7 @@ class Node:
 
     def _tick(self) -> None:
         now_s = self._loop.time()
+        self._tally.flush()
         with self.plane.turn():
             for connection in self._deadlines.take_due(now_s):
                 self._guard(connection, connection.expire)

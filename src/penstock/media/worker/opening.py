@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.kernel.trace import onward
+from penstock.media.answers import HIT
 from penstock.media.id3 import START_BYTES, Piece, Tagged, tag_key
 from penstock.media.model import Shape, SourceCut
 from penstock.media.ranges import Decision, decide
@@ -22,9 +23,8 @@ from penstock.media.sources import Source, Span, open_object, store_down
 from penstock.media.worker.bodies import BlockBody, Body, FileBody
 from penstock.media.worker.plane import Admitted, Plane
 
-FROM_FILE: Final = "penstock; hit"
 _OWN: Final = {
-    "hit": "penstock; hit",
+    "hit": HIT,
     "miss": "penstock; fwd=miss; stored",
     "pass": "penstock; fwd=miss",
 }
@@ -183,7 +183,7 @@ class Opening:
                 told=self._told,
             )  # fmt: skip
             bodies.append(body)
-        return Answer(shape, decision, bodies, _OTHERS.get(self._source.name, FROM_FILE))
+        return Answer(shape, decision, bodies, _OTHERS.get(self._source.name, HIT))
 
     def _source_of(self, key: str) -> Source:
         """A tag may be kept by other nodes than its track."""
@@ -229,7 +229,7 @@ class Opening:
         finally:
             for descriptor in opened.values():
                 os.close(descriptor)
-        return Answer(shape, decision, bodies, FROM_FILE)
+        return Answer(shape, decision, bodies, HIT)
 
     def _tagged_file(self, opened: dict[str, int], folder: Path, shape: Shape, tag: str) -> Tagged:
         key = self._admitted.key

@@ -65,8 +65,25 @@ class Plane:
         self._granted: dict[str, signing.Grant] = {}
         self._cluster = cluster
 
-    def admit(self, request: Request, channel: Channel) -> Admitted:
-        """Judge hop or signature, then the key. Raises: HopRefused, SignatureInvalid, ObjectUnknown."""
+    @property
+    def store_source(self) -> StoreSource | None:
+        """Our own disks, if there are any."""
+        return self._frames
+
+    @property
+    def placement(self) -> object:
+        """What says who keeps which key: another object as soon as it says anything else."""
+        return self._cluster.router.table if self._cluster is not None else None
+
+    def is_kept_here(self, key: str) -> bool:
+        """Whether this node is one of those that `placement` names for `key`."""
+        return self._cluster is None or self._cluster.router.is_kept_here(key)
+
+    def admit(self, request: Request, channel: Channel | None) -> Admitted:
+        """Judge hop or signature, then the key; without `channel`, as whoever asks from anywhere.
+
+        Raises: HopRefused, SignatureInvalid, ObjectUnknown.
+        """
         hop = self._cluster.router.is_internal(request) if self._cluster is not None else None
         grant = signing.OPEN
         if hop is None:
@@ -76,14 +93,14 @@ class Plane:
             raise ObjectUnknown("no object of this key is stored")
         return Admitted(key, grant, hop, self._trace(request, key, grant))
 
-    def _grant(self, target: str, channel: Channel) -> signing.Grant:
+    def _grant(self, target: str, channel: Channel | None) -> signing.Grant:
         """What a target's signature allows; a player asks the same one for many ranges."""
         now_s = int(time.time())
         grant = self._granted.get(target)
         if grant is not None and (grant.expires_at is None or now_s < grant.expires_at):
             return grant
         is_bound = _ADDRESS_MARK in target
-        address = channel.peer() if is_bound else ""
+        address = channel.peer() if is_bound and channel is not None else ""
         grant = self._gate.admit(target, now_s=now_s, address=address)
         if not is_bound:
             if len(self._granted) >= GRANTED_MAX:
