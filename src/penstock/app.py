@@ -287,8 +287,10 @@ class Penstock:
         """What was done in the console. Raises: ExtraMissing."""
         _require_extra("litestar", "web")
         from penstock.web.audit import Audit
+        from penstock.web.model import WebConfig
 
-        return Audit(self.engines.postgres)
+        kept_s = self.config.section(WebConfig).audit_kept_s
+        return Audit(self.engines.postgres, kept_s=kept_s)
 
     def task(
         self, queue: str, **options: Unpack[TaskOptions]

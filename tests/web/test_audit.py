@@ -12,9 +12,11 @@ from penstock.web.model import TokenRefused
 from penstock.web.sessions import Sessions
 from penstock.web.tokens import Tokens
 
+KEPT_S = 3600.0
+
 
 async def test_lines_tell_what_was_begun_and_what_became_of_it(postgres):
-    audit = Audit(postgres)
+    audit = Audit(postgres, kept_s=KEPT_S)
     given = {"actor": "ann", "place": "10.0.0.1", "action": "jobs.pause_queue"}
     ids = [await audit.begin(**given, command=f"do {n}\0" + "x" * 9_000) for n in range(3)]
     await audit.end(ids[0], "done", "it is paused")
@@ -28,8 +30,22 @@ async def test_lines_tell_what_was_begun_and_what_became_of_it(postgres):
     assert len(await audit.lines(before=10**30, lines_max=1)) == 1
 
 
+async def test_lines_are_kept_so_long_and_go_a_few_at_a_time(postgres):
+    audit = Audit(postgres, kept_s=KEPT_S)
+    given = {"actor": "ann", "place": "-", "action": "a.b", "command": "do"}
+    ids = [await audit.begin(**given) for _ in range(30)]
+    async with postgres.session() as session:
+        await session.connection.execute(
+            "UPDATE penstock.audit SET at = now() - interval '61 minutes' WHERE id <> $1", ids[-1]
+        )
+    newest = await audit.begin(**given)
+    assert len(await audit.lines()) == 30 - 20 + 1
+    last = await audit.begin(**given)
+    assert [line.id for line in await audit.lines()] == [last, newest, ids[-1]]
+
+
 async def test_the_audit_is_for_those_who_may_everything(api, postgres, token):
-    await Audit(postgres).begin(actor="ann", place="-", action="a.b", command="do")
+    await Audit(postgres, kept_s=KEPT_S).begin(actor="ann", place="-", action="a.b", command="do")
     refused = await api.get("/v1/audit", headers=token)
     assert (refused.status_code, refused.json()["code"]) == (403, "web.insufficient_scope")
     root = await Tokens(postgres).create("root", ("*",))

@@ -1,7 +1,8 @@
 """What people did in the console: who, what, when, from where, and what became of it.
 
 A line is written before its action runs, so that nothing is done without one, and told the outcome after. It keeps the action
-as the command line that does the same; what is secret is never a field of an action.
+as the command line that does the same; what is secret is never a field of an action. Lines are kept for `kept_s`: each new
+one takes a few old ones with it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
 class Audit:
     """The verbs on the audit."""
 
-    def __init__(self, postgres: Postgres) -> None:
+    def __init__(self, postgres: Postgres, *, kept_s: float) -> None:
         self._postgres = postgres
+        self._kept_s = kept_s
 
     async def begin(self, *, actor: str, place: str, action: str, command: str) -> int:
         """Write down what somebody is about to do; the id of the line."""
@@ -48,6 +50,7 @@ class Audit:
             actor=actor,
             place=place,
             action=action,
+            kept_s=self._kept_s,
             command=_storable(command, COMMAND_CHARACTERS_MAX),
         )
         return line_id

@@ -88,6 +88,7 @@ class WebConfig:
     idempotency_kept_s: float = setting(
         "24h", "How long an Idempotency-Key is known.", parse_duration_s
     )
+    audit_kept_s: float = setting("400d", "How long lines of the audit are kept.", parse_duration_s)
     keep_alive_s: float = setting("75s", "How long an idle connection is kept.", parse_duration_s)
     head_timeout_s: float = setting(
         "10s", "Longest time to send the head of a request.", parse_duration_s

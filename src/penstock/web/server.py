@@ -83,7 +83,7 @@ def describe_api(house: House) -> dict[str, Any]:
 
 def _assemble(house: House, callers: Callers, openapi: OpenAPIConfig | None) -> Litestar:
     config = house.config.section(WebConfig)
-    audit = Audit(house.engines.postgres)
+    audit = Audit(house.engines.postgres, kept_s=config.audit_kept_s)
     services = {"audit": audit, **house.services(), "about": http.About(house)}
     keys = Keys(house.engines.postgres, kept_s=config.idempotency_kept_s)
     return Litestar(

@@ -21,7 +21,12 @@ WHERE s.sha256 = :sha256 AND s.expires_at > now()
 DELETE FROM penstock.console_session WHERE sha256 = :sha256;
 
 -- name: begin_audit
--- Write down what somebody is about to do.
+-- Write down what somebody is about to do; a few lines that were kept long enough go.
+WITH old AS (
+    DELETE FROM penstock.audit WHERE id = ANY(ARRAY(
+        SELECT id FROM penstock.audit WHERE at < now() - :kept_s::float8 * interval '1 second'
+        ORDER BY at LIMIT 20 FOR UPDATE SKIP LOCKED))
+)
 INSERT INTO penstock.audit (actor, place, action, command)
 VALUES (:actor, :place, :action, :command) RETURNING id;
 
