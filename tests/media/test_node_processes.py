@@ -12,6 +12,7 @@ import pytest
 from raw_clients import pattern, photo_key
 
 from penstock.engines.blobs import Blobs
+from penstock.media.model import BLOCK_BYTES
 from penstock.testing.processes import PenstockProcess, is_alive
 from penstock.testing.waiting import wait_true as wait_true_for
 from whole_nodes import (
@@ -149,6 +150,21 @@ async def test_a_cached_node_serves_over_the_death_of_each_of_its_processes(node
     assert "filler" in died
     deaths = 'media_child_deaths_total{child="worker"}'
     await wait_true(lambda: node.series(deaths) == 1, what="the death counted")
+
+
+async def test_blocks_of_an_earlier_life_are_proved_and_count_as_hits(shop, tmp_path):
+    hits, misses = (f'media_blocks_total{{outcome="{outcome}"}}' for outcome in ("hit", "miss"))
+    blocks = -(-SIZE_BYTES // BLOCK_BYTES)
+    async with whole_node(tmp_path, **shop.settings) as node:
+        assert await read(node, 0, SIZE_BYTES) == content("a", 0, SIZE_BYTES)
+        await wait_true(lambda: node.series(misses) == blocks, what="all were filled")
+        children = node.pids("worker") + node.pids("filler")
+        node.process.signal(signal.SIGKILL)
+        await wait_true(lambda: not any(map(is_alive, children)), what="no orphan")
+        await asyncio.to_thread(node.start)
+        assert await read(node, 0, SIZE_BYTES) == content("a", 0, SIZE_BYTES)
+        await wait_true(lambda: node.series(hits) == blocks, what="all were there")
+        assert node.series(misses) == blocks
 
 
 async def test_a_stop_lets_answers_end_and_leaves_no_process(shop, tmp_path):

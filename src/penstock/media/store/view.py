@@ -131,6 +131,10 @@ class Store:
             table.visited[number] = 1
         return disk.frame(hit)
 
+    def holds(self, key: BlockKey) -> bool:
+        """Whether the block stands on a disk, proved or not: then asking for it reads no origin. Within a turn."""
+        return self._find(key) is not None
+
     async def block(self, key: BlockKey, *, is_copy: bool = False) -> Frame | bytes:
         """Have the block ready: a frame (a hint: find it again in a turn), or its bytes.
 

@@ -147,8 +147,8 @@ class BlockBody:
 
     __slots__ = (
         "_ahead", "_asked", "_block_key", "_brought", "_fault", "_found", "_held", "_is_begun", "_is_blocked",
-        "_key", "_losses", "_number", "_offset", "_origin", "_own", "_shape", "_store", "_told", "_wake",
-        "_work", "left_bytes", "source",
+        "_is_next_stored", "_key", "_losses", "_number", "_offset", "_origin", "_own", "_shape", "_store", "_told", "_wake",
+        "_was_stored", "_work", "left_bytes", "source",
     )  # fmt: skip
 
     def __init__(
@@ -181,6 +181,8 @@ class BlockBody:
         self._is_blocked = False
         self._asked = -1
         """The last block asked of the source."""
+        self._was_stored = self._is_next_stored = False
+        """Whether the block asked for, or the one after it, stood on a disk already and was only to be proved."""
         self._losses = 0
         self._is_begun = is_begun
         self._brought: Mark | None = None
@@ -196,7 +198,11 @@ class BlockBody:
         """What our store had of the current block: `hit`, `miss` (filled for this), `pass` (not placed)."""
         if self._held is not None:
             return "pass"
-        return "miss" if self._asked == self._number else "hit"
+        return "miss" if self._is_filled else "hit"
+
+    @property
+    def _is_filled(self) -> bool:
+        return self._asked == self._number and not self._was_stored
 
     def is_ready(self) -> bool:
         """Whether the first bytes can be sent in this turn; else they are waited for: see `wait_ready`."""
@@ -255,8 +261,8 @@ class BlockBody:
             self._is_blocked = True
             return None
         if not self._is_begun:
-            found = "disk" if is_brought else "memory"
-            self._begin("origin" if self._asked == self._number else found)
+            found = "disk" if is_brought or self._asked == self._number else "memory"
+            self._begin("origin" if self._is_filled else found)
         self._found = (self._own.turn, frame)
         return frame
 
@@ -290,6 +296,7 @@ class BlockBody:
         self._offset = 0
         self._block_key = self._key_of(self._number)
         self._is_begun, self._losses = False, 0
+        self._was_stored, self._is_next_stored = self._is_next_stored, False
         self._found = None
         self._held, self._ahead = self._ahead, None
 
@@ -310,6 +317,7 @@ class BlockBody:
         if self._asked == self._number:
             self._losses += 1
         self._asked = self._number
+        self._was_stored = self._store is not None and self._store.holds(self._block_key)
         span = Span(self._offset, self._offset + self._wanted_bytes)
         self._wait_for(self._fetch(self._number, span))
 
@@ -319,8 +327,11 @@ class BlockBody:
         after = self.left_bytes - self._wanted_bytes
         if not after or self._work is not None or self._ahead is not None:
             return
-        if self._store is not None and self._store.find(self._key_of(number)) is not None:
-            return
+        if self._store is not None:
+            key = self._key_of(number)
+            if self._store.find(key) is not None:
+                return
+            self._is_next_stored = self._store.holds(key)
         self._asked = number
         coming = self._fetch(number, Span(0, min(BLOCK_BYTES, after)))
         self._work = asyncio.get_running_loop().create_task(coming)
