@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 from raw_clients import pattern, photo_key
 
 from penstock.engines.blobs import Blobs
+from penstock.media import Media, MediaConfig
 from penstock.media.model import BLOCK_BYTES
 from penstock.testing.processes import PenstockProcess, is_alive
 from penstock.testing.waiting import wait_true as wait_true_for
@@ -97,7 +99,7 @@ async def test_five_thousand_clients_are_held_in_two_kilobytes_each(node):
     await wait_true(lambda: node.series("media_connections") == 0, what="nobody left")
 
 
-async def test_series_of_all_workers_are_one(node):
+async def test_series_of_all_workers_are_one(node, tmp_path):
     places = [f'media_bytes_total{{source="{s}"}}' for s in ("memory", "disk", "origin")]
     parts, sent = node.series(PARTS), sum(map(node.series, places))
     readers = [Reader(node.port) for _ in range(12)]
@@ -107,6 +109,9 @@ async def test_series_of_all_workers_are_one(node):
     await wait_true(lambda: node.series("media_connections") == 12, what="clients")
     assert sum(map(node.series, places)) == sent + 12_000
     assert node.series('media_blocks_total{outcome="hit"}') >= 9
+    media = Media(Blobs(tmp_path.as_uri()), MediaConfig(), folder=node.folder / "data/run/media")
+    [asked] = await media.hottest()
+    assert asked.key == "tracks/a.mp3"
     for reader in readers:
         reader.drop()
     await wait_true(lambda: node.series("media_connections") == 0, what="nobody left")
@@ -165,6 +170,44 @@ async def test_blocks_of_an_earlier_life_are_proved_and_count_as_hits(shop, tmp_
         assert await read(node, 0, SIZE_BYTES) == content("a", 0, SIZE_BYTES)
         await wait_true(lambda: node.series(hits) == blocks, what="all were there")
         assert node.series(misses) == blocks
+
+
+@pytest.mark.parametrize("how", ["cut", "cut to nothing", "removed"])
+async def test_a_disk_whose_file_is_cut_while_it_serves_costs_misses(shop, tmp_path, how):
+    names = [f"tracks/{number}.mp3" for number in range(8)]
+    for name in names:
+        await shop.blobs.put(name, content(name, 0, SIZE_BYTES))
+
+    async def require_right(node: WholeNode) -> None:
+        for name in names:
+            reader = Reader(node.port)
+            status, _, body = await reader.ask(name, 1000, SIZE_BYTES - 1)
+            assert status == 206
+            assert (body == content(name, 0, SIZE_BYTES)[1000:]) is True, name
+            reader.drop()
+
+    async with whole_node(tmp_path, **shop.settings) as node:
+        await require_right(node)
+        blocks = tmp_path / "disk-a" / "blocks"
+        if how == "removed":
+            blocks.unlink()
+        else:
+            os.truncate(blocks, 3_000_000 if how == "cut" else 0)
+        for _ in range(3):
+            await require_right(node)
+        await wait_true(lambda: node.series('media_disks{state="out"}') == 1, what="it is out")
+        await require_right(node)
+
+
+async def test_an_object_that_was_replaced_is_read_anew_after_one_cut(shop, tmp_path):
+    old, new = content("a", 0, SIZE_BYTES), content("b", 0, SIZE_BYTES + 1000)
+    async with whole_node(tmp_path, **shop.settings | {"media_workers": "1"}) as node:
+        assert await read(node, 0, 999) == old[:1000]
+        await shop.blobs.put("tracks/a.mp3", new)
+        found = [await read(node, 0, SIZE_BYTES + 999) for _ in range(3)]
+        # What had begun to go out of the old one's blocks cannot be ended rightly.
+        assert found[0] in (None, new)
+        assert found[1:] == [new, new]
 
 
 async def test_a_stop_lets_answers_end_and_leaves_no_process(shop, tmp_path):

@@ -118,6 +118,7 @@ class Disk:
 
     def write_block(self, frame: int, data: bytes) -> None:
         """Put a block into a frame that nobody can have. Raises: OSError."""
+        self.files.require_whole()
         offset = self.files.offset_of(frame)
         crash_point("media.fill.waited")
         if not self.is_copied:

@@ -167,14 +167,20 @@ class Disks:
         return [disk for disk in self.opened if disk.state is not DiskState.OUT]
 
     def keep_up(self) -> None:
-        """Bring the indexes on the disks up to date, each as fast as it can; take out a disk that hangs."""
+        """Bring the indexes on the disks up to date, each as fast as it can; take out one that hangs or was cut."""
         for position, disk in enumerate(self.opened):
             QUEUE[position].set(disk.writes_waiting)
             if disk.state is DiskState.OUT:
                 continue
             if disk.is_hung:
                 self.fail(disk, OSError(errno.ETIMEDOUT, "it does not answer"))
-            elif disk.is_changed and disk not in self._writing:
+                continue
+            try:
+                disk.files.require_whole()
+            except OSError as error:
+                self.fail(disk, error)
+                continue
+            if disk.is_changed and disk not in self._writing:
                 self._writing.add(disk)
                 self._start(self._write_index(disk))
 

@@ -57,6 +57,22 @@ class DiskFiles:
         """Where a frame's block is in the blocks file."""
         return self.data_at + frame * BLOCK_BYTES
 
+    def require_whole(self) -> None:
+        """Raises: OSError, if the blocks' file was cut or removed since it was opened.
+
+        Filled again it would have holes where blocks were, and a hole is served as zeros.
+        """
+        found = os.fstat(self.blocks)
+        if stat.S_ISREG(found.st_mode) and (
+            found.st_size < self.needed_bytes or not found.st_nlink
+        ):
+            raise OSError(errno.ESTALE, "its file was cut or removed by somebody else")
+
+    @property
+    def needed_bytes(self) -> int:
+        """How long the blocks' file or device is at least."""
+        return self.data_at + (self.superblock.frames + PROBE_BLOCKS) * BLOCK_BYTES
+
     def read_index(self, into: memoryview) -> None:
         """Read the sets; what cannot be read stays empty. Raises: nothing: a bad page costs misses."""
         for start in range(0, len(into), _CHUNK_BYTES):

@@ -279,16 +279,21 @@ class BlockBody:
         try:
             sent = channel.send_file(frame.fd, frame.offset + self._offset, count)
         except OSError as error:
-            if error.errno != errno.EIO or self._store is None:
+            if error.errno != errno.EIO:
                 raise
-            self._store.report_fault(frame.disk, error)
-            self._found = None
-            self._miss()
-            return 0
+            return self._lose_disk(frame, error)
         if sent == 0:
-            raise SourceCut("a disk became shorter while a block was sent")
+            return self._lose_disk(frame, OSError(errno.ESTALE, "it became shorter"))
         self._brought = None
         return sent
+
+    def _lose_disk(self, frame: Frame, error: OSError) -> int:
+        """The rest of the block comes from elsewhere."""
+        assert self._store is not None, "a frame is a store's"
+        self._store.report_fault(frame.disk, error)
+        self._found = None
+        self._miss()
+        return 0
 
     def _go_on(self) -> None:
         """Turn to the next block, which may have been asked for already."""
@@ -352,6 +357,9 @@ class BlockBody:
         try:
             found = await self._asked_block(number, span)
         except PenstockError as error:
+            if isinstance(error, SourceCut) and self._store is not None:
+                # Replaced since it was looked at: the next request looks anew.
+                self._store.forget_shape(self._key)
             self._fault = error
         except Exception as error:
             # Told, and the client is cut: it must not wait for ever.
