@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 import structlog
 
+from own_cluster import own_cluster
 from penstock.app import PACKAGES
+from penstock.engines import Engines
 from penstock.engines.blobs import Blobs
+from penstock.engines.multiplex import Multiplexer
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.valkey import Valkey, ValkeyConfig
 from penstock.testing.engines import engines_for_tests
@@ -45,6 +48,40 @@ async def running_engines():
     with engines_folder() as folder:
         async with engines_for_tests(folder, PACKAGES) as engines:
             yield engines
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A Valkey Cluster of three primaries; whoever harms it mends it."""
+    with engines_folder() as folder, own_cluster(folder) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def own_primaries():
+    """A cluster of this test's own, whose hash slots need not be put back."""
+    with engines_folder() as folder, own_cluster(folder) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def replicated():
+    """A cluster of this test's own, and a replica of its first primary."""
+    with engines_folder() as folder, own_cluster(folder) as cluster:
+        yield cluster, cluster.add_replica(cluster.primaries[0], folder / "replica")
+
+
+@pytest.fixture
+async def cluster_engines(request, postgres, blobs):
+    """All engines, with keys of this test's own in the shared cluster, or in the one that is the test's own."""
+    own = [name for name in ("replicated", "own_primaries") if name in request.fixturenames]
+    found = request.getfixturevalue(own[0] if own else "cluster")
+    url = (found[0] if isinstance(found, tuple) else found).url
+    config = ValkeyConfig(prefix=f"test-{secrets.token_hex(4)}")
+    engines = Engines(postgres, Valkey(url, config), Multiplexer(url, config), blobs)
+    yield engines
+    await engines.multiplexer.close()
+    await engines.valkey.close()
 
 
 @pytest.fixture

@@ -7,6 +7,11 @@ from contextlib import asynccontextmanager
 
 from libvalkey import Reader, pack_command
 
+GREETINGS = {
+    b"PING": b"+PONG\r\n",
+    b"CLUSTER": b"-ERR This instance has cluster support disabled\r\n",
+}
+
 
 class Peer:
     """Answers each command with what `answer(peer, words)` gives: bytes, or None for nothing.
@@ -36,8 +41,8 @@ class Peer:
                 parser.feed(data)
                 while (words := parser.gets()) is not False:
                     self.asked.append(words)
-                    is_greeting = self.greets and words == [b"PING"]
-                    reply = b"+PONG\r\n" if is_greeting else self.answer(self, words)
+                    greeting = GREETINGS.get(words[0]) if self.greets else None
+                    reply = greeting or self.answer(self, words)
                     if asyncio.iscoroutine(reply):
                         reply = await reply
                     for piece in self.pieces(reply) if reply else ():

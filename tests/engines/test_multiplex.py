@@ -315,7 +315,8 @@ async def test_password_and_database_are_said_first(connect):
         mux = connect(peer.url.replace("//", "//me:se%20cret@") + "/3")
         assert await ask(mux, b"a") == [b"a"]
         assert peer.asked == [
-            [b"AUTH", b"me", b"se cret"], [b"SELECT", b"3"], [b"PING"], [b"ECHO", b"a"],
+            [b"AUTH", b"me", b"se cret"], [b"SELECT", b"3"], [b"PING"],
+            [b"CLUSTER", b"SLOTS"], [b"ECHO", b"a"],
         ]  # fmt: skip
 
 

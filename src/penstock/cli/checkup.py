@@ -25,6 +25,7 @@ from penstock.engines.embedded import FolderUnusable, NotRunning
 from penstock.engines.embedded.folder import require_owner
 from penstock.engines.migrate import plan_migrations
 from penstock.engines.sql import load_queries
+from penstock.engines.valkey import Node
 from penstock.kernel.errors import PenstockError
 from penstock.views.fence import means_of
 from penstock.web.tokens import RootToken, Tokens, dead_token, mend_of
@@ -37,6 +38,7 @@ INTSET_ENTRIES: Final = 65_536
 DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
 FILES_MIN: Final = 4096
 CHECK_S: Final = 10.0
+EVERYWHERE: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - looked for, never listened on
 WEBHOOK_FAILURES_SEEN: Final = 5
 """So many sends in a row that failed are told: about a minute and a half."""
 
@@ -72,10 +74,11 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
         ("webhooks", lambda: check_webhooks(app)),
         ("valkey", lambda: check_valkey(engines)),
         ("views", lambda: check_views(app, engines)),
+        ("flusher", lambda: check_flusher(app)),
         ("blobs", lambda: check_blobs(engines)),
     ]
     for subject, check in checks:
-        if subject in ("token", "webhooks") and SCHEMA_FITS not in findings:
+        if subject in ("token", "webhooks", "flusher") and SCHEMA_FITS not in findings:
             continue  # without its table PostgreSQL cannot tell
         try:
             findings += await asyncio.wait_for(check(), CHECK_S)
@@ -105,6 +108,7 @@ def check_machine(app: App) -> list[Finding]:
         "disk": lambda: check_disk(app.data_folder),
         "open files": check_limits,
         "secret": lambda: check_secret(app),
+        "media": lambda: check_media_urls(app),
     }
     for subject, check in checks.items():
         try:
@@ -150,6 +154,16 @@ def check_secret(app: App) -> list[Finding]:
     if path.stat().st_mode & 0o077:
         return [Finding("secret", "fail", f"{path} is readable by others", f"chmod 600 {path}")]
     return [Finding("secret", "ok", f"in {path}")]
+
+
+def check_media_urls(app: App) -> list[Finding]:
+    """Whether URLs of media lead anywhere, where they are made of an address to listen on."""
+    config = app.config.sections["media"]
+    host, port = config.listen
+    if config.public_url is None and host in EVERYWHERE:
+        text = f"URLs begin with http://{host}:{port}, which is no address for clients"
+        return [Finding("media", "warn", text, "set media.public_url (PENSTOCK_MEDIA_PUBLIC_URL)")]
+    return []
 
 
 async def check_postgres(engines: Engines) -> list[Finding]:
@@ -230,34 +244,63 @@ async def check_webhooks(app: App) -> list[Finding]:
 
 
 async def check_valkey(engines: Engines) -> list[Finding]:
-    """Version, eviction policy, persistence."""
-    info = await engines.valkey.command("INFO", "server")
+    """Version, eviction policy, persistence: of every primary where it is a cluster."""
+    if not await engines.valkey.is_cluster():
+        [node] = await engines.valkey.primaries()
+        return await check_valkey_node(node, "valkey")
+    nodes = await engines.valkey.primaries()
+    found = [Finding("valkey", "ok", f"a cluster of {len(nodes)} primaries")]
+    for node in nodes:
+        subject = f"valkey {node.server}"
+        try:
+            found += await check_valkey_node(node, subject)
+            found += await check_cluster_state(node, subject)
+        except PenstockError as error:
+            found.append(Finding(subject, "fail", error.text, "start it, or fail over"))
+    return found
+
+
+async def check_valkey_node(node: Node, subject: str) -> list[Finding]:
+    """Version, eviction policy, persistence of one server."""
+    info = await node.command("INFO", "server")
     version = str(info.get("valkey_version") or info.get("redis_version"))
     parts = tuple(int(part) for part in version.split(".")[:3])
     oldest = VALKEY_OLDEST.get(parts[0], VALKEY_OLDEST[9])
-    found = [Finding("valkey", "ok", f"version {version} answers")]
+    found = [Finding(subject, "ok", f"version {version} answers")]
     if parts < oldest:
         text = f"version {version} has known holes"
         needed = ".".join(str(part) for part in oldest)
-        found = [Finding("valkey", "fail", text, f"use {needed} or newer")]
+        found = [Finding(subject, "fail", text, f"use {needed} or newer")]
     wanted = {"maxmemory-policy": "noeviction", "appendonly": "yes"}
     for name, value in wanted.items():
-        present = await _valkey_setting(engines, name)
+        present = await _valkey_setting(node, name)
         if present != value:
             text = f"{name} is {present}: counters would be lost silently"
-            found.append(Finding("valkey", "fail", text, f"set {name} {value}"))
-    present = await _valkey_setting(engines, "set-max-intset-entries")
+            found.append(Finding(subject, "fail", text, f"set {name} {value}"))
+    present = await _valkey_setting(node, "set-max-intset-entries")
     if int(present) < INTSET_ENTRIES:
         text = (
             f"set-max-intset-entries is {present}: the feed's sets take up to ten times the memory"
         )
         mend = f"set set-max-intset-entries {INTSET_ENTRIES}, then `penstock feed rebuild`"
-        found.append(Finding("valkey", "warn", text, mend))
+        found.append(Finding(subject, "warn", text, mend))
     return found
 
 
-async def _valkey_setting(engines: Engines, name: str) -> str:
-    reply = await engines.valkey.command("CONFIG", "GET", name)
+async def check_cluster_state(node: Node, subject: str) -> list[Finding]:
+    """Whether a primary serves its keys, and would while another one is away."""
+    info = _text(await node.command("CLUSTER", "INFO"))
+    if "cluster_state:ok" not in info:
+        mend = "look at `CLUSTER NODES` there: a hash slot without a primary, or it is cut off"
+        return [Finding(subject, "fail", "cluster_state is fail: it serves no key", mend)]
+    if await _valkey_setting(node, "cluster-require-full-coverage") == "yes":
+        text = "cluster-require-full-coverage is yes: one primary that is away stops all of them"
+        return [Finding(subject, "warn", text, "set cluster-require-full-coverage no")]
+    return []
+
+
+async def _valkey_setting(node: Node, name: str) -> str:
+    reply = await node.command("CONFIG", "GET", name)
     return str(reply.get(name)) if isinstance(reply, dict) else _text(reply[1])
 
 
@@ -278,6 +321,17 @@ async def check_views(app: App, engines: Engines) -> list[Finding]:
         mend = "set appendfsync always, or views.durable_replicas, or views.durability = fast"
         return [Finding("views", "fail", text, mend)]
     return [Finding("views", "ok", "level durable, appendfsync always")]
+
+
+async def check_flusher(app: App) -> list[Finding]:
+    """Whether somebody brings hits that were answered into PostgreSQL."""
+    lags = await app.services()["views"].lag()
+    idle = [lag for lag in lags if lag.pending and lag.flusher is None]
+    if idle:
+        calls, oldest_s = sum(lag.pending for lag in idle), max(lag.oldest_s for lag in idle)
+        text = f"nobody flushes {calls} calls with hits, the oldest of {oldest_s:.0f} s ago"
+        return [Finding("flusher", "warn", text, "start `penstock flusher` on one machine or two")]
+    return [Finding("flusher", "ok", "no hits wait for a flusher that is not there")]
 
 
 async def check_blobs(engines: Engines) -> list[Finding]:

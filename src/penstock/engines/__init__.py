@@ -3,52 +3,26 @@
 postgres   rows, the truth (asyncpg)            sql        named statements in files
 valkey     hot keys, may be lost (valkey-py)    functions  its versioned Lua libraries
 multiplex  the same over one shared connection, for what is asked thousands of times a second
+slots      which primary of a Valkey Cluster has a key
 blobs      bytes, in a folder or S3 (obstore)   migrate    schema changes, `pre` and `post`
 embedded   all three on a new machine, out of PyPI wheels, in one data folder
 
-`Engines` is the opened set that rooms are given. It opens nothing by itself: a process that only
-serves media never connects to PostgreSQL.
+`Engines` is the opened set that rooms are given (`opened`). It opens nothing by itself, and is imported on first use: a
+process that only serves media never connects to PostgreSQL, nor loads its driver.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from penstock.engines.blobs import Blobs
-from penstock.engines.endpoints import Endpoints
-from penstock.engines.multiplex import Multiplexer
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.kernel.config import Loaded
+if TYPE_CHECKING:
+    from penstock.engines.opened import Engines as Engines
 
 
-@dataclass(frozen=True, slots=True)
-class Engines:
-    """One of each; every one connects on first use."""
+def __getattr__(name: str) -> Any:
+    """Import the drivers of all engines on first use: who needs one engine imports its module."""
+    if name == "Engines":
+        from penstock.engines.opened import Engines
 
-    postgres: Postgres
-    valkey: Valkey
-    multiplexer: Multiplexer
-    blobs: Blobs
-
-    @classmethod
-    def at(
-        cls, endpoints: Endpoints, config: Loaded, blobs: Blobs, *, is_slot: bool = False
-    ) -> Engines:
-        """Handles on the engines that answer at `endpoints`, beside an object store."""
-        postgres = config.section(PostgresConfig)
-        if is_slot:
-            postgres = replace(postgres, connections_max=postgres.slot_connections_max)
-        return cls(
-            Postgres(endpoints.postgres_url, postgres),
-            Valkey(endpoints.valkey_url, config.section(ValkeyConfig)),
-            Multiplexer(endpoints.valkey_url, config.section(ValkeyConfig)),
-            blobs,
-        )
-
-    async def close(self) -> None:
-        """Close what was opened."""
-        await self.postgres.close()
-        await self.multiplexer.close()
-        await self.valkey.close()
-        await self.blobs.close()
+        return Engines
+    raise AttributeError(f"module 'penstock.engines' has no attribute {name!r}")

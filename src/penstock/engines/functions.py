@@ -7,14 +7,16 @@ later. Loading is idempotent: the server is asked first, and only a library that
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
 from penstock.engines.multiplex import Multiplexer, ValkeyRefused
-from penstock.engines.valkey import Valkey
+from penstock.engines.valkey import Valkey, ValkeyDown
 
 _HEADER: Final = re.compile(r"#!lua name=(penstock_\w+_v\d+)\n")
 
@@ -46,22 +48,45 @@ def find_libraries(packages: tuple[str, ...]) -> list[Library]:
 
 
 async def load_libraries(valkey: Valkey, packages: tuple[str, ...]) -> list[str]:
-    """Load what is missing or differs; return the names that were sent. Raises: ValkeyDown."""
+    """Load what is missing or differs, on every primary; return the names that were sent. Raises: ValkeyDown.
+
+    A primary of a cluster that is away gets its functions when one of them is called there.
+    """
+    libraries, nodes = find_libraries(packages), await valkey.primaries()
+    told = await asyncio.gather(
+        *[_load(node.command, libraries) for node in nodes], return_exceptions=True
+    )
+    sent, failures = list[str](), list[ValkeyDown]()
+    for names in told:
+        if isinstance(names, ValkeyDown):
+            failures.append(names)
+        elif isinstance(names, BaseException):
+            raise names
+        else:
+            sent += names
+    if failures and len(failures) == len(nodes):
+        raise failures[0]
+    return list(dict.fromkeys(sent))
+
+
+async def _load(command: Callable[..., Awaitable[Any]], libraries: Sequence[Library]) -> list[str]:
+    """The same on one server, which `command` asks."""
     sent = []
-    for library in find_libraries(packages):
-        reply = await valkey.command("FUNCTION", "LIST", "LIBRARYNAME", library.name, "WITHCODE")
-        stored = any(library.code.encode() in entry for entry in reply)
-        if not stored:
-            await valkey.command("FUNCTION", "LOAD", "REPLACE", library.code)
+    for library in libraries:
+        reply = await command("FUNCTION", "LIST", "LIBRARYNAME", library.name, "WITHCODE")
+        if not any(library.code.encode() in entry for entry in reply):
+            await command("FUNCTION", "LOAD", "REPLACE", library.code)
             sent.append(library.name)
     return sent
 
 
 class Functions:
-    """The functions of one room over the shared connection, loaded again where the server has lost them."""
+    """The functions of one room over the shared connection, loaded again where the server has lost them.
 
-    def __init__(self, valkey: Valkey, line: Multiplexer, package: str) -> None:
-        self._valkey = valkey
+    So does a primary that joined a cluster, or was never seen before: the call itself finds that out.
+    """
+
+    def __init__(self, line: Multiplexer, package: str) -> None:
         self._line = line
         self._package = package
 
@@ -75,5 +100,5 @@ class Functions:
         except ValkeyRefused as error:
             if "Function not found" not in error.reply:
                 raise
-        await load_libraries(self._valkey, (self._package,))
+        await _load(partial(self._line.command, near=keys[0]), find_libraries((self._package,)))
         return await self._line.call(function, keys, words, read_only=reads)

@@ -9,16 +9,21 @@ Functions are loaded again where the server has lost them, since an unknown func
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from penstock.engines.functions import Functions
 from penstock.engines.multiplex import Multiplexer
+from penstock.engines.multiplex.scanning import Keys, every, scan
 from penstock.engines.valkey import Valkey
-from penstock.feed.model import VERSION_SLOTS, Change, Kind, Place
+from penstock.feed.model import SCORE_MAX, VERSION_SLOTS, Change, Kind, Place
 
 PACKAGE: Final = "penstock.feed"
-SCAN_STEP: Final = 1_000
+POSTS_AT_ONCE: Final = 5_000
+"""So many posts a call puts or tells: 30 ms of Valkey's time, in which nobody is served."""
 _CHANGE: Final = {
     Kind.POSTS: "penstock_feed_change_posts_v1",
     Kind.FOLLOWS: "penstock_feed_change_follows_v1",
@@ -75,7 +80,7 @@ class Hot:
     def __init__(self, valkey: Valkey, line: Multiplexer, shards: int) -> None:
         self.shards = shards
         self._line = line
-        self._functions = Functions(valkey, line, PACKAGE)
+        self._functions = Functions(line, PACKAGE)
         self._starts = [f"{valkey.prefix}:{{f:{shard}}}:" for shard in range(shards)]
 
     def shard_of(self, author: int) -> int:
@@ -103,8 +108,17 @@ class Hot:
         """Make the next change of a version: `ok`, `old`, `gap` or `unready`; and the version there was."""
         return await self._send(_CHANGE[change.kind], shard, change)
 
+    async def bring(self, shard: int, change: Change) -> tuple[str, int]:
+        """Make a change, or put it where it is whole; the answers are the same."""
+        return await (self.put if change.is_whole else self.change)(shard, change)
+
     async def put(self, shard: int, whole: Change) -> tuple[str, int]:
-        """Replace all of a viewer's or author's part: `ok`, `old` or `unready`; and the version there was."""
+        """Replace all of a viewer's or author's part: `ok`, `old` or `unready`; and the version there was.
+
+        Of an author with many posts that takes several calls.
+        """
+        if whole.kind is Kind.POSTS and len(whole.items) > POSTS_AT_ONCE:
+            return await self._put_in_parts(shard, whole)
         return await self._send(_PUT[whole.kind], shard, whole)
 
     def parts(self, change: Change) -> list[tuple[int, Change]]:
@@ -129,6 +143,7 @@ class Hot:
                     items[shard],
                     scores[shard],
                     change.id,
+                    change.is_whole,
                 ),
             )
             for shard in range(self.shards)
@@ -176,12 +191,28 @@ class Hot:
         return await self._note(shard, "returned", run, swept)
 
     async def posts(self, author: int) -> tuple[int, int, dict[str, int]]:
-        """An author's version, how many buckets lack him, and his posts with their scores."""
+        """An author's version, how many buckets lack him, and his posts with their scores.
+
+        The version is -1 where it changed in between.
+        """
         start = self._starts[self.shard_of(author)]
         keys = [f"{start}p:{author}", f"{start}m"]
-        reply = await self._functions.call("penstock_feed_posts_v1", keys, [author], reads=True)
-        ids = [word.decode() for word in reply[2::2]]
-        return reply[0], reply[1], dict(zip(ids, reply[3::2], strict=True))
+        found: dict[str, int] = {}
+        versions, unhinted, score, limit = set[int](), 0, 0, POSTS_AT_ONCE
+        while True:
+            arguments = [author, score, limit]
+            reply = await self._functions.call(
+                "penstock_feed_posts_v1", keys, arguments, reads=True
+            )
+            versions.add(reply[0])
+            unhinted += reply[1]
+            ids, scores = [word.decode() for word in reply[2::2]], reply[3::2]
+            found.update(zip(ids, scores, strict=True))
+            if len(scores) < limit:
+                return versions.pop() if len(versions) == 1 else -1, unhinted, found
+            if scores[-1] == score:
+                limit *= 2
+            score = scores[-1]
 
     async def follows(self, shard: int, viewer: int) -> tuple[int, set[str]]:
         """A viewer's version in a shard, and the authors to be seen."""
@@ -200,32 +231,46 @@ class Hot:
 
     async def trim_posts(self, cursor: bytes) -> bytes:
         """Remove posts below the floor of some authors; where to go on (`0`: all were seen)."""
-        pattern = self._starts[0].replace("{f:0}", "{f:*}") + "p:*"
-        cursor, found = await self._line.command(
-            "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP
-        )
-        for key in (word.decode() for word in found):
+        cursor, found = await scan(self._line, self._keys("p:"), cursor)
+        for key in found:
             meta = key.partition("}:")[0] + "}:m"
             await self._functions.call("penstock_feed_trim_posts_v1", [key, meta], [])
-        return bytes(cursor)
+        return cursor
 
     async def drop(self) -> int:
         """Remove the whole index; how many keys there were."""
         for start in self._starts:
             await self._line.command("UNLINK", f"{start}m")
-        pattern, dropped, cursor = self._starts[0].replace("{f:0}", "{f:*}") + "*", 0, b"0"
-        while True:
-            cursor, keys = await self._line.command(
-                "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP
-            )
+        dropped = 0
+        async for keys in every(self._line, self._keys("")):
             for key in keys:
                 dropped += await self._line.command("UNLINK", key)
-            if cursor == b"0":
-                return dropped
+        return dropped
+
+    def _keys(self, letter: str) -> Keys:
+        pattern = self._starts[0].replace("{f:0}", "{f:*}") + f"{letter}*"
+        return Keys(pattern, [start + letter for start in self._starts])
 
     async def _note(self, shard: int, field: str, run: str, swept: int) -> bool:
         keys = [f"{self._starts[shard]}m"]
         return bool(await self._functions.call("penstock_feed_noted_v1", keys, [field, run, swept]))
+
+    async def _put_in_parts(self, shard: int, whole: Change) -> tuple[str, int]:
+        start = self._starts[shard]
+        keys = [f"{start}p:{whole.entity}", f"{start}m"]
+        told = ("ok", 0)
+        for part in parts_of(whole):
+            arguments: list[Any] = [whole.entity, whole.version, part.first, part.last]
+            arguments.append(int(part.last == SCORE_MAX))
+            for score, post in part.posts:
+                arguments += (score, post)
+            state, version = await self._functions.call(
+                "penstock_feed_put_posts_part_v1", keys, arguments
+            )
+            told = (state.decode(), version)
+            if told[0] != "ok":
+                break
+        return told
 
     async def _send(self, function: str, shard: int, change: Change) -> tuple[str, int]:
         start = self._starts[shard]
@@ -238,3 +283,27 @@ class Hot:
         keys = [f"{start}{letter}:{change.entity}", f"{start}m"]
         state, version = await self._functions.call(function, keys, arguments)
         return state.decode(), version
+
+
+class Part(NamedTuple):
+    """An author's posts from a score to another, both of them included."""
+
+    first: int
+    last: int
+    posts: list[tuple[int, str]]
+
+
+def parts_of(whole: Change) -> Iterator[Part]:
+    """An author's posts in parts from the oldest on, which together reach from 0 to the greatest score there is.
+
+    Those of one score are in one part.
+    """
+    posts = sorted(zip(whole.scores, whole.items, strict=True))
+    first = begin = 0
+    while begin < len(posts):
+        end = begin + POSTS_AT_ONCE
+        if end < len(posts):
+            end = bisect_right(posts, posts[end - 1][0], key=itemgetter(0))
+        last = posts[end - 1][0] if end < len(posts) else SCORE_MAX
+        yield Part(first, last, posts[begin:end])
+        first, begin = last + 1, end

@@ -14,7 +14,8 @@ LATE_S before that one. An index whose `swept` is before what the outbox still h
 
 **Why it waits**: a writer whose connection is being made anew commits without reaching the index and goes on. That is for 1 s at
 most, or 2 where the attempt under way was lost on the network (`multiplex/line.py`). After SETTLE_S every one of them is
-connected, and what it committed before that is found by the sweep.
+connected, and what it committed before that is found by the sweep. So it is in a cluster, whose map is asked for every second
+(`multiplex/cluster.py`); a shard whose hash slot moved to another primary came back, too.
 """
 
 from __future__ import annotations

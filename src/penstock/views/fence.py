@@ -2,7 +2,7 @@
 
 WAIT and WAITAOF hold a connection up, and speak of what that connection wrote last. So a fence writes a key of its own,
 later than everything that was answered before, and waits for that: while one wait is under way, all who come share the
-next.
+next. In a cluster each shard has a fence of its own, on whichever primary has it now.
 
 Without replicas only `appendfsync always` will do: with `everysec` Valkey 9.1.2 confirms WAITAOF before any fdatasync (seen
 with strace; with a replica it waits as it should). So the setting is asked, and nothing else believed.
@@ -11,69 +11,109 @@ with strace; with a replica it waits as it should). So the setting is asked, and
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from typing import Final
 
-from penstock.engines.valkey import Valkey, ValkeyDown
+from penstock.engines.valkey import Node, Session, Valkey, ValkeyDown, ValkeyMoved
 from penstock.views.errors import NotDurable
+
+ALL: Final = 0
+"""The shard whose key stands for all of them where there is one server."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Those who wait for the same confirmation, and the one under way."""
+
+    next: asyncio.Future[int] | None = None
+    running: asyncio.Task[None] | None = None
 
 
 class Fence:
-    """`await fence.passed()`: what Valkey answered before is synced to its file, or on `replicas` replicas."""
+    """`await fence.passed(shard)`: what Valkey answered of it before is synced to its file, or on `replicas` replicas."""
 
     def __init__(self, valkey: Valkey, *, replicas: int, timeout_s: float) -> None:
         self._valkey = valkey
         self._replicas = replicas
         self._timeout_ms = max(1, int(timeout_s * 1000))
-        self._next: asyncio.Future[int] | None = None
-        self._running: asyncio.Task[None] | None = None
-        self._key = f"{valkey.prefix}:{{v:0}}:f"
+        self._queues: dict[int, _Queue] = {}
 
-    async def passed(self) -> None:
+    async def passed(self, shard: int) -> None:
         """Wait for the next confirmation. Raises: NotDurable, ValkeyDown."""
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-        mine = self._next
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run())
+        which = shard if await self._valkey.is_cluster() else ALL
+        queue = self._queues.setdefault(which, _Queue())
+        if queue.next is None:
+            queue.next = asyncio.get_running_loop().create_future()
+        mine = queue.next
+        if queue.running is None or queue.running.done():
+            queue.running = asyncio.create_task(self._run(which, queue))
         confirmed = await asyncio.shield(mine)
         wanted = self._replicas or 1
         if confirmed < wanted:
             raise NotDurable(confirmed, wanted)
 
-    async def _run(self) -> None:
-        while (asked := self._next) is not None:
-            self._next = None
+    async def _run(self, shard: int, queue: _Queue) -> None:
+        while (asked := queue.next) is not None:
+            queue.next = None
             try:
-                confirmed = await self._confirm()
+                confirmed = await self._confirm(shard)
             except ValkeyDown as error:
                 asked.set_exception(error)
                 asked.exception()  # a caller may be gone; then nobody else looks
             else:
                 asked.set_result(confirmed)
 
-    async def _confirm(self) -> int:
-        async with self._valkey.session() as session:
-            await session.command("INCR", self._key)
-            if self._replicas:
-                return int(await session.command("WAIT", self._replicas, self._timeout_ms))
-            if await _sync_policy(self._valkey) != "always":
-                return 0
-            synced = await session.command("WAITAOF", 1, 0, self._timeout_ms)
-            return int(synced[0])
+    async def _confirm(self, shard: int) -> int:
+        key = f"{self._valkey.prefix}:{{v:{shard}}}:f"
+        try:
+            async with self._valkey.session(key) as session:
+                return await self._confirm_on(session, key)
+        except ValkeyMoved:
+            async with self._valkey.session(key) as session:
+                return await self._confirm_on(session, key)
+
+    async def _confirm_on(self, session: Session, key: str) -> int:
+        await session.command("INCR", key)
+        if self._replicas:
+            return int(await session.command("WAIT", self._replicas, self._timeout_ms))
+        if await _sync_policy(session) != "always":
+            return 0
+        synced = await session.command("WAITAOF", 1, 0, self._timeout_ms)
+        return int(synced[0])
 
 
 async def means_of(valkey: Valkey) -> tuple[str, int]:
-    """What a fence can stand on: how writes are synced (`always`, `everysec`, `no`) and how many replicas there are."""
-    persistence = await valkey.command("INFO", "persistence")
-    replication = await valkey.command("INFO", "replication")
+    """What a fence can stand on: how writes are synced (`always`, `everysec`, `no`) and how many replicas there are.
+
+    Of a cluster the least of its primaries; one that is away may sync every second. Raises: ValkeyDown where none answers.
+    """
+    nodes = await valkey.primaries()
+    told = await asyncio.gather(*[_means_of(node) for node in nodes], return_exceptions=True)
+    found, failures = list[tuple[str, int]](), list[BaseException]()
+    for one in told:
+        if isinstance(one, BaseException):
+            failures.append(one)
+        else:
+            found.append(one)
+    if not found:
+        raise failures[0]
+    policies = {policy for policy, _ in found} | ({"everysec"} if failures else set())
+    least = next(policy for policy in ("no", "everysec", "always") if policy in policies)
+    return least, min(replicas for _, replicas in found)
+
+
+async def _means_of(node: Node) -> tuple[str, int]:
+    persistence = await node.command("INFO", "persistence")
+    replication = await node.command("INFO", "replication")
     has_file = int(persistence.get("aof_enabled", 0)) == 1
-    policy = await _sync_policy(valkey) if has_file else "no"
+    policy = await _sync_policy(node) if has_file else "no"
     return policy, int(replication.get("connected_slaves", 0))
 
 
-async def _sync_policy(valkey: Valkey) -> str:
+async def _sync_policy(server: Node | Session) -> str:
     """The setting; where nobody may ask, that it is synced at all."""
     try:
-        found = await valkey.command("CONFIG", "GET", "appendfsync")
+        found = await server.command("CONFIG", "GET", "appendfsync")
     except ValkeyDown:
         return "everysec"
     value = found.get("appendfsync") if isinstance(found, dict) else found[1]

@@ -10,18 +10,19 @@ Functions are loaded again where the server has lost them, since an unknown func
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.engines.functions import Functions
-from penstock.engines.multiplex import Multiplexer
+from penstock.engines.multiplex import Multiplexer, ValkeyPartlyDown
+from penstock.engines.multiplex.scanning import Keys, every, scan
 from penstock.engines.valkey import Valkey
 from penstock.views.model import TOMBSTONE_S
 from penstock.views.settings import SHARDS_MAX
 
 PACKAGE: Final = "penstock.views"
-SCAN_STEP: Final = 1_000
 DELETED: Final = b"x"
 
 
@@ -54,7 +55,7 @@ class Hot:
 
     def __init__(self, valkey: Valkey, line: Multiplexer) -> None:
         self._line = line
-        self._functions = Functions(valkey, line, PACKAGE)
+        self._functions = Functions(line, PACKAGE)
         self._prefix = valkey.prefix
         self._starts = [self._key(shard, "c:") for shard in range(SHARDS_MAX)]
 
@@ -143,9 +144,16 @@ class Hot:
         return [starts[shard] + entity for entity, shard in zip(entities, shards, strict=True)]
 
     async def totals(self, keys: Sequence[str]) -> list[int | None]:
-        """Cached totals (0 of what is deleted), None where there is none; one command for all."""
-        kept = await self._line.command("MGET", *keys)
-        return [None if k is None else 0 if k == DELETED else int(k) - 1 for k in kept]
+        """Cached totals (0 of what is deleted), None where there is none; one command for all, or one a shard in a cluster.
+
+        Raises: ValkeyDown, ValkeyPartlyDown.
+        """
+        try:
+            kept = await self._line.values(keys)
+        except ValkeyPartlyDown as error:
+            error.found = _totals_of(error.found)
+            raise
+        return _totals_of(kept)
 
     async def lag(self, shard: int, through: str) -> tuple[int, int]:
         """How many entries come after `through` (10,000: at least), and the milliseconds of the first or 0."""
@@ -154,9 +162,9 @@ class Hot:
         )
         return count, first_ms
 
-    async def now_s(self) -> float:
-        """Valkey's clock, which says when a hit came."""
-        seconds, micros = await self._line.command("TIME")
+    async def now_s(self, shard: int) -> float:
+        """The clock of a shard's server, which says when a hit came."""
+        seconds, micros = await self._line.command("TIME", near=self._key(shard, "m"))
         return int(seconds) + int(micros) / 1e6
 
     async def stored_shards(self) -> int | None:
@@ -165,42 +173,50 @@ class Hot:
         return None if found is None else int(found)
 
     async def note_shards(self, shards: int) -> None:
-        """Note the number of shards, for whoever starts while PostgreSQL is away, and for the function that counts."""
-        await self._line.command("SET", f"{self._prefix}:views:shards", shards)
-        for shard in range(shards):
-            await self._line.command("HSET", self._key(shard, "m"), "shards", shards)
+        """Note the number of shards, for whoever starts while PostgreSQL is away, and for the function that counts.
+
+        A primary of a cluster that is away is told when its shards are set up. Raises: ValkeyDown where none answers.
+        """
+        told = await asyncio.gather(
+            self._line.command("SET", f"{self._prefix}:views:shards", shards),
+            *[
+                self._line.command("HSET", self._key(shard, "m"), "shards", shards)
+                for shard in range(shards)
+            ],
+            return_exceptions=True,
+        )
+        failures = [one for one in told if isinstance(one, BaseException)]
+        if failures and (len(failures) == len(told) or not await self._line.is_cluster()):
+            raise failures[0]
 
     async def drop_totals(self, shards: Sequence[int]) -> int:
         """Forget every cached total of these shards; how many there were."""
-        dropped, cursor = 0, b"0"
-        while True:
-            cursor, found = await self._scan(cursor, shards)
-            keys = [self._starts[shard] + name for shard, names in found.items() for name in names]
-            dropped += await self._line.command("UNLINK", *keys) if keys else 0
-            if cursor == b"0":
-                return dropped
+        dropped = 0
+        async for keys in every(self._line, self._total_keys(shards)):
+            for shard, names in self._by_shard(keys, shards).items():
+                gone = [self._starts[shard] + name for name in names]
+                dropped += await self._line.command("UNLINK", *gone)
+        return dropped
 
     async def sweep(self, cursor: bytes, shards: Sequence[int], *, idle_s: int) -> bytes:
         """Look at some keys, and forget totals nobody asked for so long; where to go on (`0`: all were seen)."""
-        cursor, found = await self._scan(cursor, shards)
-        for shard, names in found.items():
+        cursor, keys = await scan(self._line, self._total_keys(shards), cursor)
+        for shard, names in self._by_shard(keys, shards).items():
             await self._call("penstock_views_sweep_v1", shard, [idle_s, *names], keys="q")
         return cursor
 
-    async def _scan(
-        self, cursor: bytes, shards: Sequence[int]
-    ) -> tuple[bytes, dict[int, list[str]]]:
-        """A step through all keys: entities with a cached total, of these shards."""
+    def _total_keys(self, shards: Sequence[int]) -> Keys:
         pattern = f"{self._prefix}:{{v:*}}:c:*"
-        cursor, keys = await self._line.command(
-            "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_STEP
-        )
+        return Keys(pattern, [self._starts[shard] for shard in shards])
+
+    def _by_shard(self, keys: Iterable[str], shards: Sequence[int]) -> dict[int, list[str]]:
+        """Entities with a cached total, of these shards."""
         found: dict[int, list[str]] = {}
-        for key in (word.decode() for word in keys):
+        for key in keys:
             for shard in shards:
                 if key.startswith(self._starts[shard]):
                     found.setdefault(shard, []).append(key.removeprefix(self._starts[shard]))
-        return cursor, found
+        return found
 
     def _key(self, shard: int, name: str) -> str:
         return f"{self._prefix}:{{v:{shard}}}:{name}"
@@ -216,3 +232,7 @@ class Hot:
     ) -> Any:
         names = [self._key(shard, name) for name in keys]
         return await self._functions.call(function, names, arguments, reads=reads)
+
+
+def _totals_of(kept: Sequence[bytes | None]) -> list[int | None]:
+    return [None if k is None else 0 if k == DELETED else int(k) - 1 for k in kept]

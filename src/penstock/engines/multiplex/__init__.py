@@ -14,32 +14,47 @@ of 20 counters a process instead of 6,000). The price is that a reply must never
    that waited so long get `ValkeyLost` and leave their places behind.
 6. A connection is used once AUTH, SELECT and PING were answered well, so never while the server loads its data.
 7. Nothing that blocks, opens a transaction or changes how the server answers may be sent here.
+8. In a cluster there is one such connection to each primary, and a command goes to the one that has its first key. One that
+   was answered `MOVED` or `ASK` was not run, and is sent to where that leads; nothing else is.
 
 link.py      one connection: places, parser, watchdog
-line.py      the connection of one event loop, made anew with growing waits
+line.py      the connection of one event loop to one server, made anew with growing waits
+cluster.py   whether there is a cluster behind the address; the lines to its primaries, and which of them has a key
+scanning.py  steps through all keys, of a cluster hash slot by hash slot
 address.py   where it leads, out of the same URLs as the stock client's
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 from libvalkey import pack_command
 
 from penstock.engines.endpoints import server_of
 from penstock.engines.multiplex.address import address_of
+from penstock.engines.multiplex.cluster import Cluster
 from penstock.engines.multiplex.errors import (
     ValkeyBusy,
     ValkeyLost,
     ValkeyNotReady,
+    ValkeyPartlyDown,
     ValkeyRefused,
 )
 from penstock.engines.multiplex.line import Line
-from penstock.engines.multiplex.link import Bounds
-from penstock.engines.valkey import ValkeyConfig
+from penstock.engines.multiplex.link import Bounds, Link
+from penstock.engines.slots import slot_of
+from penstock.engines.valkey import ValkeyConfig, ValkeyDown, ValkeyMoved
 
-__all__ = ["Multiplexer", "ValkeyBusy", "ValkeyLost", "ValkeyNotReady", "ValkeyRefused"]
+__all__ = [
+    "Multiplexer",
+    "ValkeyBusy",
+    "ValkeyLost",
+    "ValkeyNotReady",
+    "ValkeyPartlyDown",
+    "ValkeyRefused",
+]
 # fmt: off
 FORBIDDEN: Final = frozenset({
     "AUTH", "BLMOVE", "BLMPOP", "BLPOP", "BRPOP", "BRPOPLPUSH", "BZMPOP", "BZPOPMAX", "BZPOPMIN",
@@ -51,7 +66,7 @@ FORBIDDEN: Final = frozenset({
 
 
 class Multiplexer:
-    """Commands of any number of callers over one connection a loop; replies are bytes, ints and lists.
+    """Commands of any number of callers over one connection a loop, or one a primary; replies are bytes, ints and lists.
 
     It connects on first use, and again by itself.
     """
@@ -61,7 +76,7 @@ class Multiplexer:
         self._address = address_of(url)
         self._server = server_of(url, port=6379, socket="valkey.sock")
         self._bounds = bounds or Bounds(timeout_s=config.timeout_s)
-        self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
+        self._lines: dict[asyncio.AbstractEventLoop, Line | Cluster] = {}
 
     async def open(self) -> None:
         """Check that it answers. Raises: ValkeyDown."""
@@ -73,10 +88,16 @@ class Multiplexer:
         if line is not None:
             await line.close()
 
-    async def command(self, name: str, *words: str | bytes | float) -> Any:
-        """Send one command. Raises: ValkeyDown; of its kinds only ValkeyLost and ValkeyRefused may have been run."""
+    async def command(
+        self, name: str, *words: str | bytes | float, near: str | bytes | None = None
+    ) -> Any:
+        """Send one command. In a cluster it goes to the primary of the key `near`: the first word, if it is left out.
+
+        Raises: ValkeyDown; of its kinds only ValkeyLost and ValkeyRefused may have been run.
+        """
         assert name.upper() not in FORBIDDEN, f"{name} needs a connection of its own"
-        return await self._send(pack_command((name, *words)))
+        key = near if near is not None else words[0] if words else ""
+        return await self._send(pack_command((name, *words)), key)
 
     async def call(
         self,
@@ -91,18 +112,96 @@ class Multiplexer:
         Raises: ValkeyDown; of its kinds only ValkeyLost and ValkeyRefused may have been run.
         """
         verb = "FCALL_RO" if read_only else "FCALL"
-        return await self._send(pack_command((verb, function, len(keys), *keys, *arguments)))
+        return await self._send(
+            pack_command((verb, function, len(keys), *keys, *arguments)), keys[0]
+        )
 
-    async def _send(self, packed: bytes) -> Any:
+    async def values(self, keys: Sequence[str]) -> list[Any]:
+        """What keys of any hash slots hold: one command, or one for each hash slot in a cluster.
+
+        Raises: ValkeyDown; ValkeyPartlyDown where some primaries answer.
+        """
+        if type(self._lines.get(asyncio.get_running_loop())) is Line or not await self.is_cluster():
+            found: list[Any] = await self._send(pack_command(("MGET", *keys)), "")
+            return found
+        places: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(slot_of(key), []).append(place)
+        parts = list(places.values())
+        told = await asyncio.gather(
+            *[self.command("MGET", *[keys[place] for place in part]) for part in parts],
+            return_exceptions=True,
+        )
+        return _joined(len(keys), parts, told)
+
+    async def is_cluster(self) -> bool:
+        """Whether there is a cluster behind the address. Raises: ValkeyDown while that is not known."""
+        line = self._lines.get(asyncio.get_running_loop()) or self._open_line()
+        if isinstance(line, Line):
+            return False
+        await line.wait_known()
+        return not line.is_single
+
+    async def owner(self, key: str) -> str:
+        """The address of the primary that has a key; nothing where there is no cluster. Raises: ValkeyDown."""
+        line = self._lines.get(asyncio.get_running_loop()) or self._open_line()
+        if isinstance(line, Line) or not await self.is_cluster():
+            return ""
+        return await line.wait_owner(key)
+
+    async def _send(self, packed: bytes, near: str | bytes | float) -> Any:
         line = self._lines.get(asyncio.get_running_loop()) or self._open_line()
         link = line.link
         if link is None:
-            link = await line.wait_up()
-        return await link.send(packed)
+            link = await self._wait_link(line, near)
+        try:
+            return await link.send(packed)
+        except ValkeyMoved as moved:
+            return await self._known_cluster().follow(moved, packed)
 
-    def _open_line(self) -> Line:
+    async def _wait_link(self, line: Line | Cluster, near: str | bytes | float) -> Link:
+        if isinstance(line, Line):
+            return await line.wait_up()
+        link = line.ready_link(near) if near else None
+        if link is not None:
+            return link
+        link = await line.wait_link(near)
+        if line.is_single:
+            # From here on nothing is between a caller and the connection.
+            self._lines[asyncio.get_running_loop()] = line.first
+        return link
+
+    def _known_cluster(self) -> Cluster:
+        """Also where a single server was there before."""
+        loop = asyncio.get_running_loop()
+        line = self._lines.get(loop) or self._open_line()
+        if isinstance(line, Line):
+            line = self._lines[loop] = Cluster(line, self._address, self._server, self._bounds)
+        return line
+
+    def _open_line(self) -> Cluster:
         for closed in [loop for loop in self._lines if loop.is_closed()]:
             del self._lines[closed]
-        line = Line(self._address, self._server, self._bounds)
+        first = Line(self._address, self._server, self._bounds)
+        line = Cluster(first, self._address, self._server, self._bounds)
         self._lines[asyncio.get_running_loop()] = line
         return line
+
+
+def _joined(count: int, parts: list[list[int]], told: list[Any]) -> list[Any]:
+    """Values in order out of the answers for parts. Raises: ValkeyDown, ValkeyPartlyDown."""
+    found: list[Any] = [None] * count
+    lost: set[int] = set()
+    failure: ValkeyDown | None = None
+    for part, answer in zip(parts, told, strict=True):
+        if isinstance(answer, ValkeyDown):
+            lost.update(part)
+            failure = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            for place, value in zip(part, answer, strict=True):
+                found[place] = value
+    if failure is None:
+        return found
+    raise failure if len(lost) == count else ValkeyPartlyDown(found, lost, failure.text)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from penstock.engines.valkey import ValkeyDown
+from penstock.engines.valkey import ValkeyDown, moved_of
 
 NOT_RUN: Final = frozenset(
     {
@@ -65,6 +65,16 @@ class ValkeyRefused(ValkeyDown):
         return "Valkey refused the command: `penstock doctor` on the server says why"
 
 
+class ValkeyPartlyDown(ValkeyDown):
+    """Some primaries of the cluster do not answer: `found` has None in the places `lost`."""
+
+    code = "valkey.partly_down"
+
+    def __init__(self, found: list[Any], lost: set[int], text: str) -> None:
+        super().__init__(text, retry_after_s=2)
+        self.found, self.lost = found, lost
+
+
 class ValkeyNotReady(ValkeyDown):
     """Valkey answered that it cannot run the command now; nothing was done. `word` is its reason, such as LOADING."""
 
@@ -82,7 +92,7 @@ def refusal(reply: str) -> ValkeyDown:
     """The error that `reply` tells."""
     word = reply.split(" ", 1)[0]
     if word in NOT_RUN:
-        return ValkeyNotReady(word)
+        return moved_of(reply) or ValkeyNotReady(word)
     return ValkeyRefused(
         f"Valkey refused the command ({reply[:200]}): check it with `penstock doctor`", reply
     )

@@ -61,6 +61,11 @@ class Link(asyncio.Protocol):
         self._looks: deque[tuple[int, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for a reply."""
+        return not self._places
+
     def send(self, packed: bytes) -> asyncio.Future[Any]:
         """The reply to come. Raises: ValkeyDown, ValkeyBusy."""
         if self._is_over:

@@ -114,7 +114,7 @@ class Counting:
         try:
             counted = await self._count(batch)
             if self.fence is not None:
-                await self.fence.passed()
+                await self.fence.passed(batch.shard)
         except BaseException as error:
             _REFUSED.inc(len(batch.lines))
             for call in batch.calls:

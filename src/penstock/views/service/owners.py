@@ -156,11 +156,11 @@ class Owners:
     async def lag(self) -> list[ShardLag]:
         """How far each shard's flush is. Raises: PostgresDown, ValkeyDown."""
         await self._shards.ready()
-        now_s = await self._hot.now_s()
         found = []
         for state in await store.shards.all_shards(self._postgres):
             pending, first_ms = await self._hot.lag(state.shard, state.through)
-            oldest_s = max(0.0, round(now_s - first_ms / 1000, 3)) if first_ms else 0.0
+            now_s = await self._hot.now_s(state.shard) if first_ms else 0.0
+            oldest_s = max(0.0, round(now_s - first_ms / 1000, 3))
             found.append(
                 ShardLag(
                     shard=state.shard,

@@ -6,13 +6,14 @@ A read writes nothing: what is looked at without being hit does not push out wha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo
 
 import msgspec
 
+from penstock.engines.multiplex import ValkeyPartlyDown
 from penstock.engines.postgres import Postgres
 from penstock.engines.valkey import ValkeyDown
 from penstock.kernel.errors import Unavailable
@@ -95,6 +96,9 @@ class Reading:
     async def _totals(self, names: list[str], keys: list[str]) -> list[Total]:
         try:
             cached = await self._hot.totals(keys)
+        except ValkeyPartlyDown as error:
+            totals_untold.labels(reason="valkey").inc(len(error.lost))
+            return await self._with_missing(names, error.found, error.lost)
         except ValkeyDown:
             totals_untold.labels(reason="valkey").inc(len(names))
             kept = await self._stored(names)
@@ -103,7 +107,10 @@ class Reading:
             return [Total(id=name, total=total) for name, total in zip(names, cached, strict=True)]
         return await self._with_missing(names, cached)
 
-    async def _with_missing(self, names: list[str], cached: list[int | None]) -> list[Total]:
+    async def _with_missing(
+        self, names: list[str], cached: list[int | None], lost: Collection[int] = ()
+    ) -> list[Total]:
+        """With PostgreSQL's totals of what is not cached; stale where a primary of the cluster did not answer."""
         missing = [name for name, total in zip(names, cached, strict=True) if total is None]
         stored: dict[str, int] | None = None
         try:
@@ -111,11 +118,11 @@ class Reading:
         except Unavailable:
             totals_untold.labels(reason="postgres").inc(len(missing))
         answer = []
-        for name, total in zip(names, cached, strict=True):
+        for place, (name, total) in enumerate(zip(names, cached, strict=True)):
             if total is not None:
                 answer.append(Total(id=name, total=total))
             elif stored is not None:
-                answer.append(Total(id=name, total=stored.get(name, 0)))
+                answer.append(Total(id=name, total=stored.get(name, 0), stale=place in lost))
             else:
                 answer.append(Total(id=name, total=None, stale=True))
         return answer

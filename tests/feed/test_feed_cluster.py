@@ -1,0 +1,163 @@
+"""The feed on a cluster: its pages are the oracle's while hash slots move, a primary is away, comes back, or is new."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from feed_world import History
+
+from penstock.feed.worker import Sweeper
+from penstock.testing.waiting import wait_true
+
+SHARDS = 4
+
+
+@pytest.fixture
+def engines(cluster_engines):
+    """All engines, Valkey a cluster."""
+    return cluster_engines
+
+
+@pytest.fixture
+def feed(make_feed, registry):
+    """The service, with shards on all primaries."""
+    feed = make_feed(shards=SHARDS)
+    feed.register(registry)
+    return feed
+
+
+@pytest.fixture
+async def history(feed):
+    """Some writes that were made before anything happens."""
+    history = History(feed, 20261122)
+    for _ in range(25):
+        await history.step()
+    return history
+
+
+def start_of(feed, shard):
+    """What all keys of a shard begin with."""
+    return feed.hot._starts[shard]
+
+
+def owners_of(cluster, feed):
+    """Which primary has which shard."""
+    return [cluster.owner_of(start_of(feed, shard)) for shard in range(SHARDS)]
+
+
+async def wait_quick(feed):
+    """Until pages come from the index again."""
+
+    async def is_quick():
+        page = await feed.page(1, 1, since=None)
+        return not page.is_slow and not feed._index._applier.has_left
+
+    await wait_true(is_quick, what="pages come from the index")
+
+
+@asynccontextmanager
+async def lived(history):
+    """Writes and pages go on; each page is the oracle's."""
+    stop = asyncio.Event()
+
+    async def live():
+        while not stop.is_set():
+            await history.step()
+            await history.check(4)
+            await asyncio.sleep(0)
+
+    living = asyncio.create_task(live())
+    try:
+        yield
+    finally:
+        stop.set()
+        await living
+
+
+async def require_same(feed, history):
+    """Index and truth are the same, and pages are right and quick."""
+    await history.check(40)
+    assert (await feed.verify()).differences == []
+
+
+@pytest.mark.slow
+async def test_pages_are_right_with_shards_on_several_primaries(cluster, feed, history):
+    assert len({one.port for one in owners_of(cluster, feed)}) == 3
+    for _ in range(20):
+        await history.step()
+        await history.check(8)
+    assert not (await feed.page(1)).is_slow
+    await feed.hot.trim_posts(b"0")
+    await Sweeper.of(feed).run_once(older_s=0)
+    await require_same(feed, history)
+    assert [state.state for state in await feed.stats()] == ["ready"] * SHARDS
+
+
+@pytest.mark.slow
+async def test_pages_are_right_while_a_shard_moves(cluster, feed, history):
+    key = start_of(feed, 0)
+    owner = cluster.owner_of(key)
+    other = next(one for one in cluster.primaries if one is not owner)
+    async with lived(history):
+        for to in (other, owner):
+            await asyncio.to_thread(cluster.move, key, to=to)
+        await wait_quick(feed)
+    await require_same(feed, history)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_emptied", [False, True], ids=["with its data", "empty"])
+async def test_a_primary_that_was_killed_comes_back(cluster, feed, history, is_emptied):
+    gone = owners_of(cluster, feed)[1]
+    async with lived(history):
+        gone.kill()
+        try:
+            await wait_true(lambda: _is_slow(feed), what="pages come from the truth")
+            if is_emptied:
+                gone.empty()
+        finally:
+            await asyncio.to_thread(gone.start)
+            await asyncio.to_thread(cluster.wait_serving)
+        await wait_quick(feed)
+    await require_same(feed, history)
+
+
+@pytest.mark.soak
+async def test_a_replica_that_is_promoted_shows_nobody_what_is_gone(replicated, feed, history):
+    cluster, replica = replicated
+    gone = cluster.primaries[0]
+    assert gone in owners_of(cluster, feed)
+    async with lived(history):
+        gone.kill()
+        await wait_true(replica.is_serving, what="it is promoted")
+        await wait_true(lambda: _is_slow(feed), what="pages come from the truth")
+        await wait_quick(feed)
+        gone.start()
+        await wait_quick(feed)
+    await require_same(feed, history)
+
+
+@pytest.mark.soak
+async def test_pages_are_right_through_a_storm(own_primaries, feed, history):
+    keys = [start_of(feed, shard) for shard in range(SHARDS)]
+    async with lived(history):
+        for _ in range(20):
+            await asyncio.to_thread(own_primaries.harm, history.random, keys)
+            if history.random.random() < 0.3:
+                await wait_quick(feed)
+        await wait_quick(feed)
+    await require_same(feed, history)
+
+
+async def _is_slow(feed):
+    return (await feed.page(1, 1)).is_slow
+
+
+@pytest.mark.slow
+async def test_a_rebuild_from_nothing_drops_every_shard(feed, history):
+    assert await feed.hot.drop() > SHARDS
+    assert {state.state for state in await feed.stats()} == {"missing"}
+    assert await feed.rebuild_now(clean=True) > 0
+    await require_same(feed, history)
