@@ -11,10 +11,11 @@ node         accepts, gives turns
 connection   one client: its states, its deadlines, its bounds
 exchange     one request and its answer, measured
 plane        admission (hop, signature, key) and sources
+shortcut     a head that was understood before: answered in one call, out of memory
 opening      from an admitted request to its first bytes
 bodies       spans of files and blocks on their way to a socket
 channels     a socket, plain or under TLS
-pacing, stages, deadlines
+host, pacing, stages, tally, deadlines
 """
 
 from __future__ import annotations
