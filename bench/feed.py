@@ -12,6 +12,7 @@ from bench.harness import Run
 Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "pages": feed_pages.measure_pages,
+    "pages_10m": feed_pages.measure_large,
     "writes": feed_http.measure_writes,
     "http": feed_http.measure_http,
     "push": feed_push.measure_push,
@@ -22,4 +23,5 @@ SETTINGS: Final = {
     feed_pages.APP: "one pipeline of ZRANGE a page, libvalkey, the follows known to the app",
     feed_pages.LUA: "one script by hash, on the same keys",
     feed_pages.COLUMNS: "numpy, authors of posts by time, in one process",
+    "ZREVMERGE in C": "quoted, not run: see the head of feed_pages.py for how it was measured",
 }

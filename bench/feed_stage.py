@@ -9,14 +9,14 @@ that share a millisecond.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import asyncpg
 import numpy as np
 
+from bench.feed_copy import copy_follows, copy_posts
 from bench.systems import Cell
 from penstock import Penstock
 from penstock.engines.endpoints import Endpoints
@@ -29,27 +29,44 @@ FIRST_AUTHOR, FIRST_VIEWER = 10_000_000, 1_000_000
 SPAN_MS = 300 * 86_400_000
 ZIPF = 0.9
 BURST_MS = 60_000
+ID_LENGTH = 20
+LOOKED_AT_ONCE = 4_096
 
 
 @dataclass
 class World:
-    """Authors, posts and viewers; `author` and `ids` are columns of the posts, newest first.
+    """Authors, posts and viewers; `author`, `scores`, `numbers` and `ids` are columns of the posts, newest first.
 
     Authors are counted from 0 here, and are FIRST_AUTHOR and so on to the feed.
     """
 
     shape: str
+    authors: int
     author: Any
     scores: Any
-    ids: list[str]
+    numbers: Any
+    ids: Any
     viewers: dict[int, list[int]]
-    """By number of follows."""
+    """Those who are looked at, by number of follows; more of them may be in `follows`."""
     follows: dict[int, Any] = field(default_factory=dict)
 
     def page_of(self, viewer: int, skip: int = 0) -> list[str]:
         """The brute-force page."""
-        found = np.flatnonzero(self.mask_of(viewer)[self.author])[skip : skip + PER_PAGE]
-        return [self.ids[row] for row in found]
+        return self.ids_of(self.newest(self.mask_of(viewer), skip + PER_PAGE)[skip:])
+
+    def newest(self, mask: Any, need: int) -> list[int]:
+        """Rows of the newest posts whose authors are in a mask."""
+        found: list[int] = []
+        chunk, start = LOOKED_AT_ONCE, 0
+        while len(found) < need and start < len(self.author):
+            rows = np.flatnonzero(mask[self.author[start : start + chunk]])
+            found += (rows[: need - len(found)] + start).tolist()
+            start, chunk = start + chunk, chunk * 2
+        return found
+
+    def ids_of(self, rows: list[int]) -> list[str]:
+        """Ids of the posts in some rows."""
+        return [each.decode() for each in self.ids[rows].tolist()]
 
     def authors_of(self, viewer: int) -> list[int]:
         """Whom a viewer follows, as the feed knows them."""
@@ -58,34 +75,48 @@ class World:
 
     def mask_of(self, viewer: int) -> Any:
         """Which authors a viewer follows."""
-        mask = np.zeros(AUTHORS, dtype=bool)
+        mask = np.zeros(self.authors, dtype=bool)
         mask[self.follows[viewer]] = True
         return mask
 
 
-def make_world(shape: str, *, posts: int, viewers: int) -> World:
-    """A world of this shape, the same each time."""
+def make_world(
+    shape: str, *, posts: int, viewers: int, authors: int = AUTHORS, crowd: int = 0
+) -> World:
+    """A world of this shape, the same each time. `crowd`: so many follows more of each kind of viewer."""
     dice = np.random.default_rng(20261121)
-    weights = np.ones(AUTHORS)
+    weights = np.ones(authors)
     if shape == "zipf":
-        weights = 1 / np.arange(1, AUTHORS + 1) ** ZIPF
+        weights = 1 / np.arange(1, authors + 1) ** ZIPF
     weights /= weights.sum()
-    author = dice.choice(AUTHORS, size=posts, p=weights)
+    author = dice.choice(authors, size=posts, p=weights)
     now_ms = int(time.time() * 1000) - BURST_MS
     ms = now_ms - dice.integers(0, SPAN_MS, size=posts)
     if shape == "zipf":
         ms = ms // BURST_MS * BURST_MS
     scores = ms * 2048
-    # Ids grow with the row, so the order by id is the order by row.
+    # Ids grow with the number, so the order by id is the order by number.
     order = np.lexsort((np.arange(posts), scores))[::-1]
-    world = World(shape, author[order], scores[order], [f"p{n:019d}" for n in order.tolist()], {})
+    world = World(shape, authors, author[order], scores[order], order, _ids(order), {})
     number = FIRST_VIEWER
     for follows in FOLLOWS:
-        for _ in range(viewers):
+        for row in range(viewers + crowd // follows):
             number += 1
-            world.viewers.setdefault(follows, []).append(number)
-            world.follows[number] = dice.choice(AUTHORS, size=follows, replace=False, p=weights)
+            if row < viewers:
+                world.viewers.setdefault(follows, []).append(number)
+            world.follows[number] = dice.choice(authors, size=follows, replace=False, p=weights)
     return world
+
+
+def _ids(numbers: Any) -> Any:
+    """`p` and 19 digits."""
+    text = np.empty((len(numbers), ID_LENGTH), dtype=np.uint8)
+    text[:, 0] = ord("p")
+    rest = numbers
+    for place in range(ID_LENGTH - 1, 0, -1):
+        rest, digits = np.divmod(rest, 10)
+        text[:, place] = digits + ord("0")
+    return text.view(f"S{ID_LENGTH}").ravel()
 
 
 @asynccontextmanager
@@ -93,7 +124,8 @@ async def staged(cell: Cell, world: World) -> AsyncIterator[Penstock]:
     """An app whose truth and index are this world."""
     app = open_app(cell)
     try:
-        await _copy(cell, world)
+        await stage_follows(cell, world)
+        await stage_posts(cell, world)
         await app.feed.rebuild_now(clean=True)
         yield app
     finally:
@@ -103,40 +135,22 @@ async def staged(cell: Cell, world: World) -> AsyncIterator[Penstock]:
 def open_app(cell: Cell) -> Penstock:
     """An app on the engines of a cell; close it."""
     app = Penstock()
-    app.use_endpoints(
-        replace(Endpoints(cell.url, cell.engines.endpoints.valkey_url, "file:///nowhere"))
-    )
+    app.use_endpoints(Endpoints(cell.url, cell.engines.endpoints.valkey_url, "file:///nowhere"))
     return app
 
 
-async def _copy(cell: Cell, world: World) -> None:
-    connection = await asyncpg.connect(cell.url)
-    try:
-        moment = await connection.fetchval("SELECT now()")
-        await connection.copy_records_to_table(
-            "feed_post", schema_name="penstock",
-            columns=["id", "author", "score", "state", "visible_at"],
-            records=zip(
-                world.ids, (world.author + FIRST_AUTHOR).tolist(), world.scores.tolist(),
-                _same(0, len(world.ids)), _same(moment, len(world.ids)), strict=True,
-            ),
-        )  # fmt: skip
-        pairs = [(v, author) for v in world.follows for author in world.authors_of(v)]
-        await connection.copy_records_to_table(
-            "feed_follow", schema_name="penstock",
-            columns=["viewer", "author", "followed_at", "is_shown"],
-            records=((viewer, author, moment, True) for viewer, author in pairs),
-        )  # fmt: skip
-        authors = sorted(set((world.author + FIRST_AUTHOR).tolist()))
-        versions = [(1, author, 1) for author in authors] + [(0, v, 1) for v in world.follows]
-        await connection.copy_records_to_table(
-            "feed_version", schema_name="penstock", columns=["kind", "entity", "version"],
-            records=versions,
-        )  # fmt: skip
-        await connection.execute("ANALYZE")
-    finally:
-        await connection.close()
+async def stage_follows(cell: Cell, world: World) -> None:
+    """The truth of all viewers."""
+    numbers = list(world.follows)
+    counts = [len(world.follows[viewer]) for viewer in numbers]
+    authors = np.concatenate([world.follows[viewer] for viewer in numbers]) + FIRST_AUTHOR
+    await copy_follows(cell.url, np.repeat(numbers, counts), authors)
 
 
-def _same(value: object, count: int) -> Sequence[object]:
-    return [value] * count
+async def stage_posts(cell: Cell, world: World) -> None:
+    """The truth of all authors."""
+    # In the order of ids, in which they would have come.
+    order = np.argsort(world.numbers)
+    await copy_posts(
+        cell.url, world.ids[order], world.author[order] + FIRST_AUTHOR, world.scores[order]
+    )

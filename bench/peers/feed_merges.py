@@ -6,12 +6,14 @@ Each is given its best: the stock client with libvalkey, the list of follows for
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections.abc import Sequence
 from typing import Any
 
 from valkey.asyncio import Valkey
 
+REWRITTEN_EVERY_S = 0.1
 MERGE = """
 local base, top, need = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local found = {}
@@ -80,16 +82,14 @@ class Merges:
             pipeline.zrevrange(f"{self._base}inbox:{number}", 0, need - 1)
         return sum(len(reply) for reply in await pipeline.execute())
 
-    async def dataset_bytes(self) -> int:
-        """Bytes that Valkey's data takes."""
-        return int((await self.client.info("memory"))["used_memory_dataset"])
-
-    async def follow_bytes(self, viewers: Sequence[int]) -> int:
-        """Bytes of these viewers' follow sets."""
-        pipeline = self.client.pipeline(transaction=False)
-        for viewer in viewers:
-            pipeline.execute_command("MEMORY", "USAGE", f"{self._base}f:{viewer}", "SAMPLES", "0")
-        return sum(await pipeline.execute())
+    async def used_bytes(self) -> int:
+        """Memory that Valkey has in use, but for what its connections and its file have in hand."""
+        while True:
+            told = await self.client.info()
+            if not int(told["aof_rewrite_in_progress"]):
+                break
+            await asyncio.sleep(REWRITTEN_EVERY_S)
+        return int(told["used_memory"] - told["mem_clients_normal"] - told["mem_aof_buffer"])
 
     async def close(self) -> None:
         """Disconnect."""

@@ -2086,6 +2086,22 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN 0;
 END $_$;
 
+CREATE FUNCTION penstock.unfollow_all_v1(p_viewer bigint, OUT changed integer, OUT version bigint) RETURNS record
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    v_shown boolean;
+BEGIN
+    PERFORM penstock.lock_feed_viewers_v1(ARRAY[p_viewer]);
+    SELECT count(*), bool_or(f.is_shown) INTO changed, v_shown FROM penstock.feed_follow f WHERE f.viewer = p_viewer;
+    DELETE FROM penstock.feed_follow f WHERE f.viewer = p_viewer;
+    IF v_shown THEN
+        version := penstock.log_feed_v1(0::smallint, p_viewer, '{}', '{}');
+    END IF;
+END $$;
+
 CREATE FUNCTION penstock.unfollow_v1(p_viewer bigint, p_authors bigint[], OUT changed integer, OUT entity bigint, OUT version bigint, OUT items text[], OUT scores bigint[]) RETURNS record
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'

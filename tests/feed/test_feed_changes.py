@@ -11,6 +11,7 @@ from penstock.feed import NewPost, store
 from penstock.feed.apply import Applier
 from penstock.feed.errors import FeedShardsFixed
 from penstock.feed.model import Change, Kind
+from penstock.feed.worker import Sweeper
 from penstock.testing import drain
 from penstock.testing.waiting import wait_true
 
@@ -63,6 +64,27 @@ async def test_changes_that_arrive_the_other_way_round_end_as_they_were_committe
     assert await ids(feed, 7) == ["a"]
     assert await applier.bring([unfollowed, followed, again])
     assert await ids(feed, 7) == ["a"]
+    assert (await feed.verify()).is_equal
+
+
+@pytest.mark.parametrize("is_swept", [True, False])
+async def test_the_end_of_all_follows_names_none_and_is_brought_in_order(make_feed, is_swept):
+    feed = make_feed(shards=3)
+    for author in range(1, 7):
+        await feed.post(author, f"p{author}")
+    await feed.follow(7, list(range(1, 6)))
+    assert len(await ids(feed, 7)) == 5
+    changed, gone = await store.follows.unfollow(feed.postgres, 7, None)
+    assert (changed, gone.items, gone.is_whole) == (5, [], True)
+    assert await store.follows.unfollow(feed.postgres, 7, None) == (0, None)
+    _, again = await store.follows.follow(feed.postgres, 7, [6], ats=[None], follows_max=10)
+    if is_swept:
+        assert await Sweeper.of(feed).run_once(older_s=0) == 6
+    else:
+        applier = Applier(feed.postgres, feed.hot)
+        assert await applier.bring([again])
+        assert await applier.bring([gone])
+    assert await ids(feed, 7) == ["p6"]
     assert (await feed.verify()).is_equal
 
 

@@ -1,5 +1,7 @@
 """A feed that is written at random by processes which write down what was answered, until they are killed.
 
+What is refused while an engine is away is left.
+
 python written_feed.py POSTGRES_URL VALKEY_URL PREFIX FILE SEED
 """
 
@@ -18,7 +20,9 @@ from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.valkey import Valkey, ValkeyConfig
 from penstock.feed import Feed, FeedConfig
 from penstock.jobs import Jobs, JobsConfig, Registry
+from penstock.kernel.errors import Unavailable
 from penstock.kernel.secrets import derive_key
+from penstock.testing.waiting import wait_true
 
 VIEWERS = range(1, 9)
 AUTHORS = range(1, 31)
@@ -63,8 +67,17 @@ class Writer:
             post = self.posts.pop(self.random.randrange(len(self.posts)))
             self.told(f"deleting {post}")
             await self.feed.delete(post)
+            self.told(f"deleted {post}")
         elif verb != "delete":
             await getattr(self.feed, verb)(viewer, author)
+
+
+async def _is_back(feed):
+    try:
+        await feed.marker(1)
+    except Unavailable:
+        return False
+    return True
 
 
 async def write(words):
@@ -78,7 +91,10 @@ async def write(words):
             feed, int(seed) * 10 + number, lambda line: os.write(out, f"{line}\n".encode())
         )
         while True:
-            await writer.write()
+            try:
+                await writer.write()
+            except Unavailable:
+                await wait_true(lambda: _is_back(feed), deadline_s=60, what="PostgreSQL is back")
 
     await asyncio.gather(*[write_on(number) for number in range(4)])
 

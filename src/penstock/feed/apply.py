@@ -119,7 +119,7 @@ class Applier:
         return True
 
     async def _bring_part(self, shard: int, change: Change) -> int:
-        state, version = await self._hot.change(shard, change)
+        state, version = await self._hot.bring(shard, change)
         if state == "ok":
             _APPLIED.inc()
             return 1
@@ -137,7 +137,7 @@ class Applier:
         )
         for earlier in missing:
             for other, part in self._hot.parts(earlier):
-                if other == shard and (await self._hot.change(shard, part))[0] == "gap":
+                if other == shard and (await self._hot.bring(shard, part))[0] == "gap":
                     return False
         return bool(missing)
 

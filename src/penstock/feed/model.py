@@ -207,6 +207,8 @@ class Change:
     scores: Sequence[int]
     id: int = 0
     """Of its row in the outbox, where it was read from there."""
+    is_whole: bool = False
+    """Whether these are all items there are at that version, rather than what changed."""
 
 
 def score_of(moment: datetime) -> int:

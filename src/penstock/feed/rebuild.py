@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Final
@@ -25,12 +25,16 @@ from penstock.kernel.backoff import Backoff
 from penstock.kernel.logs import logger
 
 ENTITIES_PER_STEP: Final = 200
+ITEMS_PER_STEP: Final = 100_000
+"""About so many posts or follows are read at once: 15 MB here. One author may have more."""
 ITEMS_AT_ONCE: Final = 5_000
 """So many posts or follows are on their way at once: 30 ms of Valkey's time, in which nobody is served."""
 TRIES: Final = 5
 BEFORE_ALL: Final = -(2**63)
 BEHIND_S_MAX: Final = 3.0
 """So long a change may be under way before the proof calls it missing."""
+PATIENCE_S: Final = 15.0
+"""So long a Valkey that does not answer is asked again while it is built."""
 RETRY: Final = Backoff(0.02, 0.5)
 Progress = Callable[[float, str], None]
 _log: Final = logger(__name__)
@@ -111,21 +115,31 @@ class Rebuild:
         floor = min([(await self._hot.look(shard)).floor for shard in range(self._hot.shards)])
         total, done = await store.changes.count_entities(self._postgres), 0
         for kind in Kind:
-            after = BEFORE_ALL
-            while entities := await store.changes.entities_after(
-                self._postgres, kind, after=after, rows_max=ENTITIES_PER_STEP
-            ):
-                wholes = await store.changes.whole(self._postgres, kind, entities, floor=floor)
+            async for wholes in self._wholes(kind, floor=floor):
                 for part in _portions(wholes):
                     if not all(await asyncio.gather(*[self._put(whole) for whole in part])):
                         return None
-                after, done = entities[-1], done + len(entities)
+                done += len(wholes)
                 tell(min(1.0, done / max(1, total)), f"{done} of {total}")
         finished = [await self._hot.finish(shard, token) for shard, token in enumerate(tokens)]
         return done if all(finished) else None
 
     async def _put(self, whole: Change) -> bool:
-        """False where the index was lost."""
+        """False where the index was lost.
+
+        A Valkey that is silent for a moment is asked again: putting again does no harm, and to begin anew may cost minutes.
+        """
+        ends_s, attempts = time.monotonic() + PATIENCE_S, 0
+        while True:
+            try:
+                return await self._put_once(whole)
+            except ValkeyDown:
+                if time.monotonic() > ends_s:
+                    raise
+            attempts += 1
+            await asyncio.sleep(RETRY.delay_s(attempts))
+
+    async def _put_once(self, whole: Change) -> bool:
         for shard, part in self._hot.parts(whole):
             state, _ = await self._hot.put(shard, part)
             if state == "unready" or (state == "old" and not await self._applier.put(whole)):
@@ -143,25 +157,38 @@ class Rebuild:
         proof, found = Proof(), list[Difference]()
         total = await store.changes.count_entities(self._postgres)
         for kind in Kind:
-            after = BEFORE_ALL
-            while True:
-                entities = await self._step(kind, after, sample)
-                wholes = await store.changes.whole(self._postgres, kind, entities, floor=0)
-                compared = await asyncio.gather(*[self._compare(whole, proof) for whole in wholes])
-                found += [difference for difference in compared if difference]
+            async for wholes in self._wholes(kind, floor=0, sample=sample):
+                for part in _portions(wholes):
+                    compared = await asyncio.gather(
+                        *[self._compare(whole, proof) for whole in part]
+                    )
+                    found += [difference for difference in compared if difference]
                 done = proof.viewers + proof.authors
                 tell(min(1.0, done / max(1, total)), f"{done} of {total}")
-                if sample is not None or not entities:
-                    break
-                after = entities[-1]
         return proof, found
 
-    async def _step(self, kind: Kind, after: int, sample: int | None) -> list[int]:
+    async def _wholes(
+        self, kind: Kind, *, floor: int, sample: int | None = None
+    ) -> AsyncIterator[list[Change]]:
+        """All viewers or authors, or some, in steps of about so many items: the next one is as large as the last one lets hope."""
+        chosen = None
         if sample is not None:
-            return await store.changes.sample_entities(self._postgres, kind, rows_max=sample)
-        return await store.changes.entities_after(
-            self._postgres, kind, after=after, rows_max=ENTITIES_PER_STEP
-        )
+            chosen = await store.changes.sample_entities(self._postgres, kind, rows_max=sample)
+        after, step = BEFORE_ALL, 1
+        while True:
+            if chosen is None:
+                entities = await store.changes.entities_after(
+                    self._postgres, kind, after=after, rows_max=step
+                )
+            else:
+                entities, chosen = chosen[:step], chosen[step:]
+            if not entities:
+                return
+            wholes = await store.changes.whole(self._postgres, kind, entities, floor=floor)
+            items = max(1, sum(len(whole.items) for whole in wholes))
+            yield wholes
+            after = entities[-1]
+            step = max(1, min(ENTITIES_PER_STEP, 2 * step, step * ITEMS_PER_STEP // items))
 
     async def _compare(self, whole: Change, proof: Proof) -> Difference | None:
         """Compare one, again while a change of it is under way."""

@@ -25,12 +25,17 @@ local function run_of_server()
   return known_run
 end
 
+local WIDTHS = {}
+for level = 0, TOP_LEVEL do
+  WIDTHS[level] = FIRST_WIDTH * 8 ^ level
+end
+
 local function width_of(level)
-  return FIRST_WIDTH * 8 ^ level
+  return WIDTHS[level]
 end
 
 local function text_of(score)
-  return string.format('%.0f', score)
+  return string.format('%d', score)
 end
 
 local function base_of(meta)
@@ -84,10 +89,10 @@ local function add_older(found, key, author, top, tie, need, top_text, low_text)
   end
 end
 
--- The newest `need` posts of some authors in a span: a few of each; the last of the best of these is where to stop, and those
--- whose few were all better are asked for more. About 3 * need posts are looked at, however many authors there are.
+-- The newest `need` posts of some authors in a span: a few of each, two at least, since an author who has one there need then not
+-- be asked again; the last of the best of these is where to stop, and those whose few were all better are asked for more.
 local function newest_of(base, authors, top, tie, low, need)
-  local prefix, found, asked, last = base .. 'p:', {}, math.max(1, math.floor(2 * need / #authors)), {}
+  local prefix, found, asked, last = base .. 'p:', {}, math.max(2, math.floor(2 * need / #authors)), {}
   local top_text, low_text = text_of(top), text_of(low)
   for i, author in ipairs(authors) do
     local before = #found
@@ -117,7 +122,7 @@ end
 
 -- A page: the followed among the authors of one bucket after another, from the top down.
 local function page_of_buckets(base, follows, count, top, tie, low, fine, need)
-  local found, cap = {}, 3 * need + 16
+  local found, cap = {}, need + 16
   local level = count >= 1000 and 2 or 3
   while top >= low and #found < need do
     local lowest = top >= fine and 0 or FINE_LEVELS
@@ -156,8 +161,8 @@ end
 -- penstock_feed_page_v1: the newest posts of a viewer's authors. Read-only. KEYS f, m. ARGV: how many; score and id of the
 -- post after which to go on (empty: from the newest); score and id of the post that ends it (empty: none). Reply: nil where the
 -- index is not ready, or came back with its server and may lack what was changed last; else its floor (0: nothing is older),
--- then id, score and author of each, newest first. Costs a few calls a bucket, and one or two for each author found in it: as
--- many posts as three pages have, however many are followed.
+-- then id, score and author of each, newest first. Costs a few calls a bucket, and one or two for each author found in it: a page
+-- has about so many, however many are followed.
 local function page(keys, args)
   local meta = server.call('HMGET', keys[2], 'state', 'newest', 'oldest', 'floor', 'fine', 'run')
   if meta[1] ~= 'ready' or meta[6] ~= run_of_server() then
@@ -190,6 +195,26 @@ local function page(keys, args)
   return reply
 end
 
+-- Call `met` with the key of each bucket of a score that is not in `seen` yet. Who posted in a bucket posted in those around it.
+local function each_bucket(base, score, fine, seen, met)
+  for level = score >= fine and 0 or FINE_LEVELS, TOP_LEVEL do
+    local n, known = math.floor(score / WIDTHS[level]), seen[level]
+    if known[n] then
+      return
+    end
+    known[n] = true
+    met(base .. 'b:' .. level .. ':' .. text_of(n))
+  end
+end
+
+local function none_seen()
+  local seen = {}
+  for level = 0, TOP_LEVEL do
+    seen[level] = {}
+  end
+  return seen
+end
+
 local function version_of_posts(key)
   local score = server.call('ZSCORE', key, '')
   return score and -tonumber(score) or 0
@@ -205,7 +230,10 @@ local function change_posts(meta_key, key, author, version, words, first)
   local base = base_of(meta_key)
   local meta = server.call('HMGET', meta_key, 'newest', 'oldest', 'floor', 'fine')
   local newest, oldest, floor, fine = tonumber(meta[1]), tonumber(meta[2]), tonumber(meta[3]), tonumber(meta[4])
-  local added, removed, marked = {'-' .. version, ''}, {}, {}
+  local added, removed, seen = {'-' .. version, ''}, {}, none_seen()
+  local function mark(bucket)
+    server.call('SADD', bucket, author)
+  end
   for i = first, #words, 2 do
     local score = tonumber(words[i])
     if score < 0 then
@@ -215,13 +243,7 @@ local function change_posts(meta_key, key, author, version, words, first)
     else
       added[#added + 1], added[#added + 2] = words[i], words[i + 1]
       newest, oldest = math.max(newest, score), math.min(oldest, score)
-      for level = score >= fine and 0 or FINE_LEVELS, TOP_LEVEL do
-        local bucket = 'b:' .. level .. ':' .. text_of(math.floor(score / width_of(level)))
-        if not marked[bucket] then
-          marked[bucket] = true
-          server.call('SADD', base .. bucket, author)
-        end
-      end
+      each_bucket(base, score, fine, seen, mark)
     end
   end
   call_many('ZREM', key, removed)
@@ -255,6 +277,30 @@ local function put_posts(keys, args)
   server.call('DEL', keys[1])
   server.call('SREM', base_of(keys[2]) .. 'o', args[1])
   change_posts(keys[2], keys[1], args[1], args[2], args, 3)
+  return {'ok', has}
+end
+
+-- penstock_feed_put_posts_part_v1: the same for an author of many posts, in parts from the oldest on, each of which replaces all
+-- from one score to another: no page lacks anything meanwhile. Until the last part the version is half a one less, so that
+-- no change is the next one: whoever brings one then puts the whole. KEYS p, m. ARGV: author, version, both scores, 1 for the last
+-- part; then score and id by turns. Reply as above; old: there is a later version, or an earlier part is gone.
+local function put_posts_part(keys, args)
+  if server.call('EXISTS', keys[2]) == 0 then
+    return {'unready', 0}
+  end
+  local has, version, is_first = version_of_posts(keys[1]), tonumber(args[2]), args[3] == '0'
+  if version < has or not is_first and has < version - 0.5 then
+    return {'old', has}
+  end
+  local noted = args[2]
+  if args[5] ~= '1' and has < version then
+    noted = string.format('%.1f', version - 0.5)
+  end
+  if is_first then
+    server.call('SREM', base_of(keys[2]) .. 'o', args[1])
+  end
+  server.call('ZREMRANGEBYSCORE', keys[1], args[3], args[4])
+  change_posts(keys[2], keys[1], args[1], noted, args, 6)
   return {'ok', has}
 end
 
@@ -343,22 +389,21 @@ local function noted(keys, args)
   return 1
 end
 
--- penstock_feed_posts_v1: what the index has of an author, for the proof. Read-only. KEYS p, m. ARGV: author. Reply: version,
--- how many posts are missing in a bucket, then id and score of each by turns.
+-- penstock_feed_posts_v1: what the index has of an author, for the proof. Read-only. KEYS p, m. ARGV: author, from which score
+-- on, so many at most. Reply: version, in how many buckets of these posts he is missing, then id and score of each by turns.
 local function posts(keys, args)
   local base = base_of(keys[2])
   local meta = server.call('HMGET', keys[2], 'floor', 'fine')
   local floor, fine = tonumber(meta[1] or '0'), tonumber(meta[2] or '0')
-  local reply, unhinted = {version_of_posts(keys[1]), 0}, 0
-  local rows = server.call('ZRANGE', keys[1], text_of(floor), '+inf', 'BYSCORE', 'WITHSCORES')
+  local reply, unhinted, seen = {version_of_posts(keys[1]), 0}, 0, none_seen()
+  local function look(bucket)
+    unhinted = unhinted + 1 - server.call('SISMEMBER', bucket, args[1])
+  end
+  local from = text_of(math.max(floor, tonumber(args[2])))
+  local rows = server.call('ZRANGE', keys[1], from, '+inf', 'BYSCORE', 'LIMIT', 0, args[3], 'WITHSCORES')
   for i = 1, #rows, 2 do
     local score = tonumber(rows[i + 1])
-    for level = score >= fine and 0 or FINE_LEVELS, TOP_LEVEL do
-      local bucket = base .. 'b:' .. level .. ':' .. text_of(math.floor(score / width_of(level)))
-      if server.call('SISMEMBER', bucket, args[1]) == 0 then
-        unhinted = unhinted + 1
-      end
-    end
+    each_bucket(base, score, fine, seen, look)
     reply[#reply + 1], reply[#reply + 2] = rows[i], score
   end
   reply[2] = unhinted
@@ -424,6 +469,7 @@ end
 server.register_function{function_name = 'penstock_feed_page_v1', callback = page, flags = {'no-writes'}}
 server.register_function{function_name = 'penstock_feed_change_posts_v1', callback = change_posts_next, flags = {'allow-oom'}}
 server.register_function{function_name = 'penstock_feed_put_posts_v1', callback = put_posts, flags = {'allow-oom'}}
+server.register_function{function_name = 'penstock_feed_put_posts_part_v1', callback = put_posts_part, flags = {'allow-oom'}}
 server.register_function{function_name = 'penstock_feed_change_follows_v1', callback = change_follows_next, flags = {'allow-oom'}}
 server.register_function{function_name = 'penstock_feed_put_follows_v1', callback = put_follows, flags = {'allow-oom'}}
 server.register_function('penstock_feed_begin_v1', begin)

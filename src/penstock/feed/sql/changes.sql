@@ -1,7 +1,7 @@
 -- name: unswept
--- The oldest changes that were not swept, of those made a moment ago.
+-- The oldest changes that were not swept, of those made a moment ago, or, where the clock was set back since, after now.
 SELECT id, kind, entity, version, items, scores FROM penstock.feed_outbox
-WHERE NOT is_swept AND made_at < now() - :older_s * interval '1 second'
+WHERE NOT is_swept AND (made_at < now() - :older_s * interval '1 second' OR made_at > now())
 ORDER BY id LIMIT :rows_max;
 
 -- name: mark_swept
@@ -9,10 +9,10 @@ ORDER BY id LIMIT :rows_max;
 UPDATE penstock.feed_outbox SET is_swept = true WHERE id = ANY (:ids::bigint[]);
 
 -- name: unsweep
--- Sweep again what was made after a change, or shortly before it: the index may have lost it.
+-- Sweep again what got its number after a change, or was made after it or shortly before: the index may have lost it.
 UPDATE penstock.feed_outbox SET is_swept = false
-WHERE is_swept AND made_at >= coalesce(
-    (SELECT o.made_at FROM penstock.feed_outbox o WHERE o.id = :swept) - :late_s * interval '1 second', '-infinity');
+WHERE is_swept AND (id > :swept OR made_at >= coalesce(
+    (SELECT o.made_at FROM penstock.feed_outbox o WHERE o.id = :swept) - :late_s * interval '1 second', '-infinity'));
 
 -- name: drop_swept
 -- Forget swept changes that the index cannot have lost any more, and note up to which; how many.

@@ -20,8 +20,12 @@ SELECT changed, entity, version, items, scores FROM penstock.follow_v1(
     :viewer::bigint, :authors::bigint[], :ats::timestamptz[], :follows_max::integer);
 
 -- name: unfollow
--- Unfollow authors, or all.
+-- Unfollow authors.
 SELECT changed, entity, version, items, scores FROM penstock.unfollow_v1(:viewer::bigint, :authors::bigint[]);
+
+-- name: unfollow_all
+-- Unfollow all.
+SELECT changed, version FROM penstock.unfollow_all_v1(:viewer::bigint);
 
 -- name: bar
 -- Mute or block authors, or end it.

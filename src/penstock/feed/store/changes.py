@@ -85,6 +85,13 @@ async def now_ms(runner: Runner) -> int:
 
 
 def _change(row: Row) -> Change:
+    """One without items says that none is left."""
     return Change(
-        Kind(row["kind"]), row["entity"], row["version"], row["items"], row["scores"], row["id"]
+        Kind(row["kind"]),
+        row["entity"],
+        row["version"],
+        row["items"],
+        row["scores"],
+        row["id"],
+        is_whole=not row["items"],
     )

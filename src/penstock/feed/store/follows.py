@@ -50,9 +50,20 @@ async def unfollow(
     runner: Runner, viewer: int, authors: Sequence[int] | None
 ) -> tuple[int, Change | None]:
     """How many were followed (None: end all follows), and the change of the index."""
+    if authors is None:
+        return await _unfollow_all(runner, viewer)
     row = await runner.one(SQL.unfollow, viewer=viewer, authors=authors)
     assert row is not None
     return row["changed"], _change(row)
+
+
+async def _unfollow_all(runner: Runner, viewer: int) -> tuple[int, Change | None]:
+    """The same for all follows: none is left at that version, so none has to be named."""
+    row = await runner.one(SQL.unfollow_all, viewer=viewer)
+    assert row is not None
+    if row["version"] is None:
+        return row["changed"], None
+    return row["changed"], Change(Kind.FOLLOWS, viewer, row["version"], [], [], is_whole=True)
 
 
 async def bar(

@@ -1,0 +1,141 @@
+"""What does it take to build the index, as the job that `penstock feed rebuild` enqueues, and what does it weigh?
+
+The index is dropped and a job builds it in an agent of its own: its time, the most memory of the process, how it tells
+its progress, and how long another caller of the same Valkey waits meanwhile. Then all of it is proved against
+PostgreSQL. Weighed is by how much the memory that Valkey has in use grows: first the follows alone are built, then the posts, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.children import BenchFault, Child
+from bench.feed_stage import World, stage_follows, stage_posts
+from bench.peers.feed_merges import Merges
+from bench.systems import Cell
+from penstock import Penstock
+from penstock.jobs import JobState
+from penstock.testing.processes import descendants
+
+PING_EVERY_S = 0.01
+LOOK_EVERY_S = 0.1
+BUILT_S_MAX = 1_200
+LONG_S, STEPS_MIN = 5.0, 4
+"""A job that takes so long tells its progress so often at least."""
+ENDED = (JobState.DONE, JobState.GONE)
+
+
+@dataclass
+class Built:
+    """How an index was built, and what it weighs."""
+
+    seconds: float
+    """From the start of the job."""
+    memory_mib: float
+    stall_ms: float
+    """The longest wait of another caller."""
+    proved_s: float = 0.0
+    post_bytes: float = 0.0
+    follow_bytes: float = 0.0
+    copied_s: float = 0.0
+    """To bring the truth into PostgreSQL."""
+
+
+@dataclass
+class Seen:
+    """What was seen of a job that runs."""
+
+    created_s: float = field(default_factory=time.perf_counter)
+    began_s: float | None = None
+    ratios: list[float] = field(default_factory=list)
+    memory_kib: int = 0
+    wait_s: float = 0.0
+
+
+async def build(cell: Cell, app: Penstock, merges: Merges, world: World) -> Built:
+    """Bring a world into both engines. Raises: BenchFault, where the index is not the truth."""
+    await app.feed.rebuild_now(clean=True)
+    empty = await merges.used_bytes()
+    began_s = time.perf_counter()
+    await stage_follows(cell, world)
+    copied_s = time.perf_counter() - began_s
+    await app.feed.rebuild_now(clean=True)
+    followed = await merges.used_bytes()
+    began_s = time.perf_counter()
+    await stage_posts(cell, world)
+    copied_s += time.perf_counter() - began_s
+    built = await _build_by_job(cell, app, merges)
+    built.copied_s = copied_s
+    built.follow_bytes = (followed - empty) / sum(len(row) for row in world.follows.values())
+    built.post_bytes = (await merges.used_bytes() - followed) / len(world.ids)
+    began_s = time.perf_counter()
+    proof = await app.feed.verify()
+    built.proved_s = time.perf_counter() - began_s
+    if proof.differences or proof.posts != len(world.ids):
+        raise BenchFault(f"{proof.posts} posts are proved, {proof.differences[:3]} differ")
+    return built
+
+
+async def _build_by_job(cell: Cell, app: Penstock, merges: Merges) -> Built:
+    await app.feed.hot.drop()
+    job = await app.feed.rebuild()
+    seen, agent = Seen(), cell.work()
+    pinging = asyncio.create_task(_ping(merges, seen))
+    try:
+        await _watch(app, job, agent, seen)
+        assert seen.began_s is not None, "the job ended unseen"
+        took_s = time.perf_counter() - seen.began_s
+    finally:
+        pinging.cancel()
+        with suppress(asyncio.CancelledError):
+            await pinging
+        await agent.end()
+    ratios = seen.ratios
+    if ratios != sorted(ratios) or (took_s > LONG_S and len(set(ratios)) < STEPS_MIN):
+        raise BenchFault(f"progress was told as {ratios[:20]}")
+    return Built(took_s, seen.memory_kib / 1024, seen.wait_s * 1000)
+
+
+async def _watch(app: Penstock, job: int, agent: Child, seen: Seen) -> None:
+    """Look at the job until it is done. Raises: BenchFault."""
+    while True:
+        if await _is_over(app, job, agent, seen):
+            return
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _is_over(app: Penstock, job: int, agent: Child, seen: Seen) -> bool:
+    now_s = time.perf_counter()
+    if not agent.is_running or now_s > seen.created_s + BUILT_S_MAX:
+        raise BenchFault(f"not built in {now_s - seen.created_s:.0f} s: {agent.err[-600:]}")
+    found = await app.jobs.job(job)
+    if found.attempt or found.losses:
+        raise BenchFault(f"the job failed: {found.error}")
+    if found.state is not JobState.READY and seen.began_s is None:
+        seen.began_s = now_s
+    if found.progress:
+        seen.ratios.append(found.progress.ratio)
+    seen.memory_kib = max([seen.memory_kib, *map(_most_kib, descendants(agent.pid))])
+    return found.state in ENDED
+
+
+async def _ping(merges: Merges, seen: Seen) -> None:
+    while True:
+        began_s = time.perf_counter()
+        await merges.client.ping()
+        seen.wait_s = max(seen.wait_s, time.perf_counter() - began_s)
+        await asyncio.sleep(PING_EVERY_S)
+
+
+def _most_kib(pid: int) -> int:
+    """The most memory that a process ever had; 0 where it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    rows = [row for row in status.splitlines() if row.startswith("VmHWM")]
+    return int(rows[0].split()[1]) if rows else 0
