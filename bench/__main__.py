@@ -25,7 +25,7 @@ from bench.machine import (
     sync_us,
     versions_of,
 )
-from bench.report import broken, not_measured, table, write_results
+from bench.report import broken, remarks, table, write_results
 from bench.systems import OURS, PEERS, peer_python
 
 SYNCS_DIFFER = 4
@@ -115,8 +115,8 @@ def _tell(room: str, head: dict[str, Any], run: Run) -> bool:
         )
         head["notes"].append(text)
         print(f"note: {text}")
-    for line in [*not_measured(run.figures), *(f"fault: {fault}" for fault in run.faults)]:
-        print(f"not measured: {line}")
+    for line in [*remarks(run.figures), *(f"fault: {fault}" for fault in run.faults)]:
+        print(f"to know: {line}")
     print(f"written: {write_results(room, head, run.figures, list(ROOMS[room]))}")
     missed = broken(run.figures)
     for row in missed:

@@ -46,8 +46,12 @@ def page(room: str, head: dict[str, Any], figures: list[Figure]) -> str:
         " versions, settings, commit and moment of each row."
     )
     notes = "".join(f"- {note}\n" for note in head["notes"])
-    missing = "".join(f"- not measured: {line}\n" for line in not_measured(figures))
-    return f"# Figures of {room}\n\n{origin}\n\n{table(figures)}\n\n{notes}{missing}"
+    if notes:
+        notes = f"\n{notes}"
+    told = "".join(f"- {line}\n" for line in remarks(figures))
+    if told:
+        told = f"\nOf single rows, what was not measured and what else to know:\n\n{told}"
+    return f"# Figures of {room}\n\n{origin}\n\n{table(figures)}\n{notes}{told}"
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
@@ -75,8 +79,8 @@ def table(figures: list[Figure]) -> str:
     return "\n".join(lines)
 
 
-def not_measured(figures: list[Figure]) -> list[str]:
-    """What was not measured, by figure."""
+def remarks(figures: list[Figure]) -> list[str]:
+    """What was not measured and what else is to be known, by figure."""
     return [
         f"{row.name}, {row.size}: {'; '.join(row.not_measured)}"
         for row in figures

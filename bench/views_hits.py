@@ -3,7 +3,7 @@ what does a hit or a total cost in memory?
 
 Hits: one process, 32 callers at once, 20 hits a call, popular items far more often; every total is
 added up at the end. Flush: distinct items, so that each hit is two rows, a total and an hour;
-the seed's scheme writes as many.
+the queue of hits writes as many.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.views.hot import Hot
 from penstock.views.model import shard_of
 from penstock.views.worker import Flusher
 
-SEED, PLAIN, TOOL = "seed's scheme", "plain INCR and dump", "benchmark tool"
+QUEUED, PLAIN, TOOL = "queue of hits", "plain INCR and dump", "benchmark tool"
 CALLERS = 32
 HITS_AN_ENTRY = 50
 FIRST = 200
@@ -46,7 +46,7 @@ Hits = Callable[[Sequence[str]], Awaitable[object]]
 async def measure_hits(run: Run) -> list[Figure]:
     """Hits a second through the clients."""
     found = await run.alternate(
-        {"penstock": lambda: _ours(run), SEED: lambda: _seed(run), PLAIN: lambda: _plain(run)}
+        {"penstock": lambda: _ours(run), QUEUED: lambda: _seed(run), PLAIN: lambda: _plain(run)}
     )
     rates, memory = found.get("hits/s", {}), found.get("B a hit", {})
     limit = _tool_limit(run)
@@ -71,7 +71,7 @@ async def measure_hits(run: Run) -> list[Figure]:
 async def measure_flush(run: Run) -> list[Figure]:
     """Rows a second into PostgreSQL."""
     found = await run.alternate(
-        {"penstock": lambda: _flush_ours(run), SEED: lambda: _flush_seed(run)}
+        {"penstock": lambda: _flush_ours(run), QUEUED: lambda: _flush_seed(run)}
     )
     rates = found.get("rows/s", {})
     return [
@@ -120,7 +120,7 @@ async def _seed(run: Run) -> Mapping[str, float]:
         filled = await _memory(run)
         rate, sent = await _drive(seed.hits, items, run.sized(6, 3))
         if await seed.client.llen(QUEUE) != sent:
-            raise BenchFault("the seed's scheme counted something else")
+            raise BenchFault("the queue of hits counted something else")
         return {"hits/s": rate, "B a hit": (await _memory(run) - filled) / sent}
     finally:
         await seed.close()
@@ -228,7 +228,7 @@ async def _flush_seed(run: Run) -> Mapping[str, float]:
                 rows += written
             took_s = time.perf_counter() - began_s
             if await connection.fetchval("SELECT sum(total) FROM seed_total") != items:
-                raise BenchFault("the seed's scheme wrote something else")
+                raise BenchFault("the queue of hits wrote something else")
             return {"rows/s": rows / took_s}
         finally:
             await connection.close()

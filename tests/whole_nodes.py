@@ -55,7 +55,7 @@ class WholeNode:
         found = []
         for pid in descendants(self.process.pid):
             words = command_of(pid)
-            if "media" in words and kind in words and is_alive(pid):
+            if kind in words and is_alive(pid):
                 found.append(pid)
         return sorted(found)
 

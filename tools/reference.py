@@ -36,7 +36,9 @@ def settings_page() -> str:
         "A value comes from a command-line flag, else the environment, else `penstock.toml` (or the file"
         " named by `--config` or `PENSTOCK_CONFIG`), else its default. Durations are written `30s`, `10m`,"
         " `2h`; sizes `64KiB`, `25MiB`; lists with commas. `PENSTOCK_SECRET` is the root of all signatures;"
-        " without it one is made in the data folder. `penstock config show` prints what is in force.\n"
+        " without it one is made in the data folder. `PENSTOCK_APP` is left to units and compose files, which name"
+        " the application by it. Settings of rooms that are not installed may stand, too. `penstock config show`"
+        " prints what is in force.\n"
     )
     for section in dict.fromkeys(row.section for row in rows):
         lines += [

@@ -7,8 +7,8 @@
     @app.on_item
     async def publish(item): ...
 
-The same object is what every role of a running system stands on: `penstock up site:app` starts them
-with it. With no URLs configured the engines are the embedded ones of the data folder, which `penstock up`
+The same object is what every role of a running system stands on: `penstock up site_app:app` starts
+them with it. With no URLs configured the engines are the embedded ones of the data folder, which `penstock up`
 keeps running; this process connects to them and says so when they are not there.
 """
 
@@ -31,7 +31,7 @@ from penstock.engines.endpoints import Endpoints
 from penstock.engines.postgres import PostgresConfig
 from penstock.engines.valkey import ValkeyConfig
 from penstock.kernel.config import Loaded, load_config, parse_text, setting
-from penstock.kernel.errors import ExtraMissing
+from penstock.kernel.errors import require_extra
 from penstock.kernel.secrets import load_or_make_root
 
 if TYPE_CHECKING:
@@ -73,12 +73,19 @@ class DataConfig:
 
 
 def sections() -> dict[str, type[Any]]:
-    """Every section of the configuration, of the rooms whose extras are installed."""
-    from penstock.feed import FeedConfig
-    from penstock.jobs import JobsConfig
-    from penstock.views import ViewsConfig
+    """Every section of the configuration.
 
-    found: dict[str, type[Any]] = {
+    Also of rooms whose libraries are not installed here: machines of one site share one configuration.
+    """
+    from penstock.console.model import ConsoleConfig
+    from penstock.feed import FeedConfig
+    from penstock.fetch import FetchConfig
+    from penstock.jobs import JobsConfig
+    from penstock.media import MediaConfig
+    from penstock.views import ViewsConfig
+    from penstock.web.model import WebConfig
+
+    return {
         "data": DataConfig,
         "postgres": PostgresConfig,
         "valkey": ValkeyConfig,
@@ -86,22 +93,11 @@ def sections() -> dict[str, type[Any]]:
         "jobs": JobsConfig,
         "views": ViewsConfig,
         "feed": FeedConfig,
+        "fetch": FetchConfig,
+        "media": MediaConfig,
+        "web": WebConfig,
+        "console": ConsoleConfig,
     }
-    if find_spec("pycurl"):
-        from penstock.fetch import FetchConfig
-
-        found["fetch"] = FetchConfig
-    if find_spec("httptools"):
-        from penstock.media import MediaConfig
-
-        found["media"] = MediaConfig
-    if find_spec("litestar"):
-        from penstock.console.model import ConsoleConfig
-        from penstock.web.model import WebConfig
-
-        found["web"] = WebConfig
-        found["console"] = ConsoleConfig
-    return found
 
 
 class Penstock:
@@ -228,7 +224,7 @@ class Penstock:
     @cached_property
     def fetch(self) -> Fetch:
         """Catalogues and photos. Raises: ExtraMissing."""
-        _require_extra("pycurl", "fetch")
+        require_extra("fetch", "pycurl")
         from penstock.fetch import Fetch, FetchConfig
 
         config = self.config.section(FetchConfig)
@@ -263,8 +259,7 @@ class Penstock:
 
     @cached_property
     def media(self) -> Media:
-        """Objects served by range. Raises: ExtraMissing."""
-        _require_extra("httptools", "media")
+        """Objects served by range; the extra is for the node that serves them."""
         from penstock.media import Media, MediaConfig
 
         return Media(
@@ -277,7 +272,7 @@ class Penstock:
     @cached_property
     def tokens(self) -> Tokens:
         """The callers of the HTTP API. Raises: ExtraMissing."""
-        _require_extra("litestar", "web")
+        require_extra("web", "litestar")
         from penstock.web.tokens import Tokens
 
         return Tokens(self.engines.postgres)
@@ -285,7 +280,7 @@ class Penstock:
     @cached_property
     def audit(self) -> Audit:
         """What was done in the console. Raises: ExtraMissing."""
-        _require_extra("litestar", "web")
+        require_extra("web", "litestar")
         from penstock.web.audit import Audit
         from penstock.web.model import WebConfig
 
@@ -356,8 +351,7 @@ class Penstock:
         found: dict[str, Any] = {"jobs": self.jobs, "views": self.views, "feed": self.feed}
         if find_spec("pycurl"):
             found["fetch"] = self.fetch
-        if find_spec("httptools"):
-            found["media"] = self.media
+        found["media"] = self.media
         if find_spec("litestar"):
             found["tokens"] = self.tokens
             found["audit"] = self.audit
@@ -367,6 +361,7 @@ class Penstock:
         """The HTTP handlers of the rooms that are installed."""
         from penstock.feed import http as feed_http
         from penstock.jobs import http as jobs_http
+        from penstock.media import http as media_http
         from penstock.views import http as views_http
 
         found = [*jobs_http.ROUTES, *views_http.ROUTES, *feed_http.ROUTES]
@@ -374,11 +369,7 @@ class Penstock:
             from penstock.fetch import http as fetch_http
 
             found += fetch_http.ROUTES
-        if find_spec("httptools"):
-            from penstock.media import http as media_http
-
-            found += media_http.ROUTES
-        return found
+        return [*found, *media_http.ROUTES]
 
     def pages(self) -> Console:
         """The console, for whoever serves it beside the API."""
@@ -415,8 +406,3 @@ class Penstock:
 
 def _path_of(text: str | None) -> Path | None:
     return Path(text) if text else None
-
-
-def _require_extra(module: str, extra: str) -> None:
-    if find_spec(module) is None:
-        raise ExtraMissing(extra)

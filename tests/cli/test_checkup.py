@@ -1,4 +1,4 @@
-"""The doctor on the root token: valid, revoked, of another database, unreadable; and on what the feed asks of Valkey."""
+"""The doctor on the root token, on what the feed asks of Valkey, on URLs of media, on hits that nobody flushes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,28 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.cli.checkup import INTSET_ENTRIES, check_token, check_valkey
+from penstock import Penstock
+from penstock.cli.checkup import (
+    INTSET_ENTRIES,
+    check_flusher,
+    check_media_urls,
+    check_token,
+    check_valkey,
+)
 from penstock.web.tokens import Tokens, ensure_root_token, make_token, root_name
+
+
+@pytest.fixture
+async def app(running_engines, database_url, tmp_path):
+    """An application on this test's engines."""
+    flags = {
+        "data.folder": str(tmp_path / "data"),
+        "postgres.url": database_url,
+        "valkey.url": running_engines.endpoints.valkey_url,
+        "valkey.prefix": f"test-{tmp_path.name}",
+    }
+    async with Penstock(flags=flags) as app:
+        yield app
 
 
 @pytest.fixture
@@ -65,3 +85,27 @@ async def test_sets_that_would_take_ten_times_the_memory_are_a_warning(valkey):
         await valkey.command("CONFIG", "SET", name, INTSET_ENTRIES)
     assert finding.state == "warn"
     assert finding.mend.startswith(f"set {name} {INTSET_ENTRIES}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_told"),
+    [
+        ({}, False),
+        ({"media.listen": "0.0.0.0:8081"}, True),
+        ({"media.listen": "[::]:8081"}, True),
+        ({"media.listen": "0.0.0.0:8081", "media.public_url": "https://img.example.com"}, False),
+    ],
+)
+def test_urls_that_lead_nowhere_are_a_warning(flags, is_told):
+    found = check_media_urls(Penstock(flags=flags))
+    assert [finding.state for finding in found] == ["warn"] * is_told
+    assert all("media.public_url" in finding.mend for finding in found)
+
+
+async def test_hits_that_nobody_flushes_are_a_warning(app):
+    assert (await check_flusher(app))[0].state == "ok"
+    await app.views.hit("ad:1")
+    [finding] = await check_flusher(app)
+    assert finding.state == "warn"
+    assert "nobody flushes 1 calls with hits" in finding.text
+    assert "penstock flusher" in finding.mend

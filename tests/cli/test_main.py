@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
 
 from penstock.__main__ import main
-from penstock.cli.main import ROOMS, build_group, take_global_options
+from penstock.cli.main import NAMES, ROOMS, build_group, take_global_options
 from penstock.cli.roles import LIBRARIES
 from penstock.cli.terminal import CommandLine
 
@@ -41,6 +42,8 @@ def test_global_options_may_stand_anywhere_before_a_lone_dash_dash():
         (["up", "nonsense"], 2, "write module:attribute"),
         (["up", "no_such_module:app"], 2, "no module 'no_such_module'"),
         (["up", "json:app"], 2, "module json has no Penstock() 'app'"),
+        (["up", "site:app"], 2, "'site' is a module of Python's standard library, which hides"),
+        (["up", "site.web:app"], 2, "call yours otherwise, such as site_app.py"),
         (["jobs", "show", "1"], 7, "penstock up"),
         (["agent", "--name", "a b"], 2, "host 'a b' is no valid id"),
         (["agent", "--name", ""], 2, "host '' is no valid id"),
@@ -143,11 +146,21 @@ def test_doctor_without_engines_says_how_to_start_them(folder, capfd):
 def test_a_missing_extra_is_told_with_its_name(folder, capfd, monkeypatch):
     monkeypatch.setitem(ROOMS, "penstock.fetch.cli", "no_such_library")
     assert main(["fetch", "runs", "ls", "--max", "3"]) == 2
-    assert "pip install 'penstock[fetch]'" in capfd.readouterr().err
+    assert "pip install 'WHEEL[fetch]'" in capfd.readouterr().err
     monkeypatch.setitem(LIBRARIES, "web", ("no_such_library",))
     for role in ("api", "up"):
         assert main([role]) == 2
-        assert "pip install 'penstock[web]'" in capfd.readouterr().err
+        assert "pip install 'WHEEL[web]'" in capfd.readouterr().err
+
+
+def test_a_line_imports_the_modules_of_its_command_alone():
+    for module in ROOMS:
+        found = tuple(command.name for command in importlib.import_module(module).COMMANDS)
+        assert found == NAMES[module]
+        for name in found:
+            assert name in build_group(name).commands
+    assert set(build_group("media").commands) == set(NAMES["penstock.cli.roles"])
+    assert set(build_group("no-such").commands) == {n for names in NAMES.values() for n in names}
 
 
 def test_every_command_has_help():

@@ -120,7 +120,7 @@ def test_backup_and_restore_work_as_the_operations_page_says(start, tmp_path):
     stop(engines)
 
     up, doctor = serve.splitlines()
-    process = start(folder, *shlex.split(up.replace("site:app", "shop.app:app"))[1:])
+    process = start(folder, *shlex.split(up.replace("site_app:app", "shop.app:app"))[1:])
     api = re.search(r"API +(\S+)", process.wait_out("/v1/queues"))[1]
     run(start, folder, *shlex.split(doctor)[1:])
     token = (folder / "penstock-data" / "token").read_text().strip()

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from bench.figures import Goal, Runs, figure, rounded
 from bench.jobs_lanes import Shape, judge
-from bench.report import bars, broken, not_measured, table
+from bench.report import bars, broken, remarks, table
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {"jobs", "fetch", "views", "feed", "media"}
@@ -74,7 +74,7 @@ def test_a_goal_is_judged_by_the_median_and_by_the_peers_of_the_same_run(goal, o
 def test_a_goal_that_was_not_measured_does_not_hold_and_says_why():
     row = figure("slots", "MiB", "", ours=None, goal=Goal(at_most=8), not_measured=["no slots"])
     assert row.holds is False
-    assert not_measured([row]) == ["slots, : no slots"]
+    assert remarks([row]) == ["slots, : no slots"]
 
 
 def test_a_peer_without_a_figure_decides_nothing_and_is_named():

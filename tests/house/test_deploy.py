@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +24,18 @@ RULES = [
 ]
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 NOT_OURS = {"up"}
+AWAY = "127.0.0.1:1"
+EXAMPLE = DEPLOY / "systemd" / "penstock.env.example"
+RUN_EACH = """
+import contextlib, io, json, sys
+from penstock.__main__ import main
+told = []
+for words in json.loads(sys.argv[1]):
+    sys.modules.pop(sys.argv[2], None)  # each command stands on an application of its own
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        told.append((main(words), said.getvalue()))
+print(json.dumps(told))
+"""
 
 
 def _declared():
@@ -89,12 +103,53 @@ def test_a_unit_starts_a_command_that_exists_and_stops_it_in_order(unit):
     assert "TimeoutStopSec=60" in text
 
 
+def settings_of_example():
+    """Every line of the example, also those that are given as a choice."""
+    lines = re.findall(r"^#? ?(PENSTOCK_\w+)=(.*)$", EXAMPLE.read_text(), re.MULTILINE)
+    return {name: text or "no secret but long enough for one" for name, text in lines}
+
+
+def started_by(unit, settings):
+    """The words of the unit's command, as systemd makes them of the settings."""
+    [line] = re.findall(r"^ExecStart=\S+/penstock (.*)$", unit.read_text(), re.MULTILINE)
+    return [re.sub(r"\$\{(\w+)\}", lambda name: settings[name[1]], word) for word in line.split()]
+
+
+@pytest.mark.slow
+def test_a_unit_s_command_takes_the_settings_of_the_example(tmp_path):
+    """Each gets as far as the engines, which are away, or is stopped by the last thing before it begins."""
+    settings = settings_of_example()
+    assert {"PENSTOCK_APP", "PENSTOCK_POSTGRES_URL", "PENSTOCK_MEDIA_LISTEN"} <= settings.keys()
+    module = settings["PENSTOCK_APP"].partition(":")[0]
+    (tmp_path / f"{module}.py").write_text("from penstock import Penstock\napp = Penstock()\n")
+    ends = {"up": (2, "no engine to start"), "media": (5, "cannot listen on")}
+    commands = {unit.stem: started_by(unit, settings) for unit in UNITS}
+    commands["penstock-up"].append("--engines-only")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings |= {
+            "PENSTOCK_DATA_FOLDER": str(tmp_path / "data"),
+            "PENSTOCK_POSTGRES_URL": f"postgresql://penstock@{AWAY}/penstock",
+            "PENSTOCK_VALKEY_URL": f"valkey://{AWAY}",
+            "PENSTOCK_BLOBS_URL": f"file://{tmp_path}/blobs",
+            "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{taken.getsockname()[1]}",
+        }
+        ran = subprocess.run(
+            [sys.executable, "-c", RUN_EACH, json.dumps(list(commands.values())), module],
+            cwd=tmp_path, env=os.environ | settings, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    for words, (code, said) in zip(commands.values(), json.loads(ran.stdout), strict=True):
+        assert code == ends.get(words[0], (7,))[0], f"{words}: {said}"
+        assert ends.get(words[0], (7, AWAY))[1] in said, f"{words}: {said}"
+
+
 def test_the_compose_file_runs_every_role():
     compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
     commands = {name: service.get("command", "") for name, service in compose["services"].items()}
     assert set(commands) == {
         "postgres", "valkey", "migrate", "api", "agent", "scheduler", "flusher", "media",
     }  # fmt: skip
+    assert "PENSTOCK_MEDIA_PUBLIC_URL" in compose["services"]["media"]["environment"]
     for name in ("migrate", "api", "agent", "scheduler", "flusher", "media"):
         words = f"penstock {commands[name]}".split(" ${")[0]
         assert words in _commands()

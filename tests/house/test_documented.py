@@ -35,6 +35,24 @@ def test_every_route_says_which_scope_it_needs():
     assert {route.removeprefix("GET ") for route in open_routes} == expected
 
 
+TOLD = [*PAGES, *(path for path in ROOT.glob("deploy/**/*") if path.is_file())]
+
+
+@pytest.mark.parametrize("page", TOLD, ids=lambda page: str(page.relative_to(ROOT)))
+def test_an_application_has_no_name_of_the_standard_library(page):
+    """`site:app` can never be imported: Python has a module `site` of its own, loaded before."""
+    named = re.findall(r"\b([a-z_]\w*)(?:\.\w+)*:app\b", page.read_text())
+    assert not sys.stdlib_module_names & set(named)
+
+
+@pytest.mark.parametrize("page", TOLD, ids=lambda page: str(page.relative_to(ROOT)))
+def test_nobody_is_told_to_install_a_stranger_s_package(page):
+    """What is called `penstock` in the public index is another project."""
+    assert not re.search(
+        r"pip install [^`\n]*(?<=[ '\"])penstock(?:\[[\w,]+\])?['\"\s`]", page.read_text()
+    )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

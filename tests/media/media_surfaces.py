@@ -77,6 +77,9 @@ class PythonSurface(PythonVerbs):
     async def simulate(self, *, lost=(), **cluster):
         return simulate(Cluster(**cluster), lost=lost)
 
+    async def hottest(self, *, limit=20):
+        return await self._media.hottest(objects_max=limit)
+
     async def disks(self):
         return await self._media.disks.list()
 
@@ -154,6 +157,9 @@ class HttpSurface:
 
     async def simulate(self, **body):
         return await self.ask("POST", "simulate", json=body)
+
+    async def hottest(self, *, limit=20):
+        return await self.ask("GET", "hottest", params={"limit": limit})
 
     async def disks(self):
         return await self.ask("GET", "disks")
@@ -264,6 +270,9 @@ class CommandSurface:
             replicas,
         ]
         return await self.run("partitions", "simulate", *words, *_each("--lose", lost))
+
+    async def hottest(self, *, limit=20):
+        return await self.run("hottest", "--max", limit)
 
     async def disks(self):
         return await self.run("disks", "ls")

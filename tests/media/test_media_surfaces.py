@@ -17,6 +17,7 @@ from penstock.kernel.errors import Unavailable
 from penstock.media import Media, MediaConfig
 from penstock.media.cli import COMMANDS
 from penstock.media.errors import NodeNotHere
+from penstock.media.hottest import write_hottest
 from penstock.media.http import ROUTES
 from penstock.testing.processes import PenstockProcess, is_alive
 from penstock.testing.waiting import wait_true
@@ -115,9 +116,23 @@ async def test_disks_need_a_node_on_this_data_folder(blobs, tmp_path):
         media = Media(blobs, MediaConfig(), folder=folder)
         for name in SURFACES:
             async with surface_on(name, media, tmp_path) as surface:
-                with pytest.raises(Refused) as raised:
-                    await surface.do("disks", {})
-                assert raised.value.told == "409 media.node_not_here"
+                for verb in ("disks", "hottest"):
+                    with pytest.raises(Refused) as raised:
+                        await surface.do(verb, {})
+                    assert raised.value.told == "409 media.node_not_here"
+
+
+async def test_what_is_asked_for_most_is_told_alike(blobs, tmp_path):
+    media = Media(blobs, MediaConfig(), folder=tmp_path)
+    write_hottest(tmp_path, [("tracks/a.mp3", 7.031), ("tracks/b.mp3", 2.5), ("c.jpg", 0.1)])
+    rows = [
+        {"key": "tracks/a.mp3", "requests_per_s": 7.03},
+        {"key": "tracks/b.mp3", "requests_per_s": 2.5},
+    ]
+    for name in SURFACES:
+        async with surface_on(name, media, tmp_path) as surface:
+            assert await surface.do("hottest", {"limit": 2}) == rows
+            assert len(await surface.do("hottest", {})) == 3
 
 
 async def test_a_node_that_does_not_answer_is_told_by_warm(blobs, tmp_path):

@@ -184,6 +184,7 @@ async def test_the_index_leads_everywhere(api):
         assert (await api.get(path)).status_code == 200, path
     codes = {row["code"] for row in (await api.get("/problems")).json()}
     assert codes == {*error_table(), "internal"}
+    assert "media.disk_unknown" in codes, "also what is imported by the first call that needs it"
     assert (await api.get("/problems/no.such")).status_code == 404
 
 

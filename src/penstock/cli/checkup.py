@@ -15,12 +15,18 @@ import secrets
 import shutil
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.cli.checkup_media import (
+    check_media_cluster,
+    check_media_disks,
+    serves_media_alone,
+)
+from penstock.cli.findings import CHECK_S, Finding
 from penstock.cli.house import App
 from penstock.engines import Engines
+from penstock.engines.blobs import Blobs
 from penstock.engines.embedded import FolderUnusable, NotRunning
 from penstock.engines.embedded.folder import require_owner
 from penstock.engines.migrate import plan_migrations
@@ -37,22 +43,12 @@ INTSET_ENTRIES: Final = 65_536
 """Sets of numbers up to so many are kept in 4 to 8 bytes a member instead of 40."""
 DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
 FILES_MIN: Final = 4096
-CHECK_S: Final = 10.0
 EVERYWHERE: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - looked for, never listened on
 WEBHOOK_FAILURES_SEEN: Final = 5
 """So many sends in a row that failed are told: about a minute and a half."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report; `state` is ok, warn or fail."""
-
-    subject: str
-    state: str
-    text: str
-    mend: str = ""
-
-
+Check = tuple[str, Callable[[], Awaitable[list[Finding]]]]
 SCHEMA_FITS: Final = Finding("schema", "ok", "up to date")
 
 
@@ -64,10 +60,13 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
     try:
         engines = app.engines
     except NotRunning as error:
+        if serves_media_alone(app):
+            findings.append(Finding("engines", "ok", "none: this machine serves media alone"))
+            return [*findings, *await _run_checks([*_media_checks(app)])]
         return [*findings, Finding("engines", "fail", error.text, "run `penstock up`")]
     except PenstockError as error:
         return [*findings, Finding("engines", "fail", error.text)]
-    checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
+    checks: list[Check] = [
         ("postgres", lambda: check_postgres(engines)),
         ("schema", lambda: check_schema_state(engines, packages)),
         ("token", lambda: check_token(app, engines)),
@@ -75,8 +74,22 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
         ("valkey", lambda: check_valkey(engines)),
         ("views", lambda: check_views(app, engines)),
         ("flusher", lambda: check_flusher(app)),
-        ("blobs", lambda: check_blobs(engines)),
+        *_media_checks(app),
     ]
+    return [*findings, *await _run_checks(checks)]
+
+
+def _media_checks(app: App) -> list[Check]:
+    """What is looked at also where media is served alone."""
+    return [
+        ("blobs", lambda: check_blobs(app.blobs)),
+        ("media disks", lambda: check_media_disks(app)),
+        ("media cluster", lambda: check_media_cluster(app)),
+    ]
+
+
+async def _run_checks(checks: list[Check]) -> list[Finding]:
+    findings: list[Finding] = []
     for subject, check in checks:
         if subject in ("token", "webhooks", "flusher") and SCHEMA_FITS not in findings:
             continue  # without its table PostgreSQL cannot tell
@@ -334,12 +347,12 @@ async def check_flusher(app: App) -> list[Finding]:
     return [Finding("flusher", "ok", "no hits wait for a flusher that is not there")]
 
 
-async def check_blobs(engines: Engines) -> list[Finding]:
+async def check_blobs(blobs: Blobs) -> list[Finding]:
     """Whether an object can be stored, read and removed."""
     key, data = f"penstock-probe/{secrets.token_hex(8)}", b"penstock"
-    await engines.blobs.put(key, data)
-    same = await engines.blobs.get(key) == data
-    await engines.blobs.delete(key)
+    await blobs.put(key, data)
+    same = await blobs.get(key) == data
+    await blobs.delete(key)
     if not same:
         return [Finding("blobs", "fail", "an object came back with other bytes", "check the store")]
     return [Finding("blobs", "ok", "an object was stored, read and removed")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.engines import Engines
+from penstock.engines.blobs import Blobs
 from penstock.engines.endpoints import Endpoints
 from penstock.kernel.config import Loaded
 from penstock.kernel.errors import InvalidInput, PenstockError
@@ -46,6 +47,9 @@ class App(Protocol):
 
     @property
     def engines(self) -> Engines: ...
+
+    @property
+    def blobs(self) -> Blobs: ...
 
     @property
     def secret(self) -> str: ...
@@ -110,14 +114,28 @@ def load_app(name: str) -> App:
             ) from error
         raise AppNotFound(
             f"application {name!r}: no module {missing!r} in {Path.cwd()} or the installed packages"
+            + _hiding(module_name)
         ) from error
     app: Any = getattr(module, attribute, None)
     if app is None or not hasattr(app, "load_rooms"):
         raise AppNotFound(
             f"application {name!r}: module {module_name} has no Penstock() {attribute!r}"
+            + _hiding(module_name)
         )
     found: App = app
     return found
+
+
+def _hiding(module_name: str) -> str:
+    """What to do where Python has a module of that name itself, which hides the user's file."""
+    first = module_name.partition(".")[0]
+    file = getattr(sys.modules.get(first), "__file__", None) or ""
+    if first not in sys.stdlib_module_names or Path(file).parent == Path.cwd():
+        return ""
+    return (
+        f"; {first!r} is a module of Python's standard library, which hides a file of that name:"
+        " call yours otherwise, such as site_app.py"
+    )
 
 
 def _told(error: Exception) -> str:

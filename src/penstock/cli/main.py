@@ -18,7 +18,7 @@ import click
 import penstock
 from penstock.cli.house import App
 from penstock.cli.terminal import CommandLine
-from penstock.kernel.errors import ExtraMissing, Forbidden, InvalidInput, PenstockError
+from penstock.kernel.errors import ExtraMissing, Forbidden, InvalidInput, PenstockError, installing
 
 ROOMS: Final = {
     "penstock.cli.init": "uvloop",
@@ -29,13 +29,24 @@ ROOMS: Final = {
     "penstock.views.cli": "asyncpg",
     "penstock.feed.cli": "asyncpg",
     "penstock.fetch.cli": "pycurl",
-    "penstock.media.cli": "httptools",
+    "penstock.media.cli": "asyncpg",
     "penstock.web.cli": "litestar",
 }
 """Modules with `COMMANDS`, and the library that tells whether the room's extra is installed."""
 
-NOUNS: Final = {"penstock.fetch.cli": "fetch", "penstock.web.cli": "tokens"}
-"""Of rooms whose command tells which extra is missing; the other modules' libraries are always there."""
+NAMES: Final = {
+    "penstock.cli.init": ("init",),
+    "penstock.cli.up": ("up",),
+    "penstock.cli.roles": ("api", "agent", "work", "zygote", "scheduler", "flusher", "media"),
+    "penstock.cli.upkeep": ("migrate", "config", "doctor"),
+    "penstock.jobs.cli": ("jobs", "queues", "lanes", "crons", "fleet"),
+    "penstock.views.cli": ("views",),
+    "penstock.feed.cli": ("feed",),
+    "penstock.fetch.cli": ("fetch",),
+    "penstock.media.cli": ("media",),
+    "penstock.web.cli": ("tokens", "audit"),
+}
+"""The commands of each, so that a line imports its own alone: half the time until a role begins."""
 
 
 class OptionWithoutValue(InvalidInput):
@@ -58,7 +69,8 @@ def run(
     try:
         words = take_global_options(arguments, line)
         # Outside its standalone mode click returns the code of a command's own Exit.
-        ended = build_group().main(words, prog_name="penstock", standalone_mode=False, obj=line)
+        group = build_group(words[0] if words else None)
+        ended = group.main(words, prog_name="penstock", standalone_mode=False, obj=line)
         return ended if isinstance(ended, int) else 0
     except PenstockError as error:
         return line.show_error(error)
@@ -111,8 +123,8 @@ def take_global_options(arguments: Sequence[str], line: CommandLine) -> list[str
     return kept + words[end:]
 
 
-def build_group() -> click.Group:
-    """The whole command tree of the rooms that are installed."""
+def build_group(word: str | None = None) -> click.Group:
+    """The command tree of the rooms that are installed; of the modules that have command `word`, where some have."""
     group = click.Group(
         "penstock",
         help=(
@@ -128,12 +140,16 @@ def build_group() -> click.Group:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     click.version_option(penstock.__version__, message="penstock %(version)s")(group)
+    wanted = {module for module, names in NAMES.items() if word in names} or ROOMS.keys()
     for module, library in ROOMS.items():
+        if module not in wanted:
+            continue
         if find_spec(library) is not None:
             for command in importlib.import_module(module).COMMANDS:
                 add_command(group, command)
-        elif module in NOUNS:
-            group.add_command(command_of_missing(NOUNS[module], module.split(".")[1]))
+        else:
+            for name in NAMES[module]:
+                group.add_command(command_of_missing(name, module.split(".")[1]))
     return group
 
 
@@ -147,7 +163,7 @@ def command_of_missing(noun: str, room: str) -> click.Command:
         noun,
         callback=tell,
         params=[click.Argument(["words"], nargs=-1)],
-        help=f"Not installed: pip install 'penstock[{room}]'.",
+        help=f"Not installed: {installing(room)}.",
         context_settings={"ignore_unknown_options": True},
     )
 

@@ -23,8 +23,7 @@ import click
 import uvloop
 
 from penstock.cli.house import App
-from penstock.cli.media_processes import COMMANDS as MEDIA_PROCESSES
-from penstock.cli.media_processes import child_command, settings_of
+from penstock.cli.media_processes import orders_of
 from penstock.cli.supervisor import announce_ready, watch_parent
 from penstock.cli.terminal import CommandLine
 from penstock.engines.migrate import check_schema
@@ -321,10 +320,10 @@ def serve_media(line: CommandLine, application: str | None) -> None:
 
     async def body(app: App, stop: asyncio.Event) -> None:
         def on_ready(host: str, port: int) -> None:
+            log.info("media_serves", listen=f"{host}:{port}")
             announce_ready(listen=f"{host}:{port}")
 
-        command = partial(child_command, penstock_command(line))
-        await run_node(app.media, stop, on_ready, command=command, settings=settings_of(app))
+        await run_node(app.media, stop, on_ready, orders=orders_of(app))
 
     # The standard loop: uvloop has no sendfile.
     run_role(
@@ -337,6 +336,14 @@ def serve_media(line: CommandLine, application: str | None) -> None:
     )
 
 
-for process in MEDIA_PROCESSES:
-    media.add_command(process)
+@media.command("metrics", short_help="Print the series of this machine's node.")
+@click.pass_obj
+def media_metrics(line: CommandLine) -> None:
+    """Print what the node of this data folder counts, as Prometheus reads it; nothing while it is stopped.
+
+    For a machine without `penstock api`: let a timer write it to a file of node_exporter's textfile collector.
+    """
+    click.echo(metrics.merged_metrics(line.app().metrics_folder, None).decode(), nl=False)
+
+
 COMMANDS: Final[list[Any]] = [api, agent, work, zygote, scheduler, flusher, media]

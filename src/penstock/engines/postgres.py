@@ -1,6 +1,6 @@
 """PostgreSQL through asyncpg: the truth. A pool, transactions, named queries, and its errors in our words.
 
-asyncpg was measured 1.1 to 7 times psycopg on the batches this product lives on (research of 2026-11-21,
+asyncpg was measured 1.1 to 7 times psycopg on the batches this product lives on (prototypes of 2026-11-21,
 PostgreSQL 18, 2 cores). Rooms pass `Query` values from their own `sql/` folder and plain parameters; a
 driver's error never leaves this file. Whoever needs several statements to hold together opens
 `transaction()`; a single statement needs none.

@@ -103,7 +103,7 @@ _LAZY: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs the extra `penstock[fetch]` on first use; the values above do not."""
+    """Import what needs the extra `fetch` on first use; the values above do not."""
     module = _LAZY.get(name)
     if module is not None:
         return getattr(import_module(module), name)

@@ -52,7 +52,7 @@ _COMPATIBLE: Final = ipaddress.ip_network("::/96")
 OPEN_NETWORK: Final = (
     "only public hosts are asked (setting fetch.allow_networks opens a network on purpose)"
 )
-OPEN_PORT: Final = "setting fetch.allow_ports opens a port on purpose"
+OPEN_PORT: Final = "setting fetch.allow_ports lists all that are"
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _NUMBER: Final = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\\]")

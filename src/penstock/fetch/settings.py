@@ -37,7 +37,9 @@ class FetchConfig:
         "", "Networks that may be connected to although they are not public.", parse_networks
     )
     allow_ports: tuple[int, ...] = setting(
-        "80, 443", "Ports that may be connected to.", parse_ports
+        "80, 443",
+        "All ports that may be connected to: who adds one writes 80 and 443 as well.",
+        parse_ports,
     )
     classes: tuple[float, ...] = setting(
         "1s, 5s, 30s",

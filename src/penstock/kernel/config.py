@@ -26,6 +26,7 @@ from penstock.kernel.errors import FieldProblem, InvalidInput
 ENV_PREFIX: Final = "PENSTOCK_"
 ENV_OUTSIDE_SECTIONS: Final = frozenset(
     {
+        "PENSTOCK_APP",
         "PENSTOCK_CONFIG",
         "PENSTOCK_SECRET",
         "PENSTOCK_CRASH_AT",
@@ -33,6 +34,7 @@ ENV_OUTSIDE_SECTIONS: Final = frozenset(
         "PENSTOCK_PARENT_PID",
     }
 )
+"""Read elsewhere, or set for others: units and compose files name the application in `PENSTOCK_APP`."""
 S = TypeVar("S")
 _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT_BYTES: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

@@ -11,6 +11,7 @@ carry secrets, SQL or another user's data, since they are shown to the caller as
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import ClassVar, Final
 
 
@@ -121,9 +122,20 @@ class ExtraMissing(InvalidInput):
     code = "extra_missing"
 
     def __init__(self, room: str) -> None:
-        super().__init__(
-            f"room {room} needs libraries that are not installed: pip install 'penstock[{room}]'"
-        )
+        super().__init__(f"room {room} needs libraries that are not installed: {installing(room)}")
+
+
+def installing(extra: str) -> str:
+    """How to have the libraries of `extra`; the package is in no index, so its wheel is named."""
+    return (
+        f"pip install 'WHEEL[{extra}]', with the path of Penstock's wheel (docs/jobs.md, Install)"
+    )
+
+
+def require_extra(room: str, *libraries: str) -> None:
+    """Raises: ExtraMissing where one of `libraries` is not installed."""
+    if not all(find_spec(library) for library in libraries):
+        raise ExtraMissing(room)
 
 
 KINDS: Final = (

@@ -2,7 +2,7 @@
 
 Every metric is declared here or in a room's `model.py` through `counter`, `gauge` or `histogram`, with the
 full set of values each label may take: a value outside it is counted as `other`, so ids, hosts and
-addresses can never become series. Bound children cost 0.34 us an increment (research of 2026-11-21).
+addresses can never become series. Bound children cost 0.34 us an increment (prototypes of 2026-11-21).
 
 A process that has no file of its own, such as a slot, tells its parent what its counters grew by (`take_growth`), who adds
 it to what it writes itself (`add_growth`): so a scrape sees one agent, and what a dead slot counted stays.
@@ -178,9 +178,9 @@ def remove_snapshot(folder: Path, role: str) -> None:
     (folder / f"{role}-{os.getpid()}.prom").unlink(missing_ok=True)
 
 
-def merged_metrics(folder: Path | None, role: str) -> bytes:
-    """The exposition text of this process and of every fresh snapshot in `folder`, by `role`."""
-    texts = [(role, generate_latest(REGISTRY).decode())]
+def merged_metrics(folder: Path | None, role: str | None) -> bytes:
+    """The exposition text of every fresh snapshot in `folder`, and of this process as `role` unless that is None."""
+    texts = [(role, generate_latest(REGISTRY).decode())] if role is not None else []
     for path in sorted(folder.glob("*.prom")) if folder is not None else []:
         try:
             fresh = time.time() - path.stat().st_mtime < STALE_S

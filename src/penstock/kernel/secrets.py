@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -66,14 +67,30 @@ def derive_key(root: str, use: str) -> Key:
 
 
 def load_or_make_root(folder: Path) -> str:
-    """The root secret kept in `folder`, made there on first use; safe with several processes."""
+    """The root secret kept in `folder`, made there on first use; safe with several processes. Raises: WeakSecret."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
+    if not path.exists():
+        _make_root(path)
+    root = path.read_text().strip()
+    if len(root) < ROOT_CHARACTERS_MIN:
+        raise WeakSecret(
+            f"the secret in {path} has {len(root)} characters, at least {ROOT_CHARACTERS_MIN} are needed: put the"
+            " former one back; where there was none remove the file, and a new one is made"
+        )
+    return root
+
+
+def _make_root(path: Path) -> None:
+    """Make it beside and give it its name once it is whole: another process may read it at any moment."""
+    draft = path.with_name(f"secret-{secrets.token_hex(8)}.draft")
     try:
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(secrets.token_urlsafe(32))
             file.flush()
             os.fsync(file.fileno())
-    except FileExistsError:
-        pass
-    return path.read_text().strip()
+        # A name that is there already is kept: the first secret made is everybody's.
+        with suppress(FileExistsError):
+            path.hardlink_to(draft)
+    finally:
+        draft.unlink(missing_ok=True)

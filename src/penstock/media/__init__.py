@@ -16,7 +16,7 @@ signing      signed URLs;  id3  tags in front of tracks;  tracing  one request f
 sources      files, our own disks, the object store: who gives shapes and blocks
 store        blocks on disks, found through shared memory; the filler (a heart)
 partitions   who keeps a key (pure);  cluster  members, health, the one hop, purges
-worker       the processes of a node, the data plane
+worker       the processes of a node, the data plane;  child  one of them;  hottest  what clients ask for most
 simulate     what a lost node or another cache size does
 service      `Media` and its verbs
 http, cli    /v1/media/... and `penstock media ...`

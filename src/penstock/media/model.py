@@ -7,6 +7,7 @@ set on the error itself, so that the table of errors still names every answer th
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +38,15 @@ BLOCK_BYTES: Final = 256 * 1024
 
 LIST_OBJECTS_MAX: Final = 1000
 WEIGHT_MAX: Final = 100
+WEIGHT_MIN: Final = 0.01
+WORKERS_MAX: Final = 64
+REPLICAS_MAX: Final = 8
+CONNECTIONS_LIMIT: Final = 10_000_000
+DISK_BYTES_MIN: Final = 16 * 2**20
+DISK_BYTES_MAX: Final = 256 * 2**40
+"""More than any disk has; 35 GB of memory for its table."""
 _WEIGHT: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
+_NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTENT_ADDRESS: Final = re.compile(
     r"photos/([0-9a-f]{2})/([0-9a-f]{2})/(\1\2[0-9a-f]{60})\.[a-z0-9]+"
 )
@@ -77,7 +86,10 @@ def parse_disks(text: str) -> tuple[DiskConfig, ...]:
         path, _, size = part.rpartition(":")
         if not path.startswith("/"):
             raise ValueError("absolute paths and sizes such as /var/cache/a:100GiB, /dev/sdb:1TiB")
-        disks.append(DiskConfig(Path(path), parse_size_bytes(size)))
+        size_bytes = parse_size_bytes(size)
+        if not DISK_BYTES_MIN <= size_bytes <= DISK_BYTES_MAX:
+            raise ValueError("sizes from 16MiB to 256TiB for each disk")
+        disks.append(DiskConfig(Path(path), size_bytes))
     if len({disk.path for disk in disks}) < len(disks):
         raise ValueError("disks of which none is named twice")
     return tuple(disks)
@@ -101,10 +113,35 @@ def parse_secrets(text: str) -> tuple[str, ...]:
 
 
 def parse_weight(text: str) -> float:
-    """A weight from 0 to 100, such as `0.5`. Raises: ValueError."""
-    if not _WEIGHT.fullmatch(text.strip()) or float(text) > WEIGHT_MAX:
-        raise ValueError(f"a weight from 0 to {WEIGHT_MAX} such as 1 or 0.5")
+    """A weight from 0.01 to 100, such as `0.5`. Raises: ValueError."""
+    if not _WEIGHT.fullmatch(text.strip()) or not WEIGHT_MIN <= float(text) <= WEIGHT_MAX:
+        raise ValueError(f"a weight from {WEIGHT_MIN:g} to {WEIGHT_MAX} such as 1 or 0.5")
     return float(text)
+
+
+def parse_node(text: str) -> str:
+    """A node's name, which stands in hops, logs and commands. Raises: ValueError."""
+    if not _NODE_NAME.fullmatch(text.strip()):
+        raise ValueError("a name of 1 to 64 of A-Z a-z 0-9 . _ - such as n1")
+    return text.strip()
+
+
+def parse_time_s(text: str) -> float:
+    """A duration that is not nothing: with none every client would be cut. Raises: ValueError."""
+    if not (time_s := parse_duration_s(text)):
+        raise ValueError("a duration of more than nothing such as 10s")
+    return time_s
+
+
+def parse_count_between(least: int, most: int) -> Callable[[str], int]:
+    """A parser of whole numbers in bounds."""
+
+    def parse(text: str) -> int:
+        if not least <= (count := parse_count(text)) <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return count
+
+    return parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +176,12 @@ class MediaConfig:
         secret=True,
     )
     url_ttl_s: float = setting(
-        "1h", "How long a signed URL is good when nothing else is said.", parse_duration_s
+        "1h", "How long a signed URL is good when nothing else is said.", parse_time_s
     )
     workers: int = setting(
         "0",
         "Processes that serve; 0: one a core, or more where the limit of files asks for it.",
-        parse_count,
+        parse_count_between(0, WORKERS_MAX),
     )
     disks: tuple[DiskConfig, ...] = setting(
         "",
@@ -153,7 +190,7 @@ class MediaConfig:
         parse_disks,
     )
     node: str | None = setting(
-        None, "This node's name in the cluster; unset: it stands alone.", parse_text
+        None, "This node's name in the cluster; unset: it stands alone.", parse_node
     )
     advertise: tuple[str, int] | None = setting(
         None,
@@ -164,24 +201,26 @@ class MediaConfig:
     weight: float = setting(
         "1.0", "This node's share of the keys, beside the weights of the others.", parse_weight
     )
-    replicas: int = setting("2", "How many nodes keep an object.", parse_count)
+    replicas: int = setting(
+        "2", "How many nodes keep an object.", parse_count_between(1, REPLICAS_MAX)
+    )
     connections_max: int = setting(
         "4096",
         "Clients held at once; one more is answered 503. The limit of files may lower it.",
-        parse_count,
+        parse_count_between(1, CONNECTIONS_LIMIT),
     )
     header_timeout_s: float = setting(
         "10s",
         "A request's head must be complete within this, however it trickles.",
-        parse_duration_s,
+        parse_time_s,
     )
     idle_timeout_s: float = setting(
-        "60s", "How long a connection may wait for its next request.", parse_duration_s
+        "60s", "How long a connection may wait for its next request.", parse_time_s
     )
     send_timeout_s: float = setting(
         "60s",
         "The time in which a client must take send_progress bytes, or it is cut.",
-        parse_duration_s,
+        parse_time_s,
     )
     send_progress_bytes: int = setting(
         "16KiB", "The least a client must take in each send_timeout.", parse_size_bytes
@@ -189,7 +228,7 @@ class MediaConfig:
     origin_timeout_s: float = setting(
         "10s",
         "How long an object store that is no folder may take for one answer.",
-        parse_duration_s,
+        parse_time_s,
     )
     stop_timeout_s: float = setting(
         "10s", "How long answers under way may go on after a stop.", parse_duration_s

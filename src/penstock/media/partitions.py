@@ -25,10 +25,11 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.media.model import REPLICAS_MAX
+
 PARTITION_BITS: Final = 17
 PARTITIONS: Final = 1 << PARTITION_BITS
 CANDIDATES_MAX: Final = 1000
-REPLICAS_MAX: Final = 8
 CAP: Final = 1.01
 """The most a node is given, in fair shares."""
 CHUNK_PARTITIONS: Final = 64

@@ -16,10 +16,13 @@ import asyncio
 import errno
 import os
 import stat
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 from penstock.engines.blobs import BlobInfo, BlobMissing, Blobs, BlobsDown
+from penstock.kernel.errors import PenstockError
 from penstock.media.model import (
     BLOCK_BYTES,
     ObjectUnknown,
@@ -45,6 +48,80 @@ class Span(NamedTuple):
     end: int
 
 
+class Coming:
+    """Bytes on their way, filled from their start: what is here may be sent on while the rest comes."""
+
+    __slots__ = ("_calls", "fault", "filled_bytes", "length_bytes", "on_end", "view")
+
+    def __init__(self, data: bytes | bytearray, filled_bytes: int = 0) -> None:
+        """`data` is filled in place, from `filled_bytes` on."""
+        self.view = memoryview(data)
+        self.length_bytes = len(data)
+        self.filled_bytes = filled_bytes
+        self.fault: PenstockError | None = None
+        """Why nothing more will come."""
+        self.on_end: Callable[[PenstockError | None], None] | None = None
+        """Told once: None when all is here; else why its source failed, and then it is to see to the rest."""
+        self._calls: list[Callable[[], None]] = []
+
+    @classmethod
+    def of(cls, data: bytes) -> Coming:
+        """Bytes that are all here."""
+        return cls(data, len(data))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all is here, or nothing more will come."""
+        return self.filled_bytes == self.length_bytes or self.fault is not None
+
+    def part(self, start: int) -> memoryview:
+        """What is here from `start` on; nothing: it is yet to come. Raises: SourceCut."""
+        if start == self.filled_bytes and self.fault is not None:
+            raise SourceCut("the object's source failed while it was sent") from self.fault
+        return self.view[start : self.filled_bytes]
+
+    def call_at_more(self, call: Callable[[], None]) -> None:
+        """Call once, when more is here or nothing will be."""
+        self._calls.append(call)
+
+    def grow(self, count: int) -> None:
+        """So many bytes more are here."""
+        self.filled_bytes += count
+        if self.on_end is not None and self.filled_bytes == self.length_bytes:
+            on_end, self.on_end = self.on_end, None
+            on_end(None)
+        self._tell()
+
+    def fill(self, data: bytes | bytearray) -> None:
+        """All that was missing."""
+        self.view[self.filled_bytes :] = data
+        self.grow(len(data))
+
+    def fail(self, fault: PenstockError) -> None:
+        """Nothing more will come of this source."""
+        if self.on_end is not None:
+            on_end, self.on_end = self.on_end, None
+            on_end(fault)
+            return
+        self.fault = fault
+        self._tell()
+
+    async def whole(self) -> bytes:
+        """All of it. Raises: the fault."""
+        while not self.is_over:
+            more: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.call_at_more(partial(_end_wait, more))
+            await more
+        if self.fault is not None:
+            raise self.fault
+        return self.view.obj if isinstance(self.view.obj, bytes) else bytes(self.view)
+
+    def _tell(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
+
 class Source(Protocol):
     """Gives shapes and bytes of objects; one a worker, shared by its clients."""
 
@@ -66,6 +143,10 @@ class Source(Protocol):
 
         Raises: StoreUnavailable, SourceCut (the object is another version by now), ObjectUnknown.
         """
+        ...
+
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
+        """The same, as soon as some of it can be sent on. Raises: as `block`."""
         ...
 
 
@@ -156,6 +237,10 @@ class StoreSource:
         assert isinstance(found, bytes), "a copy was asked for"
         return found[span.start : span.end]
 
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
+        """See `Source`."""
+        return Coming.of(await self.block(key, shape, number, span))
+
 
 class OriginSource:
     """The object store itself, nothing kept. Each read is seen to be of one version before and after."""
@@ -190,6 +275,15 @@ class OriginSource:
         if len(data) != count:
             raise SourceCut("the object store gave fewer bytes than the object has")
         return data
+
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
+        """See `Source`. The store's client gives bytes only when all are here."""
+        return Coming.of(await self.block(key, shape, number, span))
+
+
+def _end_wait(wait: asyncio.Future[None]) -> None:
+    if not wait.done():
+        wait.set_result(None)
 
 
 def _unknown() -> ObjectUnknown:

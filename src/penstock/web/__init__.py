@@ -2,7 +2,7 @@
 
 What: `create_api` mounts the Litestar handlers of the rooms; `run_api` serves them with uvicorn
 (uvloop, httptools), the pair measured best for the price of validation, OpenAPI 3.1 and a clean stop
-(research of 2026-11-21, 2 cores).
+(prototypes of 2026-11-21, 2 cores).
 
 Promises: every error is `application/problem+json` (RFC 9457) with a code from the one error table and
 a request id; a token works 5 s at most after it is revoked; only the SHA-256 of a token is stored; a

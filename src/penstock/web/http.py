@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -24,6 +26,8 @@ from penstock.web.problems import UnexpectedError, title_of
 READY_TIMEOUT_S: Final = 2.0
 SQL: Final = load_queries("penstock.web")
 OPEN: Final = {"scope": None}
+LATE_ERRORS: Final = {"penstock.media.store.errors": "xxhash"}
+"""Errors of modules that are imported by the first call that needs them, and the library that these need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,9 @@ async def _is_up(check: Callable[[], Awaitable[Any]]) -> bool:
 
 
 def _errors() -> dict[str, type[PenstockError]]:
+    for module, library in LATE_ERRORS.items():
+        if find_spec(library):
+            import_module(module)
     return {**error_table(), UnexpectedError.code: UnexpectedError}
 
 

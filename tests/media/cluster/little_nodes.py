@@ -113,7 +113,18 @@ class LittleNode:
         if self.mood == "resets":
             writer.transport.abort()
             return
-        writer.write(self._whole_answer(request))
+        answer = self._whole_answer(request)
+        if self.mood in ("pauses", "ends half-way") and request.method == "GET":
+            half = len(answer) // 2
+            writer.write(answer[:half])
+            await writer.drain()
+            await self.going_on.wait()
+            if self.mood == "ends half-way":
+                # In order, so that what was sent arrives.
+                writer.close()
+                return
+            answer = answer[half:]
+        writer.write(answer)
         if self.mood == "cuts":
             await writer.drain()
             writer.transport.abort()

@@ -219,6 +219,72 @@ async def test_an_object_replaced_meanwhile_is_cut_and_its_shape_forgotten():
         assert await router.get(KEY) == DATA[::-1][:1000]
 
 
+async def begun(source, shape, span: Span):
+    """A block whose first part is here."""
+    coming = await source.begin_block(KEY, shape, 0, span)
+    await wait_true(lambda: coming.filled_bytes > 20_000)
+    return coming
+
+
+async def test_bytes_are_passed_on_while_the_rest_of_the_block_comes():
+    async with asking({KEY: DATA}) as router:
+        first, second = router.order(KEY)
+        source = router.router.source(KEY, None)
+        shape = await source.shape(KEY)
+        first.mood = "pauses"
+        coming = await begun(source, shape, Span(10, 200_000))
+        here = coming.filled_bytes
+        assert 20_000 < here < 199_990
+        assert bytes(coming.part(0)) == DATA[10 : 10 + here]
+        assert bytes(coming.part(here)) == b""
+        assert await source.begin_block(KEY, shape, 0, Span(10, 200_000)) is coming, "asked once"
+        told = []
+        coming.call_at_more(lambda: told.append(coming.filled_bytes))
+        first.going_on.set()
+        assert await coming.whole() == DATA[10:200_000]
+        assert told[0] > here
+        assert not router.router.coming
+        assert not second.asked
+        first.mood = "good"
+        assert await router.get(KEY) == DATA[:1000]
+
+
+@pytest.mark.parametrize("are_both_lost", [False, True])
+async def test_a_peer_lost_half_way_costs_nothing_the_rest_is_asked_of_the_next(are_both_lost):
+    async with asking({KEY: DATA}) as router:
+        first, second = router.order(KEY)
+        source = router.router.source(KEY, None)
+        shape = await source.shape(KEY)
+        first.mood = "ends half-way"
+        second.mood = "ends half-way" if are_both_lost else "good"
+        coming = await begun(source, shape, Span(10, 200_000))
+        here = coming.filled_bytes
+        for node in (first, second):
+            node.going_on.set()
+        assert await coming.whole() == DATA[10:200_000]
+        rest = second.asked[-1].fields["range"]
+        assert rest.endswith("-199999")
+        assert 10 + here <= int(rest.removeprefix("bytes=").partition("-")[0]) < 110_000
+        assert router.origin.blocks_asked == are_both_lost
+        assert router.outs == [node.name for node in (first, second)][: 1 + are_both_lost]
+        await wait_true(lambda: not router.router.mending)
+
+
+async def test_an_object_replaced_while_a_peer_is_lost_is_cut():
+    async with asking({KEY: DATA}) as router:
+        first, second = router.order(KEY)
+        source = router.router.source(KEY, None)
+        shape = await source.shape(KEY)
+        first.mood = "ends half-way"
+        coming = await begun(source, shape, Span(10, 200_000))
+        second.objects[KEY] = DATA[::-1]
+        first.going_on.set()
+        with pytest.raises(SourceCut):
+            await coming.whole()
+        with pytest.raises(SourceCut):
+            coming.part(coming.filled_bytes)
+
+
 async def test_many_at_once_ask_a_block_once():
     async with asking({KEY: DATA}) as router:
         first, _ = router.order(KEY)

@@ -203,7 +203,7 @@ class Decoder:
             except (OSError, _ChildGone) as error:
                 raise DecoderDown(
                     f"no process that decodes photos can be started ({error}): is memory left, and is"
-                    " `penstock[fetch]` installed?",
+                    " the extra `fetch` installed?",
                     retry_after_s=10,
                 ) from error
         return self._child

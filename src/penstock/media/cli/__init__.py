@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from penstock.media.cli import disks, nodes, objects, partitions, purging, signing, tracing
+from penstock.media.cli import disks, hottest, nodes, objects, partitions, purging, signing, tracing
 
 __all__ = ["COMMANDS", "media"]
 
@@ -16,7 +16,7 @@ def media() -> None:
     """Objects served by range."""
 
 
-for _module in (objects, purging, nodes, partitions, disks, signing, tracing):
+for _module in (objects, purging, nodes, partitions, disks, hottest, signing, tracing):
     for _command in _module.COMMANDS:
         media.add_command(_command)
 

@@ -9,6 +9,7 @@ from typing import Final
 import click
 
 from penstock.kernel.config import parse_size_bytes
+from penstock.kernel.errors import require_extra
 from penstock.kernel.terminal import Terminal, table
 from penstock.media.errors import InvalidDiskSize
 from penstock.media.service import Media
@@ -72,7 +73,11 @@ def undrain_disk(terminal: Terminal, disk: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show which disk it is and what it holds.")
 @click.pass_obj
 def retire_disk(terminal: Terminal, disk: str, *, dry_run: bool) -> None:
-    """Take DISK (its id or path) out of use, so that it may be pulled: its blocks are misses from then on."""
+    """Take DISK (its id or path) out of use, so that it may be pulled: its blocks are misses from then on.
+
+    One that failed or was refused is taken off the list by it, and alerts about it end; as long as the settings
+    name it the next start tries it again.
+    """
     if dry_run:
         found = terminal.run(Media, lambda media: media.disks.get(disk))
         terminal.show(found, f"would retire {_told(found)}: {found.used} blocks become misses")
@@ -97,6 +102,7 @@ def simulate_hits(
     The popularity is that of a large music site, where 140 tracks of 10 million are a tenth of all plays and
     500,000 are nine tenths. Asks no server; some seconds a size.
     """
+    require_extra("media", "xxhash")
     from penstock.media.simulate.eviction import simulate
 
     rows = simulate(sizes or SIZES, requests=plays, scale=SCALE)
@@ -138,7 +144,7 @@ def _change(terminal: Terminal, verb: Callable[[Media], Awaitable[Disk]]) -> Non
 
 
 def _told(disk: Disk) -> str:
-    return f"disk {disk.id} at {disk.path}"
+    return f"disk {disk.id} at {disk.path}" if disk.id else f"disk {disk.path}"
 
 
 def _row(disk: Disk) -> tuple[str, ...]:

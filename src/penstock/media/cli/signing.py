@@ -93,7 +93,7 @@ def show_tag(terminal: Terminal, identifier: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.pass_obj
 def remove_tag(terminal: Terminal, identifier: str, *, dry_run: bool) -> None:
-    """Remove tag ID: URLs that name it find nothing from then on."""
+    """Remove tag ID: URLs that name it find nothing any more, on a node that has it cached within a minute."""
 
     async def remove(media: Media) -> None:
         await media.tags.require(identifier)

@@ -27,8 +27,9 @@ from penstock.media.cluster.membership import (
     Member,
     Membership,
     Roster,
-    require_member,
+    member_of,
 )
+from penstock.media.cluster.namesake import NodeNameTaken, Reminder, require_name_free
 from penstock.media.cluster.peers import Peer
 from penstock.media.cluster.polling import Polled, Polling
 from penstock.media.cluster.purge import PURGES, Generations
@@ -41,6 +42,7 @@ log = logger(__name__)
 LOOK_EVERY_S: Final = 0.25
 REGISTER_TIMEOUT_S: Final = 10.0
 REGISTER_AGAIN_S: Final = 2.0
+NAMESAKE_AGAIN_S: Final = 5.0
 HOP_MARGIN_S: Final = 2.0
 """What a hop may take beyond the origin's own time: the peer may have to read it first."""
 PEERS: Final = gauge(
@@ -84,34 +86,27 @@ class Cluster:
         self._peers: dict[str, Peer] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._member: Member | None = None
+        self._listen = config.listen
+        self._registering: asyncio.Task[None] | None = None
+        self._namesake_told = Reminder()
 
     async def start(self, listen: tuple[str, int] | None = None) -> None:
         """Follow the cluster, and enter this node where `media.node` is set; `listen` is what it serves on.
 
         Raises: InvalidNode, OSError (the folder). A store that is away is waited for beside.
         """
-        member = None
         if self._config.node:
-            host, port = self._config.advertise or listen or self._config.listen
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            member = Member(
-                name=self._config.node,
-                address=address,
-                dc=self._config.dc,
-                weight=self._config.weight,
-                started_at_s=time.time(),
-            )
-            require_member(member)
+            self._listen = listen or self._config.listen
+            self._member = member_of(self._config, self._listen)
         await self._polling.start()
-        if member is not None:
-            # One process of the node is enough, and the one that asks the store is one.
-            if self._polling.leads:
-                self._begin(self._register(member))
+        if self._member is not None:
+            self._register_soon(self._member)
             self._begin(self._tend())
 
     async def close(self) -> None:
         """End all tasks and connections."""
-        tasks = [*self._tasks, *self._probing.values()]
+        tasks = [*self._tasks, *self._probing.values(), *self.router.mending]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -124,13 +119,31 @@ class Cluster:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _register_soon(self, member: Member) -> None:
+        """Enter this node beside. One process of it is enough, and the one that asks the store is one."""
+        is_under_way = self._registering is not None and not self._registering.done()
+        if self._polling.leads and not is_under_way:
+            task = self._registering = asyncio.get_running_loop().create_task(
+                self._register(member)
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
     async def _register(self, member: Member) -> None:
-        """Enter this node, however long the store is away."""
+        """Enter this node, however long the store is away or another one has its name."""
+        roster = Roster(self._blobs)
         while True:
             try:
                 async with asyncio.timeout(REGISTER_TIMEOUT_S):
-                    await Roster(self._blobs).register(member, replicas=self._config.replicas)
+                    entered = (await roster.read()).member(member.name)
+                    if entered is not None:
+                        await require_name_free(entered, member, self._signer, self._listen)
+                    await roster.register(member, replicas=self._config.replicas)
                     await self._polling.refresh(MEMBERSHIP.name)
+            except NodeNameTaken as error:
+                if self._namesake_told.is_due():
+                    log.error("node_name_taken", node=member.name, reason=error.text)  # noqa: TRY400 - no fault of code
+                await asyncio.sleep(NAMESAKE_AGAIN_S)
             except (PenstockError, TimeoutError) as error:
                 log.warning("node_not_entered", node=member.name, reason=str(error))
                 await asyncio.sleep(REGISTER_AGAIN_S)
@@ -142,6 +155,7 @@ class Cluster:
         while True:
             try:
                 membership = self.members.value
+                self._tend_entry(membership)
                 self._tend_peers(membership)
                 candidates = membership.candidates(time.time())
                 if self._built_of != (membership.replicas, candidates):
@@ -151,6 +165,13 @@ class Cluster:
             except Exception:
                 log.exception("cluster_not_tended")
             await asyncio.sleep(LOOK_EVERY_S)
+
+    def _tend_entry(self, membership: Membership) -> None:
+        """Put our own entry right, where a node of our name came and went; one that was removed stays so."""
+        assert self._member is not None, "only a node of the cluster tends to it"
+        entered = membership.member(self._member.name)
+        if entered is not None and entered.address != self._member.address:
+            self._register_soon(self._member)
 
     def _tend_peers(self, membership: Membership) -> None:
         wanted = {

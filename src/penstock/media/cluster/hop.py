@@ -181,7 +181,12 @@ class HopGuard:
 
 def covered_by(method: str, target: str, fields: Mapping[str, str]) -> str:
     """What of a request's head a hop field vouches for."""
-    return f"{method}\n{target}\n{fields.get('range', '')}\n{fields.get('if-match', '')}"
+    return covered_text(method, target, fields.get("range", ""), fields.get("if-match", ""))
+
+
+def covered_text(method: str, target: str, span: str, if_match: str) -> str:
+    """The same, of the values themselves."""
+    return f"{method}\n{target}\n{span}\n{if_match}"
 
 
 def reply_of(hop: Hop, told: Told) -> str:

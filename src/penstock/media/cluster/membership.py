@@ -11,6 +11,7 @@ clock; nodes that disagree for a moment only ask each other once more.
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -20,12 +21,11 @@ from penstock.engines.blobs import Blobs
 from penstock.kernel.config import parse_listen
 from penstock.kernel.errors import InvalidInput, NotFound
 from penstock.media.cluster.documents import Document, Kind
-from penstock.media.model import WEIGHT_MAX
-from penstock.media.partitions import CANDIDATES_MAX, REPLICAS_MAX, Candidate
+from penstock.media.model import REPLICAS_MAX, WEIGHT_MAX, WEIGHT_MIN, MediaConfig
+from penstock.media.partitions import CANDIDATES_MAX, Candidate
 
 RAMP_S: Final = 300.0
 RAMP_STEPS: Final = 10
-WEIGHT_MIN: Final = 0.01
 State = Literal["up", "draining"]
 
 
@@ -157,6 +157,20 @@ class Roster:
             return _with_members(old, [member, *(one for one in old.members if one.name != name)])
 
         return await self._document.change(change)
+
+
+def member_of(config: MediaConfig, listen: tuple[str, int]) -> Member:
+    """This node as the others are told of it; `listen` is what it serves on. Raises: InvalidNode."""
+    host, port = config.advertise or listen
+    return require_member(
+        Member(
+            name=config.node or "",
+            address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            dc=config.dc,
+            weight=config.weight,
+            started_at_s=time.time(),
+        )
+    )
 
 
 def require_member(member: Member) -> Member:

@@ -1,8 +1,10 @@
 """Another node as this worker asks it: kept-alive connections, one exchange at a time on each.
 
-Bodies are received straight into their own memory (BufferedProtocol), so a block costs one copy here. Every
-wait has its bound: connecting, the whole exchange, and half a second without an answer makes `on_slow` be
-called, which probes the peer; `drop` ends all exchanges with a peer that was found dead.
+An answer is here with its head; its body comes in straight into its own memory (BufferedProtocol: one copy) while whoever
+asked passes on what is there. So the first byte of a block waits for the peer's first byte, not for its last. What
+comes is taken at the peer's pace: it is one block at most. Every wait has its bound: connecting, the whole exchange, and
+half a second without the whole answer makes `on_slow` be called, which probes the peer; `drop` ends all exchanges with a
+peer that was found dead.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from typing import Final, NamedTuple
 from penstock.kernel.config import parse_listen
 from penstock.kernel.errors import Unavailable
 from penstock.media.cluster.health import PROBE_TIMEOUT_S, Health
-from penstock.media.cluster.hop import HOP_FIELD, HopLine, HopSigner, covered_by
+from penstock.media.cluster.hop import HopLine, HopSigner, covered_text
 from penstock.media.cluster.membership import Member
 from penstock.media.model import BLOCK_BYTES
+from penstock.media.sources import Coming
 
 CONNECT_TIMEOUT_S: Final = 0.5
 SLOW_S: Final = 0.5
@@ -41,21 +44,28 @@ class PeerLost(Unavailable):
         self.is_unheard = is_unheard
 
 
+Head = tuple[int, dict[str, str], Coming]
+"""Status, fields and the body on its way."""
+
+
 class Answer(NamedTuple):
     """What a peer said; names of fields are in lower case. `mac` is that of the hop that asked."""
 
     status: int
     fields: dict[str, str]
-    body: bytes
+    body: Coming
     mac: str
 
 
 class Asked(NamedTuple):
-    """One request to a peer."""
+    """One request to a peer: `span` and `if_match` are the values of the fields Range and If-Match."""
 
     method: str
     target: str
+    span: str = ""
+    if_match: str = ""
     fields: tuple[tuple[str, str], ...] = ()
+    """More fields, which the hop does not vouch for."""
     generation: int = 0
 
 
@@ -68,21 +78,21 @@ class _Line(asyncio.BufferedProtocol):
         self.watch: asyncio.TimerHandle | None = None
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        self._coming: asyncio.Future[tuple[int, dict[str, str], bytes]] | None = None
+        self._coming: asyncio.Future[Head] | None = None
+        self._on_end: Callable[[_Line], None] | None = None
+        """Called once, when the exchange under way is over; None: none is."""
         self._is_head_request = False
         self._head = bytearray(FIRST_BYTES)
         self._filled = 0
-        self._status = 0
-        self._fields: dict[str, str] = {}
-        self._body: bytearray | None = None
+        self._body: Coming | None = None
 
     def ask(
-        self, head: bytes, *, is_head_request: bool
-    ) -> asyncio.Future[tuple[int, dict[str, str], bytes]]:
-        """Send a request; its status, fields and body. Raises (from the future): PeerLost."""
-        assert self._coming is None
+        self, head: bytes, *, is_head_request: bool, on_end: Callable[[_Line], None]
+    ) -> asyncio.Future[Head]:
+        """Send a request; its status, fields and body to come. Raises (from the future): PeerLost."""
+        assert self._on_end is None, "one exchange at a time"
         coming = self._coming = asyncio.get_running_loop().create_future()
-        self._is_head_request = is_head_request
+        self._is_head_request, self._on_end = is_head_request, on_end
         self._filled, self._body = 0, None
         assert self._transport is not None
         self._transport.write(head)
@@ -100,22 +110,22 @@ class _Line(asyncio.BufferedProtocol):
         self.is_open = True
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the library's word
-        into = self._head if self._body is None else self._body
-        return memoryview(into)[self._filled :]
+        if self._body is None:
+            return memoryview(self._head)[self._filled :]
+        return self._body.view[self._body.filled_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
-        if self._coming is None:
+        if self._on_end is None:
             self.close()
-            return
-        try:
-            if self._body is None and not self._take_head():
-                return
-        except ValueError as error:
-            self.fail(PeerLost(f"a node answers no HTTP ({error})"))
-            return
-        if self._body is not None and self._filled == len(self._body):
-            self._finish(bytes(self._body))
+        elif self._body is not None:
+            self._body.grow(nbytes)
+            self._end_if_whole(self._body)
+        else:
+            self._filled += nbytes
+            try:
+                self._take_head()
+            except ValueError as error:
+                self.fail(PeerLost(f"a node answers no HTTP ({error})"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
@@ -126,38 +136,49 @@ class _Line(asyncio.BufferedProtocol):
         )
         self._on_lost(self)
 
-    def _take_head(self) -> bool:
-        """Whether the head is complete; its body is begun then."""
+    def _take_head(self) -> None:
+        """Begin the body, once the head is complete."""
         end = self._head.find(b"\r\n\r\n", 0, self._filled)
         if end < 0:
             if self._filled == len(self._head):
                 raise ValueError("its head is too long")
-            return False
-        self._status, self._fields = parse_answer_head(bytes(self._head[:end]))
-        has_body = not self._is_head_request and self._status not in NO_BODY
-        length_bytes = int(self._fields["content-length"]) if has_body else 0
-        begun = self._head[end + 4 : self._filled]
-        if not len(begun) <= length_bytes <= BODY_BYTES_MAX:
+            return
+        status, fields = parse_answer_head(bytes(self._head[:end]))
+        has_body = not self._is_head_request and status not in NO_BODY
+        length_bytes = int(fields["content-length"]) if has_body else 0
+        begun_bytes = self._filled - end - 4
+        if not begun_bytes <= length_bytes <= BODY_BYTES_MAX:
             raise ValueError("its body has another length than it may")
-        self._body = bytearray(length_bytes)
-        self._body[: len(begun)] = begun
-        self._filled = len(begun)
-        return True
-
-    def _finish(self, body: bytes) -> None:
+        data = bytearray(length_bytes)
+        data[:begun_bytes] = memoryview(self._head)[end + 4 : self._filled]
+        body = self._body = Coming(data, begun_bytes)
+        if fields.get("connection", "").lower() == "close":
+            self.is_open = False
         coming, self._coming = self._coming, None
-        self._filled, self._body = 0, None
-        if self._fields.get("connection", "").lower() == "close":
-            self.close()
         if coming is not None and not coming.done():
-            coming.set_result((self._status, self._fields, body))
+            coming.set_result((status, fields, body))
+        self._end_if_whole(body)
+
+    def _end_if_whole(self, body: Coming) -> None:
+        if body.filled_bytes == body.length_bytes:
+            self._filled, self._body = 0, None
+            self._end()
 
     def fail(self, error: PeerLost) -> None:
         """End it, with `error` for whoever waits."""
         coming, self._coming = self._coming, None
+        body, self._body = self._body, None
         self.close()
         if coming is not None and not coming.done():
             coming.set_exception(error)
+        if body is not None:
+            body.fail(error)
+        self._end()
+
+    def _end(self) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(self)
 
 
 class Peer:
@@ -184,24 +205,27 @@ class Peer:
         self._busy: set[_Line] = set()
 
     async def ask(self, asked: Asked) -> Answer:
-        """Its answer, whatever the status.
+        """Its answer, whatever the status, once the head is here.
 
         Asked once more where a kept connection ended unheard: the other side may have found it idle too long.
 
         Raises: PeerLost.
         """
         await self._take_turn()
+        line = self._take_idle()
+        if line is not None:
+            try:
+                return await self._exchange(line, asked)
+            except PeerLost as error:
+                if not error.is_unheard or not self.health.is_usable:
+                    raise
+            await self._take_turn()
         try:
-            line = self._take_idle()
-            if line is not None:
-                try:
-                    return await self._exchange(line, asked)
-                except PeerLost as error:
-                    if not error.is_unheard or not self.health.is_usable:
-                        raise
-            return await self._exchange(await self._connect(), asked)
-        finally:
+            line = await self._connect()
+        except BaseException:
             self._turns.release()
+            raise
+        return await self._exchange(line, asked)
 
     async def probe(self) -> bool:
         """Whether it says that it serves, over a connection of its own."""
@@ -210,7 +234,7 @@ class Peer:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 line = await self._connect()
                 head = f"GET /healthz HTTP/1.1\r\nHost: {self.address}\r\n\r\n".encode()
-                status, _, _ = await line.ask(head, is_head_request=False)
+                status, _, _ = await line.ask(head, is_head_request=False, on_end=_nothing)
         except (PeerLost, TimeoutError):
             return False
         finally:
@@ -262,22 +286,26 @@ class Peer:
         return None
 
     async def _exchange(self, line: _Line, asked: Asked) -> Answer:
+        """Ask on `line`; the turn is given back when the body is here or lost."""
         head, mac = self._head(line, asked)
         line.watch = asyncio.get_running_loop().call_later(SLOW_S, self._is_slow, line)
         self._busy.add(line)
-        is_kept = False
+        coming = line.ask(head, is_head_request=asked.method == "HEAD", on_end=self._end_exchange)
         try:
-            found = await line.ask(head, is_head_request=asked.method == "HEAD")
-            is_kept = line.is_open and self.health.is_usable and len(self._idle) < LINES_KEPT
-            return Answer(*found, mac)
-        finally:
-            if line.watch is not None:
-                line.watch.cancel()
-            self._busy.discard(line)
-            if is_kept:
-                self._idle.append(line)
-            else:
-                line.close()
+            return Answer(*await coming, mac)
+        except asyncio.CancelledError:
+            line.fail(PeerLost("nobody waits for the answer any more"))
+            raise
+
+    def _end_exchange(self, line: _Line) -> None:
+        if line.watch is not None:
+            line.watch.cancel()
+        self._busy.discard(line)
+        self._turns.release()
+        if line.is_open and self.health.is_usable and len(self._idle) < LINES_KEPT:
+            self._idle.append(line)
+        else:
+            line.close()
 
     def _is_slow(self, line: _Line) -> None:
         """One timer an exchange: first for whoever wants to know, then as its end."""
@@ -287,15 +315,26 @@ class Peer:
         self._on_slow(self)
 
     def _head(self, line: _Line, asked: Asked) -> tuple[bytes, str]:
-        covered = covered_by(asked.method, asked.target, dict(asked.fields))
-        value, mac = line.signing.sign(self.name, covered, asked.generation)
-        fields = [("host", self.address), (HOP_FIELD, value), *asked.fields]
-        lines = [f"{asked.method} {asked.target} HTTP/1.1", *(f"{n}: {v}" for n, v in fields)]
-        return "\r\n".join([*lines, "\r\n"]).encode("latin-1"), mac
+        method, target, span, if_match, fields, generation = asked
+        covered = covered_text(method, target, span, if_match)
+        value, mac = line.signing.sign(self.name, covered, generation)
+        # Spelled as players spell it, and the hop last: what differs between two requests stands in two lines.
+        text = f"{method} {target} HTTP/1.1\r\nHost: {self.address}\r\n"
+        if if_match:
+            text += f"If-Match: {if_match}\r\n"
+        for name, told in fields:
+            text += f"{name}: {told}\r\n"
+        if span:
+            text += f"Range: {span}\r\n"
+        return f"{text}X-Penstock-Hop: {value}\r\n\r\n".encode("latin-1"), mac
 
     def _forget(self, line: _Line) -> None:
         if line in self._idle:
             self._idle.remove(line)
+
+
+def _nothing(_: _Line) -> None:
+    """A probe's connection is closed by whoever probes."""
 
 
 def target_of(key: str) -> str:

@@ -7,8 +7,9 @@ a dead node go to their second replicas, which are spread over all others. A hop
 repeated with the next replica, the last one straight from the origin; a client sees none of it.
 
 Of a peer nothing is kept but shapes, for two seconds and no longer than the key's generation: its bytes pass
-through. What many clients ask for at once is asked once. Bytes are passed on only from an answer that
-proves itself, of the version and span that was asked for (see `hop`).
+through, as they come. What many clients ask for at once is asked once. Bytes are passed on only from an answer that
+proves itself, of the version and span that was asked for (see `hop`). A peer that is lost half-way through a block costs
+no client anything: the rest is asked of the next one, of the same version.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
-from penstock.kernel.errors import Conflict
+from penstock.kernel.errors import Conflict, PenstockError
 from penstock.kernel.logs import logger
 from penstock.kernel.metrics import FINE_BUCKETS_S, bound, counter, histogram
 from penstock.media.cluster.flights import Flights
@@ -33,6 +35,7 @@ from penstock.media.cluster.hop import (
     Told,
     reply_of,
 )
+from penstock.media.cluster.namesake import Reminder
 from penstock.media.cluster.peers import Answer, Asked, Peer, PeerLost, target_of
 from penstock.media.cluster.purge import Generations
 from penstock.media.model import (
@@ -44,7 +47,7 @@ from penstock.media.model import (
 )
 from penstock.media.partitions import Table, partition_of
 from penstock.media.ranges import parse_http_date_s
-from penstock.media.sources import Source, Span
+from penstock.media.sources import Coming, Source, Span
 
 log = logger(__name__)
 SHAPE_KEPT_S: Final = 2.0
@@ -62,6 +65,24 @@ HOP_SECONDS: Final = histogram(
     "media_hop_seconds", "From asking another node to its whole answer.", buckets_s=FINE_BUCKETS_S
 )
 _COUNTED: Final = {o: bound(HOPS, "media_hops_total", outcome=o) for o in OUTCOMES}
+
+
+class Flight(NamedTuple):
+    """Which bytes are asked for."""
+
+    key: str
+    etag: str
+    number: int
+    span: Span
+
+
+class _Flying(NamedTuple):
+    """A flight that has begun: of which shape, from whom, since when."""
+
+    flight: Flight
+    shape: Shape
+    peer: Peer
+    began_s: float
 
 
 class HopAhead(Conflict):
@@ -106,19 +127,25 @@ class Router:
         self.generations = generations
         self.shapes: dict[str, _Kept] = {}
         self.asking_shapes: Flights[Shape] = Flights()
-        self.asking_blocks: Flights[bytes] = Flights()
+        self.asking_blocks: Flights[Coming] = Flights()
+        self.coming: dict[Flight, Coming] = {}
+        """Blocks that come in: whoever asks for one of them meanwhile shares it."""
+        self.mending: set[asyncio.Task[None]] = set()
         self.signer = signer
         self.on_peer_out = on_peer_out
         self._dc = dc
         self._guard = guard
         self._refresh_purges = refresh_purges
         self._peer_source = PeerSource(self)
+        self._namesake_told = Reminder()
 
     def is_internal(self, request: Head) -> Hop | None:
         """The hop that `request` came by, or None for a client's own. Raises: HopRefused, HopAhead."""
         if self._guard is None:
             return None
         hop = self._guard.judge(request)
+        if hop is not None and hop.sender == self.name and self._namesake_told.is_due():
+            log.error("node_name_taken", node=self.name, reason="a node with this node's name asks it")
         if hop is not None and hop.generation:
             key = request.target.partition("?")[0].removeprefix("/m/")
             if hop.generation > self.generations.generation(key):
@@ -191,10 +218,78 @@ class PeerSource:
 
     async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
         """See `Source`. Raises: SourceCut, StoreUnavailable."""
-        flight = (key, shape.etag, number, span)
+        coming = await self.begin_block(key, shape, number, span)
+        return await coming.whole()
+
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
+        """The bytes of `span` of a block, as soon as a peer's answer has proved itself; they come in meanwhile.
+
+        Raises: SourceCut, StoreUnavailable.
+        """
+        flight = Flight(key, shape.etag, number, span)
+        coming = self._router.coming.get(flight)
+        if coming is not None:
+            return coming
         return await self._router.asking_blocks.join(
-            flight, lambda: self._ask_block(key, shape, number, span)
+            flight, lambda: self._begin_flight(flight, shape)
         )
+
+    async def _begin_flight(self, flight: Flight, shape: Shape) -> Coming:
+        began_s = time.perf_counter()
+        for peer in self._router.others(flight.key):
+            coming = await self._ask_block(peer, flight)
+            if coming is None:
+                continue
+            if not coming.is_over:
+                self._router.coming[flight] = coming
+                coming.on_end = partial(
+                    self._end_flight, coming, _Flying(flight, shape, peer, began_s)
+                )
+                return coming
+            if coming.fault is None:
+                _note_whole(peer, began_s)
+                return coming
+            self._note_lost(peer, coming.fault)
+        key, _, number, span = flight
+        return Coming.of(await self._router.origin.block(key, shape, number, span))
+
+    def _end_flight(self, coming: Coming, flying: _Flying, fault: PenstockError | None) -> None:
+        """All is here; or the peer was lost on the way, and the rest is taken from others."""
+        del self._router.coming[flying.flight]
+        if fault is None:
+            _note_whole(flying.peer, flying.began_s)
+            return
+        self._note_lost(flying.peer, fault)
+        task = asyncio.get_running_loop().create_task(self._mend(coming, flying))
+        self._router.mending.add(task)
+        task.add_done_callback(self._router.mending.discard)
+
+    async def _mend(self, coming: Coming, flying: _Flying) -> None:
+        try:
+            coming.fill(await self._rest(coming, flying))
+        except PenstockError as error:
+            coming.fail(error)
+        except BaseException as error:
+            # Told, and the clients are cut: they must not wait for ever.
+            cut = SourceCut("the object's source failed while it was sent")
+            cut.__cause__ = error
+            coming.fail(cut)
+            raise
+
+    async def _rest(self, coming: Coming, flying: _Flying) -> bytes:
+        """What is missing, of the next peer or the origin. Raises: SourceCut, StoreUnavailable."""
+        key, _, number, span = flying.flight
+        rest = Span(span.start + coming.filled_bytes, span.end)
+        for peer in self._router.others(key):
+            if peer is flying.peer:
+                continue
+            found = await self._ask_block(peer, flying.flight._replace(span=rest))
+            try:
+                if found is not None:
+                    return await found.whole()
+            except PeerLost as error:
+                self._note_lost(peer, error)
+        return await self._router.origin.block(key, flying.shape, number, rest)
 
     async def _ask_shape(self, key: str) -> Shape:
         for peer in self._router.others(key):
@@ -204,7 +299,7 @@ class PeerSource:
         return await self._router.own.shape(key)
 
     async def _ask_shape_of(self, peer: Peer, key: str) -> Shape | None:
-        answer = await self._ask(peer, Asked("HEAD", target_of(key), self._onward))
+        answer = await self._ask(peer, Asked("HEAD", target_of(key), fields=self._onward))
         if answer is None:
             return None
         if answer.status == 404:
@@ -213,27 +308,23 @@ class PeerSource:
         self._router.keep_shape(key, shape)
         return shape
 
-    async def _ask_block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
-        start = number * BLOCK_BYTES + span.start
-        length_bytes = span.end - span.start
-        fields = (
-            ("range", f"bytes={start}-{start + length_bytes - 1}"),
-            ("if-match", f'"{shape.etag}"'),
-            *self._onward,
-        )
-        for peer in self._router.others(key):
-            answer = await self._ask(peer, Asked("GET", target_of(key), fields))
-            if answer is None:
-                continue
-            if answer.status in (404, 412):
-                self._router.shapes.pop(key, None)
-                if answer.status == 412:
-                    # It has just looked at the origin; the other replicas may know the old version still.
-                    with suppress(ObjectUnknown):
-                        await self._ask_shape_of(peer, key)
-                raise SourceCut("the object was replaced or removed while it was sent")
-            return answer.body
-        return await self._router.origin.block(key, shape, number, span)
+    async def _ask_block(self, peer: Peer, flight: Flight) -> Coming | None:
+        """What `peer` gives of a block, on its way; None: ask the next. Raises: SourceCut."""
+        key, etag, number, span = flight
+        start = number * BLOCK_BYTES
+        bytes_asked = f"bytes={start + span.start}-{start + span.end - 1}"
+        asked = Asked("GET", target_of(key), bytes_asked, f'"{etag}"', self._onward)
+        answer = await self._ask(peer, asked)
+        if answer is None:
+            return None
+        if answer.status in (404, 412):
+            self._router.shapes.pop(key, None)
+            if answer.status == 412:
+                # It has just looked at the origin; the other replicas may know the old version still.
+                with suppress(ObjectUnknown):
+                    await self._ask_shape_of(peer, key)
+            raise SourceCut("the object was replaced or removed while it was sent")
+        return answer.body
 
     async def _ask(self, peer: Peer, asked: Asked) -> Answer | None:
         """A peer's answer that can be believed, or None: ask the next."""
@@ -244,8 +335,7 @@ class PeerSource:
             try:
                 answer = await peer.ask(asked)
             except PeerLost as error:
-                _COUNTED["failed"].inc()
-                self._blame(peer, error.text, is_gone=error.is_gone)
+                self._note_lost(peer, error)
                 return None
             outcome = self._judge(answer, asked)
             _COUNTED[outcome].inc()
@@ -253,8 +343,8 @@ class PeerSource:
                 break
             await asyncio.sleep(AHEAD_PAUSE_S)
         if outcome in ("ok", "missing", "changed"):
-            HOP_SECONDS.observe(time.perf_counter() - began_s)
-            peer.health.succeed()
+            if asked.method == "HEAD" or outcome != "ok":
+                _note_whole(peer, began_s)
             return answer
         if outcome not in ("ahead", "busy"):
             # One that is full, stops or misses its store says so at once, and its probes judge it.
@@ -275,10 +365,19 @@ class PeerSource:
             return "missing" if answer.status == 404 else "ok"
         return _OTHER_OUTCOMES.get(answer.status, "failed")
 
+    def _note_lost(self, peer: Peer, fault: PenstockError) -> None:
+        _COUNTED["failed"].inc()
+        self._blame(peer, fault.text, is_gone=isinstance(fault, PeerLost) and fault.is_gone)
+
     def _blame(self, peer: Peer, why: str, *, is_gone: bool) -> None:
         if peer.health.fail(is_gone=is_gone):
             log.warning("peer_out", node=peer.name, why=why)
             self._router.on_peer_out(peer)
+
+
+def _note_whole(peer: Peer, began_s: float) -> None:
+    HOP_SECONDS.observe(time.perf_counter() - began_s)
+    peer.health.succeed()
 
 
 def _told_by(answer: Answer, asked: Asked) -> Told | None:
@@ -286,19 +385,18 @@ def _told_by(answer: Answer, asked: Asked) -> Told | None:
     if answer.status == 404:
         return NOTHING
     etag = answer.fields.get("etag", "").strip('"')
-    length = answer.fields["content-length"]
+    length_bytes = int(answer.fields["content-length"])
     if asked.method == "HEAD":
-        return Told(etag, 0, int(length)) if answer.status == 200 else None
-    wanted = dict(asked.fields)
-    start, _, last = wanted["range"].removeprefix("bytes=").partition("-")
+        return Told(etag, 0, length_bytes) if answer.status == 200 else None
+    start, _, last = asked.span.removeprefix("bytes=").partition("-")
     content_range = answer.fields.get("content-range", "").partition("/")[0]
     is_right = (
         answer.status == 206
         and content_range == f"bytes {start}-{last}"
-        and f'"{etag}"' == wanted["if-match"]
-        and len(answer.body) == int(last) - int(start) + 1
+        and f'"{etag}"' == asked.if_match
+        and length_bytes == int(last) - int(start) + 1
     )
-    return Told(etag, int(start), len(answer.body)) if is_right else None
+    return Told(etag, int(start), length_bytes) if is_right else None
 
 
 def _shape_of(key: str, answer: Answer) -> Shape:

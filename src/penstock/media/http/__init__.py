@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from penstock.media.http import disks, nodes, objects, partitions, purging, signing, tracing
+from penstock.media.http import (
+    disks,
+    hottest,
+    nodes,
+    objects,
+    partitions,
+    purging,
+    signing,
+    tracing,
+)
 
 ROUTES: Final[list[Any]] = [
     *objects.ROUTES,
@@ -17,4 +26,5 @@ ROUTES: Final[list[Any]] = [
     *nodes.ROUTES,
     *partitions.ROUTES,
     *disks.ROUTES,
+    *hottest.ROUTES,
 ]

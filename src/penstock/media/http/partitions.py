@@ -6,17 +6,20 @@ import asyncio
 from typing import Annotated, Any, Final
 
 import msgspec
-from litestar import get, post
+from litestar import Request, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
+from penstock.media.errors import InvalidSimulation
 from penstock.media.http.scopes import READ
 from penstock.media.service import Media
 from penstock.media.service.partitions import Ownership, Plan
-from penstock.media.simulate.cluster import Cluster, Simulation, simulate
+from penstock.media.simulate.apart import SimulationBusy, simulate_apart
+from penstock.media.simulate.cluster import Cluster, Simulation
 
 NODES_MAX: Final = 100
-"""Of a simulated cluster over HTTP: its tables are computed in the API's process."""
+SIMULATED_MAX: Final = 16
+"""Nodes of a simulated cluster over HTTP: a table for each, some ten seconds of one core."""
 Names = Annotated[list[str], msgspec.Meta(max_length=NODES_MAX)]
 
 
@@ -31,8 +34,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class MadeUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cluster that is not there, and which of its nodes (c1-n1) or centres (c1) die."""
 
-    centres: Annotated[int, msgspec.Meta(ge=1, le=NODES_MAX)] = 3
-    nodes: Annotated[int, msgspec.Meta(ge=1, le=NODES_MAX)] = 4
+    centres: Annotated[int, msgspec.Meta(ge=1, le=SIMULATED_MAX)] = 3
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=SIMULATED_MAX)] = 4
     load_gbit: float = 120.0
     replicas: int = 2
     lost: Names = []
@@ -68,13 +71,35 @@ async def plan(media: NamedDependency[Media], data: JSONBody[Change]) -> Plan:
     opt=READ,
     status_code=200,
 )
-async def simulate_losses(data: JSONBody[MadeUp]) -> Simulation:
-    """The load of each node of a cluster that is not there: whole, with losses, and in a roll-out."""
-    nodes = min(data.nodes, NODES_MAX // data.centres)
+async def simulate_losses(request: Request[Any, Any, Any], data: JSONBody[MadeUp]) -> Simulation:
+    """The load of each node of a cluster that is not there: whole, with losses, and in a roll-out.
+
+    At most 16 nodes in all and 30 seconds, one caller at a time, in a process of its own; ended when the caller leaves.
+    """
+    if data.centres * data.nodes > SIMULATED_MAX:
+        raise InvalidSimulation(
+            f"{data.centres} centres of {data.nodes} nodes: expected at most {SIMULATED_MAX} nodes in all here;"
+            " `penstock media partitions simulate` takes more"
+        )
     cluster = Cluster(
-        centres=data.centres, nodes=nodes, load_gbit=data.load_gbit, replicas=data.replicas
+        centres=data.centres, nodes=data.nodes, load_gbit=data.load_gbit, replicas=data.replicas
     )
-    return await asyncio.to_thread(simulate, cluster, lost=data.lost)
+    working = asyncio.ensure_future(simulate_apart(cluster, lost=data.lost))
+    leaving = asyncio.ensure_future(_wait_left(request))
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise SimulationBusy("the caller left before it was computed", retry_after_s=1)
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _wait_left(request: Request[Any, Any, Any]) -> None:
+    """Return when the caller has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
 
 
 ROUTES: Final[list[Any]] = [get_owners, plan, simulate_losses]

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.kernel.errors import require_extra
 from penstock.media.errors import NodeNotHere
 
 SOCKET: Final = "filler.sock"
@@ -100,13 +101,14 @@ class Disks:
         return msgspec.convert(await self._ask(command, **arguments), Disk)
 
     async def _ask(self, command: str, **arguments: Any) -> Any:
-        # Late: only a node with disks needs what sums blocks, and every command imports this module.
-        from penstock.media.store import control
-
         socket = self._folder / SOCKET if self._folder is not None else None
         if socket is None or not socket.exists():
             raise NodeNotHere(
                 "no node with disks runs on this data folder: set media.disks and start `penstock media serve`,"
                 " or run this where the node runs"
             )
+        require_extra("media", "xxhash")
+        # Late: only a node with disks needs what sums blocks, and every command imports this module.
+        from penstock.media.store import control
+
         return await control(socket, command, **arguments)

@@ -3,7 +3,7 @@
 app.media.url("tracks/a.mp3")          await app.media.put(key, data)
 await app.media.purges.purge([key])    await app.media.warm([key])
 await app.media.nodes.drain("n1")      await app.media.partitions.plan(lost=["n1"])
-await app.media.disks.verify()         of the node whose data folder this is
+await app.media.disks.verify()         await app.media.hottest()     of the node whose data folder this is
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from penstock.media.model import (
     content_type,
 )
 from penstock.media.service.disks import Disks
+from penstock.media.service.hottest import HotObject, hottest_of
 from penstock.media.service.nodes import Nodes
 from penstock.media.service.partitions import Partitions
 from penstock.media.service.purging import Purging
@@ -180,6 +181,13 @@ class Media:
         Raises: ObjectUnknown, InvalidBlobKey, NoNodes, BlobsDown.
         """
         return await self.warming.warm(keys)
+
+    async def hottest(self, *, objects_max: int = 20) -> Sequence[HotObject]:
+        """What clients ask the node of this data folder for most, the hottest first; at most 100.
+
+        Raises: NodeNotHere.
+        """
+        return await hottest_of(self.folder, objects_max=objects_max)
 
     def _target(self, key: str) -> str:
         """Path and query at which any node of the cluster serves `key` to us."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.media.errors import InvalidSimulation
-from penstock.media.partitions import CANDIDATES_MAX, REPLICAS_MAX, Candidate, Table
+from penstock.media.model import REPLICAS_MAX
+from penstock.media.partitions import CANDIDATES_MAX, Candidate, Table
 from penstock.media.simulate.loads import Load, Situation, loads_of
 
 CENTRES_MAX: Final = 50
@@ -78,6 +79,11 @@ class Simulation:
     load_gbit: float
     replicas: int
     steps: tuple[Step, ...]
+
+
+def require_possible(cluster: Cluster, lost: Sequence[str]) -> None:
+    """Raises: InvalidSimulation, where `simulate` would, without its tables."""
+    list(_losses(cluster.candidates(), lost))
 
 
 def simulate(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.media.model import DiskConfig
 from penstock.media.store.disk import Disk, DiskState
-from penstock.media.store.disks import Disks
+from penstock.media.store.disks import RETIRED, Disks
 from penstock.media.store.errors import CommandUnknown
 from penstock.media.store.filling import Fills
 from penstock.media.store.scrub import Tally, check_frames
@@ -53,13 +53,8 @@ class Commands:
 
     async def disks(self) -> list[dict[str, Any]]:
         """Every disk, also those that could not be opened."""
-        rows = [await self._describe(disk) for disk in self._disks.opened]
-        for path, why in self._disks.refused.items():
-            rows.append({
-                "id": "", "path": str(path), "size_bytes": 0, "frames": 0, "used": 0, "queue": 0,
-                "state": DiskState.OUT.value, "fault": why, "is_copied": False,
-            })  # fmt: skip
-        return rows
+        rows = [await self._describe(disk) for disk in self._disks.listed()]
+        return [*rows, *(_refused(path, why) for path, why in self._disks.refused.items())]
 
     async def add(self, path: str, size_bytes: int) -> dict[str, Any]:
         """Use one more disk, now and after restarts."""
@@ -76,7 +71,9 @@ class Commands:
         return await self._describe(await self._disks.set_draining(id, is_draining=False))
 
     async def retire(self, id: str) -> dict[str, Any]:  # noqa: A002
-        """Serve nothing from a disk any more and close it, so that it can be pulled."""
+        """Serve nothing from a disk any more and close it, so that it can be pulled; forget one that was refused."""
+        if self._disks.forget_refused(Path(id)):
+            return _refused(Path(id), RETIRED)
         return await self._describe(await self._disks.retire(id))
 
     async def verify(self, share: float = 1.0) -> dict[str, Any]:
@@ -118,3 +115,11 @@ class Commands:
             "is_copied": disk.is_copied,
             "queue": disk.writes_waiting,
         }
+
+
+def _refused(path: Path, why: str) -> dict[str, Any]:
+    """The row of a disk that could not be opened."""
+    return {
+        "id": "", "path": str(path), "size_bytes": 0, "frames": 0, "used": 0, "queue": 0,
+        "state": DiskState.OUT.value, "fault": why, "is_copied": False,
+    }  # fmt: skip

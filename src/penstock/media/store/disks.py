@@ -34,6 +34,7 @@ from penstock.media.store.turns import FillerTurns
 
 log = logger(__name__)
 _STATE_FILE: Final = "disks.json"
+RETIRED: Final = "retired"
 _IDLE_PAUSE_S: Final = 0.01
 _CLOSE_S: Final = 20.0
 
@@ -52,6 +53,7 @@ class Disks:
         self.opened: list[Disk] = []
         self.refused: dict[Path, str] = {}
         """Disks that could not be opened, and why."""
+        self._configured: set[Path] = set()
         self._run = run
         self._turns = turns
         self._boot = boot
@@ -66,7 +68,7 @@ class Disks:
         """Open all that can be opened; the others are listed with their fault. At most DISKS_MAX."""
         before = read_manifest(self._run)
         is_same_boot = before is not None and before.boot == self._boot
-        named = {config.path for config in configs}
+        named = self._configured = {config.path for config in configs}
         added = [DiskConfig(Path(path), size) for path, size in self._wishes.added.items()]
         configs = [*configs, *(disk for disk in added if disk.path not in named)][:DISKS_MAX]
         opening = [self._try_open(config, is_same_boot=is_same_boot) for config in configs]
@@ -88,9 +90,13 @@ class Disks:
         opened = await self._try_open(config, is_same_boot=False)
         if isinstance(opened, Disk):
             self._wishes.states.pop(opened.id, None)
+        was_refused = config.path in self.refused
         entered = await self._enter(config, opened)
         if entered is None:
-            raise DiskRefused(self.refused[config.path])
+            why = self.refused[config.path]
+            if not was_refused:
+                del self.refused[config.path]  # told now, and never a disk of this node
+            raise DiskRefused(why)
         self._wishes.added[str(config.path)] = config.size_bytes
         self._keep_wishes()
         self._publish()
@@ -116,10 +122,34 @@ class Disks:
         self._wishes.states[disk.id] = DiskState.OUT.value
         self._wishes.added.pop(str(disk.config.path), None)
         self._keep_wishes()
-        if disk.state is not DiskState.OUT:
-            self._take_out(disk, "retired")
+        was_out = disk.state is DiskState.OUT
+        self._take_out(disk, RETIRED)
+        if not was_out:
             await self._close_out(disk, is_clean=True)
         return disk
+
+    def forget_refused(self, path: Path) -> bool:
+        """Take a disk that could not be opened off the list; whether there was one. The settings may name it again."""
+        if self.refused.pop(path, None) is None:
+            return False
+        if self._wishes.added.pop(str(path), None) is not None:
+            self._keep_wishes()
+        self._count()
+        return True
+
+    def listed(self) -> list[Disk]:
+        """The disks that people are shown: none that came back later, nor a retired one that no setting names."""
+        return [disk for place, disk in enumerate(self.opened) if self._is_listed(place, disk)]
+
+    def _is_listed(self, place: int, disk: Disk) -> bool:
+        if disk.state is not DiskState.OUT:
+            return True
+        if disk.fault == RETIRED and disk.config.path not in self._configured:
+            return False
+        return not any(
+            disk.id == later.id or disk.config.path == later.config.path
+            for later in self.opened[place + 1 :]
+        )
 
     def fail(self, disk: Disk, error: OSError) -> None:
         """A disk could not be read or written: place no more there if it is full, else serve nothing from it."""
@@ -213,7 +243,7 @@ class Disks:
             return None
         wish = self._wishes.states.get(disk.id, DiskState.IN_USE.value)
         disk.state = DiskState(wish)
-        disk.fault = {DiskState.DRAINING: "drained", DiskState.OUT: "retired"}.get(disk.state, "")
+        disk.fault = {DiskState.DRAINING: "drained", DiskState.OUT: RETIRED}.get(disk.state, "")
         self.refused.pop(config.path, None)
         self.opened.append(disk)
         log.info(
@@ -267,8 +297,7 @@ class Disks:
         """Tell the workers how the disks are now."""
         disks = tuple(_manifest_disk(disk) for disk in self.opened)
         self._owners, self._owners_before = places_of(disks)
-        for state, child in DISKS.items():
-            child.set(sum(disk.state.value == state for disk in self.opened))
+        self._count()
         revision = self._turns.revision + 1
         manifest = Manifest(
             self._boot, revision, self._hash_key, disks, self._owners, self._owners_before
@@ -280,6 +309,12 @@ class Disks:
             log.exception("manifest_not_written", error=str(error))
             return
         self._turns.publish_revision(revision)
+
+    def _count(self) -> None:
+        counted = [disk.state.value for disk in self.listed() if disk.fault != RETIRED]
+        counted += [DiskState.OUT.value] * len(self.refused)
+        for state, child in DISKS.items():
+            child.set(counted.count(state))
 
     def _keep_wishes(self) -> None:
         draft = self._run / f"{_STATE_FILE}.draft"

@@ -121,7 +121,7 @@ def open_files(disk: DiskConfig) -> DiskFiles:
         path = index_path = disk.path.resolve()
         index_at, data_at = HEAD_BYTES, data_at_in_device(frames)
     else:
-        disk.path.mkdir(mode=0o700, exist_ok=True)
+        _make_folder(disk.path)
         path, index_path = disk.path / "blocks", disk.path / "index"
         index_at, data_at = 0, DATA_AT
     made = 0 if is_device else os.O_CREAT
@@ -144,6 +144,15 @@ def open_files(disk: DiskConfig) -> DiskFiles:
             os.close(descriptor)
         raise
     return found
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError as error:
+        raise DiskRefused(
+            f"disk {path} is neither a folder nor a block device: name one of these"
+        ) from error
 
 
 def _open_without_read_ahead(path: Path, flags: int) -> int:

@@ -9,7 +9,7 @@ No fdatasync: what a power loss takes, the block's sum finds. Whoever dies betwe
 an empty one. Where nothing can be placed (no disk, all 16 frames being filled, a stuck worker, a disk that is full, slow or
 broken) the bytes are passed through; no answer waits for a slow disk longer than PLACE_WAIT_S.
 
-Tested with 320,000 live reads, kills at each point and a planted bug for each rule (research of 2026-11-21, and here
+Tested with 320,000 live reads, kills at each point and a planted bug for each rule (prototypes of 2026-11-21, and here
 `tests/media/store/`).
 """
 

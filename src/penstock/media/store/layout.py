@@ -7,7 +7,7 @@ A set is 16 tags of 8 bytes, then 16 entries of 24 bytes: `fingerprint u32, gene
 u64, entry sum u32`. So an entry costs 32 bytes; the frame's number is its place, in the index and on the disk, and no free
 list is needed. On a block device both parts are in the device, the index from 4 KiB; the code is the same.
 
-Two sums, both xxh3_64 (a block in 4.1 us; crc32c 9.4, zlib.crc32 61, blake2b 277: research of 2026-11-21):
+Two sums, both xxh3_64 (a block in 4.1 us; crc32c 9.4, zlib.crc32 61, blake2b 277: prototypes of 2026-11-21):
 
 - entry sum, over tag, fields and frame number, seeded with the disk's id: a torn, moved or foreign entry is no entry;
 - block sum, over the data, seeded with the disk's id and the key: a right block under a wrong key fails too.

@@ -134,7 +134,7 @@ def _read_and_forget(disk: Disk, frame: int) -> bytes:
 def is_in_memory(descriptor: int, offset: int, length: int) -> bool:
     """Whether these bytes can be sent without waiting for the disk, judged by the first and the last.
 
-    One byte proves its page alone, so both ends are tried: 0.8 us each (research of 2026-11-21).
+    One byte proves its page alone, so both ends are tried: 0.8 us each (prototypes of 2026-11-21).
     """
     try:
         os.preadv(descriptor, _TRIED, offset, os.RWF_NOWAIT)

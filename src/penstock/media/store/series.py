@@ -39,7 +39,9 @@ SUMS: Final = {
     for is_right in (True, False)
 }
 _DISKS: Final = gauge(
-    "media_disks", "Disks of this node, by state.", state=("in use", "draining", "out")
+    "media_disks",
+    "Disks of this node, by state; of those that are out not the retired ones.",
+    state=("in use", "draining", "out"),
 )
 DISKS: Final = {
     state: bound(_DISKS, "media_disks", state=state) for state in ("in use", "draining", "out")

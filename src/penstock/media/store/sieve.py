@@ -7,7 +7,7 @@ costs one byte and moves nothing, so workers need no lock.
 In a fixed array it would decay into CLOCK (+1 to +2 points over LRU instead of +4 to +12), since a new block would stand
 where the old one was, at the hand. Here a fill's generation is one more than the highest of its set, so sorting
 the 16 by generation is the order of insertion. In sets of 16 it loses 0.1 to 1.7 points of hit ratio against one
-queue for all (research of 2026-11-21; `media/simulate/eviction.py` measures it anew).
+queue for all (prototypes of 2026-11-21; `media/simulate/eviction.py` measures it anew).
 
 Source: Zhang et al., SIEVE is Simpler than LRU, NSDI 2024.
 """

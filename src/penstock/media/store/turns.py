@@ -8,7 +8,7 @@ that runs. The filler, having hidden a frame:
 3. waits until each of those counters has moved on. Nothing of a frame outlives a turn, so nobody has it then.
 
 Read before the barrier, the counters could miss a worker whose store still stands in its store buffer. The wait cost 5 to 14
-us, and 98 us with workers that were put to sleep inside their turns (research of 2026-11-21, 2 cores). A worker that
+us, and 98 us with workers that were put to sleep inside their turns (prototypes of 2026-11-21, 2 cores). A worker that
 died inside a turn is skipped; one that is stopped or hangs there is never waited out: the fill gives up its frame and passes the
 bytes through, and is not held up by the same turn again.
 

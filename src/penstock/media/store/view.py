@@ -39,9 +39,10 @@ from penstock.media.store.wire import Ask, Doubt, Fault, Look, Passed, Shaped
 
 log = logger(__name__)
 READERS: Final = 8
-"""Threads that read cold blocks; 16 of one process read 1.5 GB/s in the research, and a node has several."""
+"""Threads that read cold blocks; 16 of one process read 1.5 GB/s in prototypes, and a node has several."""
 KEYS_MAX: Final = 10_000
 """Keys kept made: a digest costs four times what it costs to look a key up."""
+_LOOK_S: Final = 0.01
 _ANSWER_S: Final = 1.0
 """What an answer may take beyond the origin's time limit."""
 Owners = list[ServedDisk | None]
@@ -69,6 +70,8 @@ class Store:
         self._digests = Digests(b"")
         self._keys: dict[tuple[str, str, int, int, int], BlockKey] = {}
         self._revision = 0
+        self._is_told = False
+        """Whether the filler of this start has said which disks there are."""
         self._disks: list[ServedDisk | None] = []
         self._owners: Owners = [None] * SLOTS
         self._owners_before: Owners = []
@@ -92,6 +95,20 @@ class Store:
         """
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         return cls(run, worker=worker, boot=boot, timeout_s=timeout_s, generation=generation)
+
+    async def wait_told(self, *, within_s: float) -> bool:
+        """Wait until the filler of this start has said which disks there are; whether it did.
+
+        A process that serves before that takes what stands on the disks for missing.
+        """
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + within_s
+        while True:
+            self.enter_turn()
+            self.leave_turn()
+            if self._is_told or loop.time() >= ends_s:
+                return self._is_told
+            await asyncio.sleep(_LOOK_S)
 
     def key(self, name: str, shape: Shape, number: int) -> BlockKey:
         """The key of block `number` of that version of an object, as of its purge generation now."""
@@ -293,6 +310,7 @@ class Store:
         self._revision = self._turns.revision
         manifest = read_manifest(self._run)
         is_ours = manifest is not None and manifest.boot == self._boot
+        self._is_told = is_ours
         before = {disk.place: disk for disk in self._disks if disk is not None}
         if manifest is None or not is_ours:
             self._disks, self._owners, self._owners_before = [], [None] * SLOTS, []

@@ -1,6 +1,6 @@
 """What workers and filler say to each other on the node's unix socket: a 4-byte length, then one msgpack array.
 
-A message costs 33 us (research of 2026-11-21), so only misses and shapes go this way; a hit needs nobody. Every question may be
+A message costs 33 us (prototypes of 2026-11-21), so only misses and shapes go this way; a hit needs nobody. Every question may be
 asked again after the other side died: none changes anything but what is cached, or says who asks (commands).
 """
 

@@ -5,8 +5,8 @@ block is being sent and at most one more is asked for, and that only where block
 
 - `FileBody`: sendfile out of a file of a local store. Of each 256 KiB the first byte is probed with
   RWF_NOWAIT (0.8 us); when it is not in memory, a thread reads the block first, since a sendfile of a cold
-  block holds up every other client (0.5 ms each, research of 2026-11-21).
-- `BlockBody`: sendfile out of the frames of our disks, or bytes that a peer or the object store gave. A
+  block holds up every other client (0.5 ms each, prototypes of 2026-11-21).
+- `BlockBody`: sendfile out of the frames of our disks, or bytes that a peer or the object store gives, as they come in. A
   frame is looked up again, by key, in every turn: between turns it may be given to another block.
 
 A source that ends early, changes or fails while it is sent raises SourceCut: the connection must then be
@@ -27,7 +27,7 @@ from penstock.kernel.logs import logger
 from penstock.kernel.metrics import bound
 from penstock.kernel.trace import onward
 from penstock.media.model import BLOCK_BYTES, BLOCKS, Shape, SourceCut
-from penstock.media.sources import Source, Span, StoreSource
+from penstock.media.sources import Coming, Source, Span, StoreSource
 from penstock.media.store import Frame
 from penstock.media.worker.channels import Channel
 
@@ -174,8 +174,9 @@ class BlockBody:
         self._wake = wake
         self._number, self._offset = divmod(start, BLOCK_BYTES)
         self._block_key = self._key_of(self._number)
-        self._held: memoryview | None = None
-        self._ahead: memoryview | None = None
+        self._held: tuple[Coming, int] | None = None
+        """The current block's bytes, not of a frame, and what to add to an offset in the block to find it in them."""
+        self._ahead: tuple[Coming, int] | None = None
         self._work: asyncio.Task[None] | None = None
         """The one thing waited for: a block of the source, or a cold frame's bytes."""
         self._is_blocked = False
@@ -220,10 +221,15 @@ class BlockBody:
             return 0
         count = min(self.left_bytes, bytes_max, BLOCK_BYTES - self._offset)
         if self._held is not None:
+            coming, before = self._held
+            part = coming.part(self._offset - before)
+            if not part:
+                self._is_blocked = True
+                coming.call_at_more(self._go_on_sending)
+                return 0
             if not self._is_begun:
                 self._begin("peer" if self._origin.name == "peer" else "origin")
-            sent = channel.send(self._held[:count])
-            self._held = self._held[sent:]
+            sent = channel.send(part[:count])
         else:
             frame = self._find()
             if frame is None:
@@ -239,6 +245,12 @@ class BlockBody:
         if self._work is not None:
             self._work.cancel()
         self._held = self._ahead = None
+
+    def _go_on_sending(self) -> None:
+        """More of what is held is here, or nothing will be."""
+        if self._held is not None and self._is_blocked:
+            self._is_blocked = False
+            self._wake()
 
     def _find(self) -> Frame | None:
         """The current block's frame, its bytes in memory; None: they are waited for."""
@@ -279,12 +291,16 @@ class BlockBody:
         try:
             sent = channel.send_file(frame.fd, frame.offset + self._offset, count)
         except OSError as error:
+            self._found = None
             if error.errno != errno.EIO:
                 raise
             return self._lose_disk(frame, error)
         if sent == 0:
             return self._lose_disk(frame, OSError(errno.ESTALE, "it became shorter"))
         self._brought = None
+        if channel.is_full:
+            # Of no use after this turn, and 0.3 KB of each slow client.
+            self._found = None
         return sent
 
     def _lose_disk(self, frame: Frame, error: OSError) -> int:
@@ -366,27 +382,27 @@ class BlockBody:
             log.exception("block_not_read", number=number)
             self._fault = _cut(error)
         else:
-            if isinstance(found, bytes):
-                self._take(number, memoryview(found), span)
+            if isinstance(found, Coming):
+                self._take(number, found, span)
             else:
                 # Made anew: the one we have may be older than what the filler first told of its disks.
                 self._block_key = self._key_of(self._number)
         self._come_back()
 
-    async def _asked_block(self, number: int, span: Span) -> Frame | bytes:
+    async def _asked_block(self, number: int, span: Span) -> Frame | Coming:
         if self._store is None:
-            return await self._origin.block(self._key, self._shape, number, span)
+            return await self._origin.begin_block(self._key, self._shape, number, span)
         is_copy = self._losses >= LOSSES_MAX
         found = await self._store.block(self._key_of(number), is_copy=is_copy)
-        return found[span.start : span.end] if isinstance(found, bytes) else found
+        return Coming.of(found[span.start : span.end]) if isinstance(found, bytes) else found
 
-    def _take(self, number: int, data: memoryview, span: Span) -> None:
-        if len(data) != span.end - span.start:
+    def _take(self, number: int, coming: Coming, span: Span) -> None:
+        if coming.length_bytes != span.end - span.start:
             self._fault = SourceCut("the source gave fewer bytes than the object has")
         elif number != self._number:
-            self._ahead = data
+            self._ahead = coming, span.start
         else:
-            self._held = data
+            self._held = coming, span.start
 
     def _come_back(self) -> None:
         self._work = None

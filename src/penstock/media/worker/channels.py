@@ -6,7 +6,7 @@ spares the call that would only find that out. `is_drained` tells the same of a 
 With TLS the bytes go through this process: a block is read and encrypted in pieces of PIECE_BYTES, and a
 piece that OpenSSL has begun is offered again until it is taken whole, since it must be the same bytes
 (SSL_write(3)). A TLS socket in the same epoll needs no second data plane: deadlines, turns and bounds hold
-as they are. Its price is the encryption, about six times that of a plain sendfile (research of 2026-11-21).
+as they are. Its price is the encryption, about six times that of a plain sendfile (prototypes of 2026-11-21).
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ class Connection:
             host.watch(self, host.config.idle_timeout_s)
         else:
             self.state, self._keeps_alive = State.SENDING, True
-            self._out, self._bodies = begun.out, [begun.body]
+            self._out, self._bodies = begun.out or _NOTHING, [begun.body]
             host.watch(self, host.config.send_timeout_s)
         return REQUEST_COST_BYTES + begun.moved_bytes
 
@@ -380,7 +380,8 @@ class Connection:
 
     def _send_head(self) -> int | None:
         sent = self._channel.send(self._out, is_more=self._bodies is not None)
-        self._out = self._out[sent:]
+        # Not an empty slice: it would keep the whole head, 0.8 KB of each slow client, until its body is out.
+        self._out = self._out[sent:] if sent < len(self._out) else _NOTHING
         self._sent_bytes += sent
         exchange = self._exchange
         if exchange is not None and not exchange.is_first_byte_out:

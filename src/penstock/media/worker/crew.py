@@ -12,12 +12,12 @@ A child that ends before it was ever ready ends the node: nothing that a second 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -31,9 +31,10 @@ from penstock.kernel.logs import logger
 from penstock.kernel.metrics import bound
 from penstock.media.model import CHILD_DEATHS, MediaConfig
 from penstock.media.service import Media
+from penstock.media.worker.readiness import require_servable
 from penstock.media.worker.serving import files_a_client, serve
 from penstock.media.worker.sockets import listening_sockets, raise_file_limit, workers_wanted
-from penstock.media.worker.telling import LINE_BYTES_MAX, Heard, Report
+from penstock.media.worker.telling import LINE_BYTES_MAX, Heard, Orders, Report, leave_hottest
 
 log = logger(__name__)
 RESTARTS: Final = Backoff(first_s=0.1, max_s=2.0)
@@ -41,6 +42,8 @@ RESTARTS: Final = Backoff(first_s=0.1, max_s=2.0)
 HEALTHY_S: Final = 60.0
 STOP_MARGIN_S: Final = 2.0
 """What a worker gets beyond its answers' time."""
+CHILD: Final = "penstock.media.child"
+"""The module that children are. Not the whole program: it imports little, so that a node is soon back."""
 FILLER_STOP_S: Final = 8.0
 """What the filler gets to bring its blocks to the disks; killed, it only has to look at their sums again."""
 
@@ -56,15 +59,14 @@ async def run_node(
     stop: asyncio.Event,
     on_ready: Callable[[str, int], None],
     *,
-    command: Callable[[str, Sequence[str]], Sequence[str]],
-    settings: Mapping[str, str],
+    orders: Orders,
 ) -> None:
     """Serve as a whole node until `stop`: in this process where one is enough, else as the parent of several.
 
-    `command` makes the command line of a child from its kind (`worker`, `filler`) and options; `settings` is what
-    children go by. Raises: ListenFailed, ChildFailed.
+    `orders` is what all children go by. Raises: InvalidConfig, InvalidNode, ListenFailed, ChildFailed.
     """
-    crew = Crew(media, command, settings)
+    require_servable(media.config)
+    crew = Crew(media, orders)
     if crew.workers == 1 and not media.config.disks:
         await serve(media, stop, on_ready, run=media.folder)
     else:
@@ -73,11 +75,11 @@ async def run_node(
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A process to keep: how it is started, and the one that runs."""
+    """A process to keep: what it is told, and the one that runs."""
 
     name: str
     kind: str
-    options: Sequence[str]
+    orders: Orders
     files: Sequence[int] = ()
     process: asyncio.subprocess.Process | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,18 +88,12 @@ class Child:
 class Crew:
     """Keeps a node's processes; see `run_node`."""
 
-    def __init__(
-        self,
-        media: Media,
-        command: Callable[[str, Sequence[str]], Sequence[str]],
-        settings: Mapping[str, str],
-    ) -> None:
+    def __init__(self, media: Media, orders: Orders) -> None:
         self._config: MediaConfig = media.config
-        self._command = command
-        self._settings = json.dumps(dict(settings)).encode() + b"\n"
+        self._folder = media.folder
+        self._orders = msgspec.structs.replace(orders, boot=secrets.token_hex(16))
         self._heard = Heard()
         self._stopping = asyncio.Event()
-        self._boot = secrets.token_hex(16)
         self.workers = workers_wanted(
             media.config,
             cores=len(os.sched_getaffinity(0)),
@@ -125,12 +121,15 @@ class Crew:
         self._children = [*fillers, *workers]
         stopping = asyncio.create_task(stop.wait())
         keeping = [asyncio.create_task(self._keep(child)) for child in self._children]
+        assert self._folder is not None, "a node of several processes has a folder"
+        leaving = asyncio.create_task(leave_hottest(self._folder, self._heard.hottest))
         try:
             if await self._wait_ready([*keeping, stopping]):
                 on_ready(*plain[0].getsockname()[:2])
                 await asyncio.wait([*keeping, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
+            leaving.cancel()
             await self._end(fillers, workers)
             ended = await asyncio.gather(*keeping, return_exceptions=True)
         for error in ended:
@@ -152,18 +151,20 @@ class Crew:
                 wait.cancel()
 
     def _filler(self) -> Child:
-        return Child("filler", "filler", ["--boot", self._boot])
+        return Child("filler", "filler", self._orders)
 
     def _worker(
         self, number: int, plain: Sequence[socket.socket], tls: Sequence[socket.socket]
     ) -> Child:
-        options = ["--number", str(number), "--workers", str(self.workers), "--boot", self._boot]
-        files = [plain[number].fileno()]
-        options += ["--listener", str(files[0])]
-        if tls:
-            files.append(tls[number].fileno())
-            options += ["--tls-listener", str(files[1])]
-        return Child(f"worker-{number}", "worker", options, files)
+        files = [sockets[number].fileno() for sockets in (plain, tls) if sockets]
+        orders = msgspec.structs.replace(
+            self._orders,
+            number=number,
+            workers=self.workers,
+            listener=files[0],
+            tls_listener=files[1] if tls else None,
+        )
+        return Child(f"worker-{number}", "worker", orders, files)
 
     # One child
 
@@ -193,9 +194,9 @@ class Crew:
         """Run it once to its end; the exit code."""
         ours, theirs = socket.socketpair()
         with theirs:
-            options = ["--control", str(theirs.fileno()), *child.options]
+            command = [sys.executable, "-u", "-m", CHILD, child.kind, str(theirs.fileno())]
             process = await asyncio.create_subprocess_exec(
-                *launcher_command(signal.SIGTERM), "--", *self._command(child.kind, options),
+                *launcher_command(signal.SIGTERM), "--", *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *child.files),
                 # Ctrl-C in a terminal is for the parent alone, which ends them in order.
@@ -218,7 +219,7 @@ class Crew:
     async def _hear(self, child: Child, control: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=control, limit=LINE_BYTES_MAX)
         try:
-            writer.write(self._settings)
+            writer.write(msgspec.json.encode(child.orders) + b"\n")
             while line := await reader.readline():
                 report = msgspec.json.decode(line, type=Report)
                 self._heard.take(child.name, report)

@@ -3,7 +3,7 @@
 One private edge-triggered epoll holds every client's socket; its own descriptor is a reader of the
 asyncio loop. So the data plane costs what a bare epoll costs (22,400 answers of 256 KiB a second on one
 core, nginx 22,300; asyncio's own callbacks 21,300) while everything that waits for other things, such as
-an object store, is written with async and await (research of 2026-11-21). It runs on any event loop.
+an object store, is written with async and await (prototypes of 2026-11-21). It runs on any event loop.
 
 A batch of events is one turn of the store: within it frames are found and sent, and none is kept after.
 Bounds: `connections_max` clients (one more is answered 503, a few more are closed), 1 MiB a client and
@@ -39,7 +39,7 @@ ACCEPT_PAUSE_S: Final = 0.25
 CERTIFICATE_LOOK_S: Final = 60.0
 NOTSENT_BYTES: Final = 64 * 1024
 """A socket asks for more once less than this waits unsent. With a small SO_SNDBUF instead, a 256 KiB answer
-took 176 ms whatever the load; with this 57 us, at the same kernel memory (research of 2026-11-21)."""
+took 176 ms whatever the load; with this 57 us, at the same kernel memory (prototypes of 2026-11-21)."""
 _EDGES: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
 

@@ -19,6 +19,7 @@ from penstock.media.cluster import Cluster, Generations, Hop
 from penstock.media.cluster.documents import is_reserved
 from penstock.media.cluster.hop import KEY_USE
 from penstock.media.cluster.polling import Polled
+from penstock.media.hottest import ASKED
 from penstock.media.id3 import OwnTags
 from penstock.media.model import ObjectUnknown, Shape
 from penstock.media.requests import Request, key_of
@@ -29,6 +30,8 @@ from penstock.media.worker.channels import Channel
 
 READERS: Final = 4
 GRANTED_MAX: Final = 4096
+DISKS_WAIT_S: Final = 2.0
+"""A worker waits so long for its filler to open the disks; then it serves without, and asks again."""
 _ADDRESS_MARK: Final = "&a="
 
 
@@ -91,6 +94,8 @@ class Plane:
         key = key_of(request.target)
         if hop is None and is_reserved(key):
             raise ObjectUnknown("no object of this key is stored")
+        if hop is None:
+            ASKED.note(key)
         return Admitted(key, grant, hop, self._trace(request, key, grant))
 
     def _grant(self, target: str, channel: Channel | None) -> signing.Grant:
@@ -206,6 +211,8 @@ async def open_plane(
     plane = Plane(media, own, cluster=cluster, traces=traces)
     try:
         await cluster.start(listen)
+        if store is not None:
+            await store.wait_told(within_s=DISKS_WAIT_S)
         yield plane
     finally:
         await cluster.close()

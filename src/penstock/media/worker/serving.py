@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.media.hottest import ASKED
 from penstock.media.service import Media
 from penstock.media.worker.node import Node
 from penstock.media.worker.plane import files_of, open_plane
@@ -16,7 +17,7 @@ from penstock.media.worker.sockets import (
     listening_sockets,
     raise_file_limit,
 )
-from penstock.media.worker.telling import Teller
+from penstock.media.worker.telling import Teller, leave_hottest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,14 @@ async def serve(
         tls = listening_sockets(config.listen_tls, 1, "media.listen_tls")
     place = Place(0, 1, "", listener, tls[0] if tls else None)
     host, port = listener.getsockname()[:2]
-    await _serve_place(media, stop, place, lambda: on_ready(host, port), run=run)
+    leaving = None
+    if media.folder is not None:
+        leaving = asyncio.create_task(leave_hottest(media.folder, ASKED.top))
+    try:
+        await _serve_place(media, stop, place, lambda: on_ready(host, port), run=run)
+    finally:
+        if leaving is not None:
+            leaving.cancel()
 
 
 async def run_worker(media: Media, stop: asyncio.Event, place: Place, teller: Teller) -> None:

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from penstock.kernel.errors import PenstockError
 from penstock.media import answers
+from penstock.media.hottest import ASKED
 from penstock.media.model import BLOCK_BYTES, Shape
 from penstock.media.requests import RANGE_START, Request, remembered
 from penstock.media.signing import Grant
@@ -123,6 +124,7 @@ class Shortcuts:
             clock.mark("find")
         sent = _send(channel, found.head)
         self._tally.note_answer(found.status, self._now_s() - began_s)
+        ASKED.note(found.way.key)
         if clock is not None:
             clock.mark("send")
             clock.observe()

@@ -13,7 +13,7 @@ import socket
 from typing import Final
 
 from penstock.kernel.logs import logger
-from penstock.media.model import ListenFailed, MediaConfig
+from penstock.media.model import WORKERS_MAX, ListenFailed, MediaConfig
 
 log = logger(__name__)
 BACKLOG: Final = 1024
@@ -21,7 +21,6 @@ FILES_KEPT_BACK: Final = 128
 """Descriptors for everything but clients: engines, logs, disks, files being made."""
 UNEVEN: Final = 1.25
 """The kernel spreads clients by a hash: a worker gets up to this much more than its share of a few thousand."""
-WORKERS_MAX: Final = 64
 
 
 def listening_sockets(address: tuple[str, int], count: int, setting: str) -> list[socket.socket]:

@@ -1,0 +1,112 @@
+"""Which objects are asked for most now: a sample of the requests, counted in a bounded table that forgets.
+
+`note` is called for each request and costs a subtraction (some 0.1 us); about one in SAMPLED_EVERY is counted, at irregular
+steps, so that no player's rhythm hides in it. Counts lose half their weight in HALF_LIFE_S, so a rate is that of the last
+minutes. The table holds KEPT_MAX keys: where a new one finds it full, all lose one count and those that have none left go
+(Misra and Gries, 1982), so a key asked for in more than one of KEPT_MAX sampled requests is always there, whatever else is asked.
+
+Each worker tells its parent its first ones; the parent adds them up and leaves them in `hottest.json` of the node's folder,
+where `app.media.hottest()` reads them. Keys are no label of a series: those must stay few.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+SAMPLED_EVERY: Final = 16
+KEPT_MAX: Final = 512
+HALF_LIFE_S: Final = 60.0
+TOLD_MAX: Final = 100
+"""So many a worker tells, and so many are left in the file."""
+FILE: Final = "hottest.json"
+_NOTHING: Final = 0.01
+Row = tuple[str, float]
+"""A key and its requests a second."""
+
+
+class Told(msgspec.Struct):
+    """What the file holds: when it was written, and the rows, the hottest first."""
+
+    at_s: float
+    rows: list[Row]
+
+
+class Hottest:
+    """Counts what one process is asked for."""
+
+    def __init__(
+        self, now_s: Callable[[], float] = time.monotonic, dice: random.Random | None = None
+    ) -> None:
+        self._now_s = now_s
+        self._dice = dice or random.Random()
+        self._counts: dict[str, float] = {}
+        self._faded_s = now_s()
+        self._left = 1
+
+    def note(self, key: str) -> None:
+        """A client asked for `key`."""
+        self._left -= 1
+        if not self._left:
+            self._left = self._dice.randint(1, 2 * SAMPLED_EVERY - 1)
+            self._count(key)
+
+    def top(self, keys_max: int = TOLD_MAX) -> list[Row]:
+        """The keys asked for most with their requests a second, estimated; the hottest first."""
+        self._fade()
+        per_s = SAMPLED_EVERY * math.log(2) / HALF_LIFE_S
+        return _hottest(((key, count * per_s) for key, count in self._counts.items()), keys_max)
+
+    def _count(self, key: str) -> None:
+        counts = self._counts
+        if key in counts or len(counts) < KEPT_MAX:
+            counts[key] = counts.get(key, 0.0) + 1.0
+        else:
+            self._counts = {other: count - 1.0 for other, count in counts.items() if count > 1.0}
+
+    def _fade(self) -> None:
+        now_s = self._now_s()
+        share = 0.5 ** ((now_s - self._faded_s) / HALF_LIFE_S)
+        self._faded_s = now_s
+        faded = ((key, count * share) for key, count in self._counts.items())
+        self._counts = {key: count for key, count in faded if count > _NOTHING}
+
+
+ASKED: Final = Hottest()
+"""What this process was asked for."""
+
+
+def added_up(parts: Iterable[Sequence[Row]]) -> list[Row]:
+    """The rows of several processes as one node's."""
+    rates: dict[str, float] = {}
+    for rows in parts:
+        for key, per_s in rows:
+            rates[key] = rates.get(key, 0.0) + per_s
+    return _hottest(rates.items(), TOLD_MAX)
+
+
+def write_hottest(folder: Path, rows: Sequence[Row]) -> None:
+    """Leave the rows for whoever looks, in one step. Raises: OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = folder / f"{FILE}.draft"
+    draft.write_bytes(msgspec.json.encode(Told(time.time(), list(rows))))
+    draft.replace(folder / FILE)
+
+
+def read_hottest(folder: Path, *, within_s: float) -> list[Row] | None:
+    """What was left at most `within_s` ago; None: no node runs there."""
+    try:
+        told = msgspec.json.decode((folder / FILE).read_bytes(), type=Told)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return told.rows if abs(time.time() - told.at_s) <= within_s else None
+
+
+def _hottest(rows: Iterable[Row], keys_max: int) -> list[Row]:
+    return sorted(rows, key=lambda row: (-row[1], row[0]))[:keys_max]

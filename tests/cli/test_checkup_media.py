@@ -1,0 +1,86 @@
+"""The doctor, and the series, on a machine that serves media alone: no engines, a node, its disks and its cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+from click.testing import CliRunner
+
+from penstock import Penstock
+from penstock.cli.checkup import check_up
+from penstock.cli.checkup_media import check_media_disks, serves_media_alone
+from penstock.cli.roles import media_metrics
+from penstock.cli.terminal import CommandLine
+from penstock.kernel import metrics
+from penstock.media.cluster.membership import Member, Roster
+from penstock.media.errors import NodeNotHere
+
+
+@asynccontextmanager
+async def machine(tmp_path, **media):
+    """An application with media settings alone."""
+    flags = {
+        "data.folder": str(tmp_path / "data"),
+        "blobs.url": (tmp_path / "store").as_uri(),
+        **{f"media.{name}": value for name, value in media.items()},
+    }
+    async with Penstock(flags=flags) as app:
+        yield app
+
+
+async def found(app) -> dict[str, list[tuple[str, str]]]:
+    lines: dict[str, list[tuple[str, str]]] = {}
+    for finding in await check_up(app, ()):
+        lines.setdefault(finding.subject, []).append((finding.state, finding.text))
+    return lines
+
+
+async def test_without_media_settings_missing_engines_are_a_fault(tmp_path):
+    async with machine(tmp_path) as app:
+        assert (await found(app))["engines"][0][0] == "fail"
+
+
+async def test_engines_of_this_machine_that_stand_still_are_a_fault(tmp_path):
+    async with machine(tmp_path, node="n1") as app:
+        assert serves_media_alone(app)
+        app.data_folder.mkdir()
+        (app.data_folder / "layout").touch()
+        assert not serves_media_alone(app)
+
+
+async def test_a_node_alone_is_asked_for_its_store_and_its_cluster(tmp_path):
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        dead = unused.getsockname()[1]
+    async with machine(tmp_path, node="n1") as app:
+        assert (await found(app))["media cluster"] == [("fail", "n1 is not entered among 0 nodes")]
+        roster = Roster(app.blobs)
+        await roster.register(Member(name="n1", address=f"{host}:{port}"), replicas=2)
+        lines = await found(app)
+        assert lines["engines"][0][0] == lines["blobs"][0][0] == "ok"
+        assert lines["media cluster"] == [("ok", "1 nodes, all answer from here")]
+        await roster.register(Member(name="n2", address=f"127.0.0.1:{dead}"), replicas=2)
+        [(state, text)] = (await found(app))["media cluster"]
+        assert (state, str(dead) in text) == ("warn", True)
+    server.close()
+
+
+async def test_disks_of_a_node_that_does_not_run_are_a_fault(tmp_path):
+    async with machine(tmp_path, disks=f"{tmp_path}/disk:16MiB") as app:
+        assert (await found(app))["media disks"][0][0] == "fail"
+        with pytest.raises(NodeNotHere):
+            await check_media_disks(app)
+
+
+def test_the_series_of_a_node_are_printed(tmp_path):
+    line = CommandLine(lambda _: Penstock(), ())
+    line.flags["data.folder"] = str(tmp_path)
+    printed = CliRunner().invoke(media_metrics, obj=line)
+    assert (printed.exit_code, printed.output) == (0, "")
+    metrics.write_snapshot(tmp_path / "run" / "metrics", "media")
+    printed = CliRunner().invoke(media_metrics, obj=line)
+    assert 'media_connections{role="media"}' in printed.output

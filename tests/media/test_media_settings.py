@@ -1,0 +1,97 @@
+"""Settings with which no node could serve are refused before it begins, each with what was expected."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tls_files import make_certificate
+
+from penstock.kernel.config import InvalidConfig, load_config
+from penstock.media.cluster.membership import InvalidNode
+from penstock.media.model import MediaConfig
+from penstock.media.worker.readiness import require_servable
+
+
+def config_of(**settings: str) -> MediaConfig:
+    flags = {f"media.{name}": text for name, text in settings.items()}
+    return load_config({"media": MediaConfig}, env={}, flags=flags).section(MediaConfig)
+
+
+@pytest.mark.parametrize(
+    ("setting", "text", "expected"),
+    [
+        ("connections_max", "0", "from 1 to"),
+        ("send_timeout", "0s", "more than nothing"),
+        ("header_timeout", "0ms", "more than nothing"),
+        ("workers", "100000", "from 0 to 64"),
+        ("replicas", "0", "from 1 to 8"),
+        ("weight", "0", "from 0.01 to 100"),
+        ("node", "a b", "A-Z a-z 0-9 . _ -"),
+        ("disks", "/var/cache/a:1KiB", "from 16MiB to 256TiB"),
+        ("disks", "/var/cache/a:900TiB", "from 16MiB to 256TiB"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_where_it_is_read(setting, text, expected):
+    with pytest.raises(InvalidConfig, match=setting.replace("_", "-")) as refused:
+        config_of(**{setting: text})
+    assert expected in refused.value.text
+
+
+def test_values_at_the_bounds_are_taken():
+    config = config_of(
+        connections_max="1", workers="64", replicas="8", weight="0.01", node="a.b_c-9",
+        disks="/a:16MiB, /b:256TiB", stop_timeout="0s",
+    )  # fmt: skip
+    assert (config.connections_max, config.workers, config.replicas) == (1, 64, 8)
+    require_servable(config)
+
+
+def test_https_needs_a_certificate_that_can_be_read(tmp_path: Path):
+    cert, key = make_certificate(tmp_path)
+    require_servable(config_of(listen_tls="127.0.0.1:0", tls_cert=cert, tls_key=key))
+    (tmp_path / "text.pem").write_text("no certificate")
+    for files, expected in (
+        ({}, "got none"),
+        ({"tls_cert": "/nope", "tls_key": key}, "/nope and"),
+        ({"tls_cert": f"{tmp_path}/text.pem"}, "text.pem and no media.tls_key"),
+        ({"tls_cert": cert, "tls_key": f"{tmp_path}/text.pem"}, "got"),
+    ):
+        with pytest.raises(InvalidConfig, match=r"media\.tls_cert") as refused:
+            require_servable(config_of(listen_tls="127.0.0.1:0", **files))
+        assert expected in refused.value.text
+
+
+def test_a_disk_is_a_folder_or_a_device_and_one_that_is_away_is_no_fault(tmp_path: Path):
+    away = tmp_path / "away"
+    require_servable(config_of(disks=f"{tmp_path}:16MiB, {away}:16MiB"))
+    with pytest.raises(InvalidConfig, match="a folder or a block device") as refused:
+        require_servable(config_of(disks="/etc/passwd:16MiB, /dev/null:16MiB"))
+    assert "/etc/passwd" in refused.value.text
+    assert "/dev/null" in refused.value.text
+
+
+def test_a_node_that_others_could_not_reach_is_refused():
+    with pytest.raises(InvalidNode, match=r"media\.advertise"):
+        require_servable(config_of(node="n1", listen="0.0.0.0:8081"))
+    require_servable(config_of(node="n1", listen="0.0.0.0:8081", advertise="10.0.0.1:8081"))
+
+
+@pytest.mark.slow
+def test_the_command_ends_with_2_and_no_traceback(tmp_path: Path):
+    environment = os.environ | {
+        "PENSTOCK_DATA_FOLDER": str(tmp_path),
+        "PENSTOCK_MEDIA_LISTEN": "127.0.0.1:0",
+        "PENSTOCK_MEDIA_LISTEN_TLS": "127.0.0.1:0",
+        "PENSTOCK_MEDIA_TLS_CERT": "/nope",
+    }
+    command = [sys.executable, "-m", "penstock", "media", "serve"]
+    ended = subprocess.run(
+        command, check=False, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "invalid_config" in ended.stderr
+    assert "Traceback" not in ended.stderr
