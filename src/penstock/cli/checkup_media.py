@@ -55,7 +55,9 @@ async def check_media_cluster(app: App) -> list[Finding]:
     nodes = (await app.media.nodes.membership()).members
     if all(node.name != name for node in nodes):
         text = f"{name} is not entered among {len(nodes)} nodes"
-        return [Finding("media cluster", "fail", text, "start `penstock media serve`, read its log")]
+        return [
+            Finding("media cluster", "fail", text, "start `penstock media serve`, read its log")
+        ]
     answers = await asyncio.gather(*(_answers(node.address) for node in nodes))
     found = [
         Finding(

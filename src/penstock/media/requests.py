@@ -39,7 +39,14 @@ REMEMBERED_MAX: Final = 4096
 REMEMBERED_BYTES_MAX: Final = 2048
 REMEMBERED_FIELDS_MAX: Final = 40
 RANGE_START: Final = b"\r\nRange: bytes="
-_RANGE_LINE: Final = re.compile(rb"\r\nRange: (bytes=[0-9]{0,18}-[0-9]{0,18})(?=\r\n)")
+_CHANGING: Final = (
+    ("range", RANGE_START, re.compile(rb"\r\nRange: (bytes=[0-9]{0,18}-[0-9]{0,18})(?=\r\n)")),
+    (
+        "x-penstock-hop",
+        b"\r\nX-Penstock-Hop: ",
+        re.compile(rb"\r\nX-Penstock-Hop: ([\x21-\x7e]{1,400})(?=\r\n)"),
+    ),
+)
 _PLAIN: Final = bytes({9, 10, 13, *range(32, 256)} - {127})
 _REQUEST_LINE: Final = re.compile(rb"[A-Z-]{1,32} [\x21-\x7e]+ HTTP/(\d\.\d)\r\n")
 _HOST: Final = re.compile(
@@ -62,7 +69,7 @@ class Request(NamedTuple):
 
 
 _HEADS: Final[dict[bytes, Request]] = {}
-"""Heads that were parsed, without their Range."""
+"""Heads that were parsed, without the lines that change from request to request."""
 
 
 class HeadReader:
@@ -136,37 +143,46 @@ def remembered(head: bytes) -> Request | None:
 
 
 def _remembered(head: bytes) -> Request | None:
-    """What this head is, if the same bytes but for the numbers of its Range were parsed before.
+    """What this head is, if the same bytes but for the numbers of its Range and its proof of a hop were parsed before.
 
-    A player asks one URL for many ranges. A line that is a whole field can be taken out of a good head or put in
-    without changing what the others mean, so nothing is believed here that was not parsed.
+    A player asks one URL for many ranges, a peer proves each request anew. A line that is a whole field can be taken out of
+    a good head or put in without changing what the others mean, so nothing is believed here that was not parsed.
     """
-    start = head.find(RANGE_START)
-    if start < 0:
-        return _HEADS.get(head)
-    line = _RANGE_LINE.match(head, start)
-    known = _HEADS.get(head[:start] + head[line.end() :]) if line is not None else None
-    if known is None or line is None:
+    cut = _cut(head)
+    known = _HEADS.get(cut[0]) if cut is not None else None
+    if known is None or cut is None:
         return None
-    fields = {**known.fields, "range": line[1].decode("ascii")}
-    return Request(known.method, known.target, fields, *known[3:])
+    return known._replace(fields=known.fields | cut[1]) if cut[1] else known
 
 
 def _remember(head: bytes, request: Request) -> None:
-    start = head.find(RANGE_START)
-    fields = request.fields
-    if start >= 0:
-        line = _RANGE_LINE.match(head, start)
-        if line is None:
-            return
-        head = head[:start] + head[line.end() :]
-        fields = {name: value for name, value in fields.items() if name != "range"}
-    elif "range" in fields:
+    cut = _cut(head)
+    if cut is None:
         return
-    if len(head) <= REMEMBERED_BYTES_MAX and len(fields) <= REMEMBERED_FIELDS_MAX:
+    kept, changing = cut
+    fields = request.fields
+    if any(fields.get(name) != changing.get(name) for name in ("range", "x-penstock-hop")):
+        # In another spelling, or more than once.
+        return
+    fields = {name: value for name, value in fields.items() if name not in changing}
+    if len(kept) <= REMEMBERED_BYTES_MAX and len(fields) <= REMEMBERED_FIELDS_MAX:
         if len(_HEADS) >= REMEMBERED_MAX:
             _HEADS.clear()
-        _HEADS[head] = Request(request.method, request.target, fields, *request[3:])
+        _HEADS[kept] = request._replace(fields=fields)
+
+
+def _cut(head: bytes) -> tuple[bytes, dict[str, str]] | None:
+    """A head without the lines that change from request to request, and these; None: one is not in its plain form."""
+    changing: dict[str, str] = {}
+    for name, start, line in _CHANGING:
+        at = head.find(start)
+        if at >= 0:
+            found = line.match(head, at)
+            if found is None:
+                return None
+            changing[name] = found[1].decode("ascii")
+            head = head[:at] + head[found.end() :]
+    return head, changing
 
 
 def _is_plain(head: bytearray) -> bool:

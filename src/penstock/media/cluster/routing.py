@@ -145,7 +145,9 @@ class Router:
             return None
         hop = self._guard.judge(request)
         if hop is not None and hop.sender == self.name and self._namesake_told.is_due():
-            log.error("node_name_taken", node=self.name, reason="a node with this node's name asks it")
+            log.error(
+                "node_name_taken", node=self.name, reason="a node with this node's name asks it"
+            )
         if hop is not None and hop.generation:
             key = request.target.partition("?")[0].removeprefix("/m/")
             if hop.generation > self.generations.generation(key):
