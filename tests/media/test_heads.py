@@ -135,3 +135,24 @@ def read_one(head: bytes):
     reader = HeadReader()
     reader.feed(head)
     return reader.take()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("X-Penstock-Hop: 1;a", "X-Penstock-Hop: 1;b"),
+        ("Range: bytes=0-1\r\nX-Penstock-Hop: 1;a", "Range: bytes=7-\r\nX-Penstock-Hop: 1;c"),
+        ("X-Penstock-Hop: 1;a\r\nRange: bytes=-5", "X-Penstock-Hop: 1;a\r\nRange: bytes=9-9"),
+        ("X-Penstock-Hop: 1;a", "X-Penstock-Hop: 1;a\r\nX-Penstock-Hop: 1;b"),
+        ("X-Penstock-Hop: 1;a\r\nX-Penstock-Hop: 1;b", "X-Penstock-Hop: 1;a"),
+        ("x-penstock-hop: 1;a", "X-Penstock-Hop: 1;b"),
+        ("X-Penstock-Hop: 1; a", "X-Penstock-Hop:  1;b"),
+        ("X: 1", "X-Penstock-Hop: 1;a"),
+        ("X-Penstock-Hop: 1;a", "X: 1"),
+    ],
+)
+def test_a_head_is_read_as_if_no_other_had_come_before(lines):
+    heads = [GET + HOST + line.encode() + b"\r\n\r\n" for line in (*lines, *lines)]
+    requests, error = read_all(b"".join(heads), 100_000)
+    assert error is None
+    assert requests == [parse_head(head) for head in heads]
