@@ -5,8 +5,7 @@ asyncio loop. So the data plane costs what a bare epoll costs (22,400 answers of
 core, nginx 22,300; asyncio's own callbacks 21,300) while everything that waits for other things, such as
 an object store, is written with async and await (prototypes of 2026-11-21). It runs on any event loop.
 
-A batch of events is one turn of the store: within it frames are found and sent, and none is kept after. Whoever asks or
-comes goes first; those whose sockets have room again go on in turns of QUEUED_MAX.
+A batch of events is one turn of the store: within it frames are found and sent, and none is kept after.
 Bounds: `connections_max` clients (one more is answered 503, a few more are closed), 1 MiB a client and
 turn, deadlines for every state. Running out of file descriptors pauses accepting; it ends nothing.
 """
@@ -33,9 +32,7 @@ from penstock.media.worker.stages import StageSampler
 from penstock.media.worker.tally import Tally
 
 log = logger(__name__)
-EVENTS_MAX: Final = 512
-QUEUED_MAX: Final = 128
-"""So many that only have more to send go on before it is looked who asks for something."""
+EVENTS_MAX: Final = 256
 ACCEPTS_MAX: Final = 64
 REFUSED_MAX: Final = 64
 ACCEPT_PAUSE_S: Final = 0.25
@@ -187,10 +184,6 @@ class Node:
                 if connection is None:
                     accepts.append(descriptor)
                     continue
-                if mask == select.EPOLLOUT:
-                    # 10,000 slow clients that read at one moment held up a new request for 80 ms.
-                    self.take_turn_later(connection)
-                    continue
                 try:
                     connection.on_event(mask)
                 except Exception:
@@ -263,7 +256,7 @@ class Node:
 
     def _run_queue(self) -> None:
         with self.plane.turn():
-            for _ in range(min(len(self._queue), QUEUED_MAX)):
+            for _ in range(len(self._queue)):
                 connection = self._queue.popleft()
                 connection.is_queued = False
                 self._guard(connection, connection.advance)
