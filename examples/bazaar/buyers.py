@@ -128,7 +128,9 @@ class Tab:
     async def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> Reply:
         """One exchange. Raises: ServerFailedError, when nobody answers."""
         cookie = {"Cookie": self._cookie} if self._cookie else {}
-        reply = await self._client.request(method, path, headers={**cookie, **(headers or {})})
+        reply = await self._client.request(
+            method, path, headers={**cookie, **(headers or {})}, is_repeatable=True
+        )
         given = reply.headers.get("set-cookie")
         if given:
             self._cookie = given.partition(";")[0]

@@ -1,24 +1,33 @@
 """A small HTTP client over asyncio, so that the demo needs no library that the product does not.
 
 One connection an object, kept open; callers take turns on it. Only what Penstock's own servers send
-is understood: a Content-Length or chunks. Every exchange has a deadline.
+is understood: a Content-Length or chunks. Every exchange has a deadline; a server that is being started
+anew is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+PATIENCE_S: Final = 20.0
+"""A role that dies is back within a second or two; who comes meanwhile waits for it so long at most."""
 _DEADLINE_S: Final = 30.0
+_AGAIN_S: Final = 0.1
 _LINE_BYTES_MAX: Final = 64 * 1024
 
 
 class ServerFailedError(Exception):
     """The server answered with an error, or not at all."""
+
+
+class ServerLeftError(ServerFailedError):
+    """The server went away in the middle of what may have been done or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +50,12 @@ class Reply:
 class Client:
     """A connection to `base`, such as `http://127.0.0.1:8080`, opened when needed."""
 
-    def __init__(self, base: str, *, token: str | None = None) -> None:
+    def __init__(
+        self, base: str, *, token: str | None = None, patience_s: float = PATIENCE_S
+    ) -> None:
         self._address = urlsplit(base)
         self._token = token
+        self._patience_s = patience_s
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._turn = asyncio.Lock()
 
@@ -58,26 +70,36 @@ class Client:
         *,
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
+        is_repeatable: bool | None = None,
     ) -> Reply:
-        """One exchange, tried a second time where a kept connection turns out to be closed.
+        """One exchange. While nobody is there it is tried again, for `patience_s`.
 
-        Raises: ServerFailedError, when nobody answers.
+        What was begun is sent again only where that changes nothing more: `is_repeatable`, else all but POST.
+        Raises: ServerLeftError, where it was begun and may not be sent again; ServerFailedError.
         """
+        again = method != "POST" if is_repeatable is None else is_repeatable
+        deadline_s = time.monotonic() + self._patience_s
         async with self._turn:
-            tries = 2 if self._streams is not None else 1
             while True:
-                tries -= 1
+                is_begun = False
                 try:
                     async with asyncio.timeout(_DEADLINE_S):
-                        return await self._exchange(method, path, body, dict(headers or {}))
-                except (OSError, EOFError, TimeoutError) as error:
+                        reader, writer = await self._connected()
+                        is_begun = True
+                        writer.write(self._head(method, path, body, dict(headers or {})) + body)
+                        await writer.drain()
+                        return self._kept(await _read_reply(reader, has_body=method != "HEAD"))
+                except (OSError, EOFError) as error:
                     self.close()
-                    if not tries or isinstance(error, TimeoutError):
-                        url = f"{self._address.netloc}{path}"
-                        raise ServerFailedError(f"{method} {url}: {error!r}") from error
+                    failed = f"{method} {self._address.netloc}{path}: {error!r}"
+                    if is_begun and not again and not isinstance(error, TimeoutError):
+                        raise ServerLeftError(failed) from error
+                    if isinstance(error, TimeoutError) or time.monotonic() > deadline_s:
+                        raise ServerFailedError(failed) from error
                 except BaseException:
                     self.close()  # a half-read answer must not be taken for the next one
                     raise
+                await asyncio.sleep(_AGAIN_S)
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
@@ -85,13 +107,15 @@ class Client:
             self._streams[1].close()
             self._streams = None
 
-    async def _exchange(
-        self, method: str, path: str, body: bytes, headers: dict[str, str]
-    ) -> Reply:
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._streams is not None and self._streams[0].at_eof():
+            self.close()
         if self._streams is None:
             host, port = self._address.hostname, self._address.port
             self._streams = await asyncio.open_connection(host, port, limit=_LINE_BYTES_MAX)
-        reader, writer = self._streams
+        return self._streams
+
+    def _head(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
         headers["Host"] = self._address.netloc
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -101,9 +125,9 @@ class Client:
             f"{method} {path} HTTP/1.1",
             *(f"{name}: {value}" for name, value in headers.items()),
         ]
-        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
-        await writer.drain()
-        reply = await _read_reply(reader, has_body=method != "HEAD")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+    def _kept(self, reply: Reply) -> Reply:
         if reply.headers.get("connection", "").lower() == "close":
             self.close()
         return reply

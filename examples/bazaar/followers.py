@@ -77,7 +77,9 @@ class Followers:
         try:
             body = json.dumps(sorted(shops)).encode()
             headers = {"content-type": "application/json"}
-            reply = await client.request("POST", f"{path}/follows", body=body, headers=headers)
+            reply = await client.request(
+                "POST", f"{path}/follows", body=body, headers=headers, is_repeatable=True
+            )
             reply.json()
             while True:
                 await asyncio.sleep(_PAUSE_S * dice.uniform(0.5, 1.5))

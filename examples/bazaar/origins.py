@@ -20,9 +20,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import signal
+import socket
+import sys
 import time
 import zlib
 from collections import Counter
@@ -35,6 +38,8 @@ from examples.bazaar.pictures import Album
 from examples.bazaar.shops import SHOPS_COUNT, Shop, shops
 
 HANG_S: Final = 3.0
+PORT_TAKEN: Final = 48
+"""The exit code where somebody else listens on the port of one of the addresses."""
 FORBIDDEN: Final = "http://169.254.169.254/latest/meta-data/"
 _HEAD_BYTES_MAX: Final = 16 * 1024
 _IDLE_S: Final = 60.0
@@ -160,17 +165,17 @@ def encode(answer: Answer, *, with_body: bool) -> bytes:
 
 async def run(*, port: int, log_file: Path, shops_count: int) -> None:
     """Serve all shops on `port` of their addresses until SIGTERM or Ctrl-C."""
+    # First of all: drawing the photos takes a second, in which others could take the port.
+    sockets = [socket.create_server((shop.address, port)) for shop in shops(shops_count)]
     album = Album()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         log = stack.enter_context(log_file.open("a", encoding="utf-8"))
-        for shop in shops(shops_count):
+        for shop, listening in zip(shops(shops_count), sockets, strict=True):
             host = Host(shop, album, log)
-            server = await asyncio.start_server(
-                host.serve, shop.address, port, limit=_HEAD_BYTES_MAX
-            )
+            server = await asyncio.start_server(host.serve, sock=listening, limit=_HEAD_BYTES_MAX)
             stack.callback(server.close)
         print(json.dumps({"ready": True, "shops": shops_count, "port": port}), flush=True)
         await stop.wait()
@@ -183,7 +188,12 @@ def main() -> None:
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--shops", type=int, default=SHOPS_COUNT)
     given = parser.parse_args()
-    asyncio.run(run(port=given.port, log_file=given.log, shops_count=given.shops))
+    try:
+        asyncio.run(run(port=given.port, log_file=given.log, shops_count=given.shops))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        sys.exit(PORT_TAKEN)
 
 
 if __name__ == "__main__":

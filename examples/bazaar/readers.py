@@ -16,7 +16,7 @@ from typing import Final
 from zlib import crc32
 
 from examples.bazaar.adverts import Advert
-from examples.bazaar.client import Client, ServerFailedError
+from examples.bazaar.client import Client, ServerFailedError, ServerLeftError
 from examples.bazaar.faults import Faults
 
 READERS: Final = 4
@@ -84,6 +84,8 @@ class Readers:
         path = f"/v1/views/items/{name}?viewer={reader}&class=human"
         try:
             total = (await client.request("POST", path)).json()["total"]
+        except ServerLeftError:
+            return  # counted or not: the next total tells
         except ServerFailedError as error:
             self.viewed.fault(str(error))
             return

@@ -106,5 +106,8 @@ class Desk:
     async def _call(self, method: str, path: str, body: bytes = b"") -> Any:
         kind = "application/json" if method == "PUT" else "application/octet-stream"
         headers = {"Content-Type": kind}
-        reply = await self._handing.request(method, path, body=body, headers=headers)
+        # The same catalogue a second time changes nothing.
+        reply = await self._handing.request(
+            method, path, body=body, headers=headers, is_repeatable=True
+        )
         return reply.json()

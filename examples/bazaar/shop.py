@@ -106,12 +106,12 @@ Given = NamedDependency[Shop]
 
 
 @get("/")
-async def show_listing(request: Asked, shop: Given, page: FromQuery[int] = 1) -> Page:
-    """All adverts, a page at a time, sellers mixed."""
+async def show_listing(request: Asked, shop: Given, page: FromQuery[str] = "1") -> Page:
+    """All adverts, a page at a time, sellers mixed; what is no number is the first page."""
     adverts = await asyncio.to_thread(shop.adverts.shown)
     adverts.sort(key=lambda advert: (advert.item[::-1], advert.shop))
     pages = max(1, -(-len(adverts) // PER_PAGE))
-    number = min(max(page, 1), pages)
+    number = min(int(page), pages) if re.fullmatch(r"[1-9][0-9]{0,8}", page) else 1
     cards = await shop.cards(adverts[(number - 1) * PER_PAGE : number * PER_PAGE])
     return shop.page(
         request, "listing.html", cards=cards, count=len(adverts), number=number, pages=pages

@@ -23,12 +23,17 @@ from typing import Final
 
 from examples.bazaar.client import Client, ServerFailedError
 from examples.bazaar.lock import DemoError
+from examples.bazaar.origins import PORT_TAKEN
 from examples.bazaar.shops import Shop
 
 READY_S: Final = 90.0
 UP_SAID: Final = "Penstock is up"
 """So `penstock up` says once every role is ready, also those that answer no port."""
 STOP_S: Final = 30.0
+STOPPED: Final = "it was stopped before everything was up"
+PORT_TRIES: Final = 5
+"""A port that is free now may be another's a moment later."""
+_TAKEN: Final = re.compile(r"(?i)is taken by another program|address already in use")
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOOPBACK: Final = "127.0.0.1"
 
@@ -98,17 +103,10 @@ class Stage:
     @contextlib.asynccontextmanager
     async def running(self, stop: asyncio.Event) -> AsyncIterator[asyncio.subprocess.Process]:
         """Hosts and `penstock up`, ready; both are ended on the way out. Raises: DemoError."""
-        self._write_config()
-        self.origins_log.write_bytes(b"")
-        module = [sys.executable, "-m"]
-        given = ["--port", str(self.ports.origins), "--log", str(self.origins_log)]
-        given += ["--shops", str(len(self.sellers))]
-        origins = await self._start([*module, "examples.bazaar.origins", *given], "origins.out")
+        origins = await self._start_origins(stop)
         try:
-            up_command = [*module, "penstock", "up", "examples.bazaar.app:app"]
-            up = await self._start(up_command, self.penstock_log.name)
+            up = await self._start_up(origins, stop)
             try:
-                await self._wait_ready(up, origins, stop)
                 async with self._serving_shop(stop):
                     yield up
             finally:
@@ -116,23 +114,81 @@ class Stage:
         finally:
             await _end(origins)
 
+    async def _start_up(
+        self, origins: asyncio.subprocess.Process, stop: asyncio.Event
+    ) -> asyncio.subprocess.Process:
+        """`penstock up`, ready: on other ports where one was taken meanwhile. Raises: DemoError."""
+        tries_left = PORT_TRIES
+        while True:
+            tries_left -= 1
+            self.ports = self._choose_ports(origins=self.ports.origins)
+            self._write_config()
+            command = [sys.executable, "-m", "penstock", "up", "examples.bazaar.app:app"]
+            up = await self._start(command, self.penstock_log.name)
+            try:
+                await self._wait_ready(up, origins, stop)
+            except DemoError:
+                await _end(up)
+                if not tries_left or not _TAKEN.search(self._log()):
+                    raise
+            except BaseException:
+                await _end(up)
+                raise
+            else:
+                return up
+
+    async def _start_origins(self, stop: asyncio.Event) -> asyncio.subprocess.Process:
+        """The sellers' hosts, listening: on another port where this one was taken meanwhile. Raises: DemoError."""
+        self.origins_log.write_bytes(b"")
+        out = self.folder / "origins.out"
+        for _ in range(PORT_TRIES):
+            given = ["--port", str(self.ports.origins), "--log", str(self.origins_log)]
+            given += ["--shops", str(len(self.sellers))]
+            command = [sys.executable, "-m", "examples.bazaar.origins", *given]
+            origins = await self._start(command, out.name)
+            while b'"ready"' not in out.read_bytes() and origins.returncode is None:
+                if stop.is_set():
+                    await _end(origins)
+                    raise DemoError(STOPPED)
+                await asyncio.sleep(0.05)
+            if origins.returncode is None:
+                return origins
+            if origins.returncode != PORT_TAKEN:
+                break
+            self.ports = self._choose_ports()
+        raise DemoError(f"the sellers' hosts ended with {origins.returncode}:\n{_tail(out)}")
+
     @contextlib.asynccontextmanager
     async def _serving_shop(self, stop: asyncio.Event) -> AsyncIterator[None]:
-        listening = ["--host", LOOPBACK, "--port", str(self.ports.shop)]
-        quiet = ["--log-level", "warning", "--timeout-graceful-shutdown", "3"]
-        command = ["-m", "uvicorn", "examples.bazaar.site:web", *listening, *quiet]
-        shop = await self._start([sys.executable, *command], self.shop_log.name)
-        try:
-            deadline = time.monotonic() + READY_S
-            while not await _answers(self.shop_url, "/assets/shop.css"):
-                if stop.is_set():
-                    raise DemoError("it was stopped before everything was up")
-                if shop.returncode is not None or time.monotonic() > deadline:
-                    raise DemoError(f"the shop's pages are not there:\n{_tail(self.shop_log)}")
-                await asyncio.sleep(0.1)
-            yield
-        finally:
-            await _end(shop)
+        for _ in range(PORT_TRIES):
+            listening = ["--host", LOOPBACK, "--port", str(self.ports.shop)]
+            quiet = ["--log-level", "warning", "--timeout-graceful-shutdown", "3"]
+            command = ["-m", "uvicorn", "examples.bazaar.site:web", *listening, *quiet]
+            shop = await self._start([sys.executable, *command], self.shop_log.name)
+            try:
+                if await self._is_shop_up(shop, stop):
+                    yield
+                    return
+            finally:
+                await _end(shop)
+            others = {name: port for name, port in asdict(self.ports).items() if name != "shop"}
+            self.ports = self._choose_ports(**others)
+        raise DemoError(f"the shop's pages are not there:\n{_tail(self.shop_log)}")
+
+    async def _is_shop_up(self, shop: asyncio.subprocess.Process, stop: asyncio.Event) -> bool:
+        """Whether its pages answer; False: somebody took its port meanwhile. Raises: DemoError."""
+        deadline = time.monotonic() + READY_S
+        while shop.returncode is None:
+            if await _answers(self.shop_url, "/assets/shop.css"):
+                return True
+            if stop.is_set():
+                raise DemoError(STOPPED)
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.1)
+        if not _TAKEN.search(self.shop_log.read_text(encoding="utf-8", errors="replace")):
+            raise DemoError(f"the shop's pages are not there:\n{_tail(self.shop_log)}")
+        return False
 
     def token(self) -> str:
         """The token. Raises: OSError."""
@@ -167,7 +223,7 @@ class Stage:
         waiting = {hosts: "/", self.media_url: "/m/", self.api_url: "/readyz"}
         while waiting or UP_SAID not in self._log():
             if stop.is_set():
-                raise DemoError("it was stopped before everything was up")
+                raise DemoError(STOPPED)
             for process, log in ((up, self.penstock_log), (origins, self.folder / "origins.out")):
                 if process.returncode is not None:
                     raise DemoError(f"a program ended with {process.returncode}:\n{_tail(log)}")
@@ -196,14 +252,17 @@ class Stage:
             encoding="utf-8",
         )
 
-    def _choose_ports(self) -> Ports:
+    def _choose_ports(self, **kept_ports: int) -> Ports:
+        """Free ports, those of the last run where they are; `kept_ports` are ours already."""
         file = self.folder / "ports.json"
         wanted = asdict(_PREFERRED)
         with contextlib.suppress(FileNotFoundError, ValueError):
             kept = json.loads(file.read_text(encoding="utf-8"))
             wanted |= {name: int(kept[name]) for name in wanted if name in kept}
-        chosen: dict[str, int] = {}
+        chosen: dict[str, int] = dict(kept_ports)
         for name, port in wanted.items():
+            if name in chosen:
+                continue
             hosts = [shop.address for shop in self.sellers] if name == "origins" else [LOOPBACK]
             chosen[name] = _free_port(hosts, port, taken=chosen.values())
         file.write_text(json.dumps(chosen), encoding="utf-8")
@@ -229,7 +288,7 @@ def _can_bind(host: str, port: int) -> bool:
 
 
 async def _answers(url: str, path: str) -> bool:
-    client = Client(url)
+    client = Client(url, patience_s=0)
     try:
         reply = await client.request("GET", path)
     except ServerFailedError:

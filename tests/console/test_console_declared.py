@@ -49,6 +49,32 @@ def test_the_command_of_an_action_can_be_typed(action):
             found.make_context(found.name, left, resilient_parsing=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "command"),
+    [
+        ("jobs.set_limiter", {"limiter": "q"}, "penstock lanes limiter q --unlimited"),
+        (
+            "jobs.set_limiter",
+            {"limiter": "-q", "concurrency": "2"},
+            "penstock lanes limiter --concurrency 2 -- -q",
+        ),
+        ("jobs.pause_queue", {"queue": "-x"}, "penstock queues pause -- -x"),
+        (
+            "jobs.add_job",
+            {"queue": "q", "payload": "-5", "lane": "-l"},
+            "penstock jobs add --lane -l -- q -5",
+        ),
+    ],
+)
+def test_the_command_does_the_same_whatever_is_typed(name, given, command):
+    [action] = [action for action in ACTIONS if action.name == name]
+    assert action.as_command(action.parse(given)) == command
+    _, *words = shlex.split(command)
+    found, left = command_of(words)
+    typed = found.make_context(found.name, left, resilient_parsing=False).params
+    assert set(given.values()) <= {str(value) for value in typed.values()}
+
+
 @pytest.fixture(scope="module")
 def routes():
     """(method, path) of every route of the API, parameters as {}."""

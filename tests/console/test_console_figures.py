@@ -11,7 +11,7 @@ from penstock.console.rates import Rates, parse_series
 from penstock.console.screens.fetch.photos import host_line
 from penstock.console.screens.fetch.runs import TONES, WORDS, run_number
 from penstock.console.screens.media.figures import bound_s
-from penstock.console.screens.media.objects import kind_of, parents_of
+from penstock.console.screens.media.objects import folders_of, kind_of, parents_of
 from penstock.console.screens.views.counts import chart_of, flush_of
 from penstock.console.seeing import Found
 from penstock.fetch.model import Host, RunState
@@ -100,3 +100,5 @@ def test_pages_show_pictures_and_sound_and_no_documents():
     kinds = [kind_of(one) for one in ("image/jpeg", "image/svg+xml", "audio/mpeg", "text/html", "")]
     assert kinds == ["image", "", "audio", "", ""]
     assert parents_of("a/b") == [("a", "a"), ("b", "a/b")]
+    assert folders_of("a", ["a/x", "a/b/1", "a/b/2", "a/c/d/3"]) == [("b", "a/b"), ("c", "a/c")]
+    assert folders_of("", ["x", "t/1"]) == [("t", "t")]

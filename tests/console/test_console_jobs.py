@@ -7,11 +7,13 @@ from urllib.parse import quote, urlencode
 
 import pytest
 from browser import WIDTHS
+from console_acts import send
 from hostile import CORPUS
 
 from penstock.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
+PHONE_RULES = ("color-contrast", "scrollable-region-focusable")
 SCREENS = {
     "overview": ("/console", "What goes on"),
     "overview-audit": ("/console/audit", "Every action tried"),
@@ -38,7 +40,7 @@ async def test_a_screen_is_right_for_everybody(screen, shoot, name):
     await page.set_viewport_size({"width": WIDTHS["phone"], "height": 740})
     assert await screen.overflow() == 0
     await page.emulate_media(color_scheme="dark")
-    assert not await screen.findings(rules=["color-contrast"])
+    assert not await screen.findings(rules=PHONE_RULES)
     await shoot(name, path)
 
 
@@ -46,8 +48,7 @@ async def do(screen, name, /, **values):
     """Open the form of an action, send it, and give back what is said then."""
     query = urlencode({**values, "back": "/console/jobs/alerts"})
     await screen.open(f"/console/do/{name}?{query}")
-    await screen.press("#form .primary")
-    return await screen.text(".told")
+    return await send(screen)
 
 
 async def test_jobs_with_hostile_texts_are_shown_as_they_are(screen, stack):
@@ -238,6 +239,19 @@ async def test_a_form_opens_above_its_page_and_follows_what_is_typed(screen, sta
     assert "importance 2" in await screen.text(".told")
     assert screen.page.url.endswith("/console/jobs/queues/mail")
     assert stack.call("GET", "/v1/queues/mail")["overridden"] == {"importance": 2}
+
+
+async def test_the_longest_name_fits_a_phone_and_where_one_is_stands_in_view(tab, stack):
+    name = "q" * 128
+    stack.call("PUT", f"/v1/queues/{name}?create=true", json={})
+    async with tab(width=WIDTHS["phone"]) as screen:
+        for path in (f"/console/jobs/queues/{name}", f"/console/do/jobs.set_queue?queue={name}"):
+            await screen.open(path)
+            assert await screen.overflow() == 0
+        await screen.open("/console/jobs/alerts")
+        for place in (".rooms [aria-current]", ".tabs [aria-current]"):
+            box = await screen.page.locator(place).bounding_box()
+            assert 0 <= box["x"] < WIDTHS["phone"] - 20, place
 
 
 async def test_keys(screen):

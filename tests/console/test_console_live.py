@@ -6,20 +6,31 @@ import asyncio
 
 import msgspec
 import pytest
+from markupsafe import Markup
 
-from penstock.console.live import BYTES_PER_S, Sample, Sampler, Viewer, Watched
+from penstock.console.live import BYTES_PER_S, Budget, Sample, Sampler, Seen, Viewer, Watched
 from penstock.console.model import TooManyViewers
+from penstock.console.rendering import Live
 from penstock.kernel.errors import Unavailable
 
 PAGE = Watched("/console/jobs", frozenset({"*"}))
+NEW = Seen("", "frame", "")
 
 
 def parts(count, text="x"):
     return {f"q{n}": f"{text}{n}" for n in range(count)}
 
 
-def sample(found, page_bytes=1_000):
-    return Sample(found, page_bytes)
+def sample(found, page_bytes=1_000, *, frame="frame"):
+    return Sample(found, frame, page_bytes)
+
+
+def viewer_of(known, frame="frame"):
+    return Viewer(known, frame, Budget())
+
+
+async def always():
+    return True
 
 
 def changes_of(told):
@@ -32,7 +43,7 @@ def changes_of(told):
 
 
 def test_what_a_page_was_sent_with_is_not_sent_again():
-    viewer = Viewer(parts(3))
+    viewer = viewer_of(parts(3))
     assert viewer.next_told(sample(parts(3)), 0.0) == []
     told = viewer.next_told(sample({**parts(3), "q1": "new"}), 2.0)
     assert changes_of(told) == {"q1": "new"}
@@ -40,12 +51,12 @@ def test_what_a_page_was_sent_with_is_not_sent_again():
 
 
 def test_a_viewer_of_an_unknown_page_is_sent_all_of_it():
-    assert changes_of(Viewer(None).next_told(sample(parts(3)), 0.0)) == parts(3)
+    assert changes_of(viewer_of(None).next_told(sample(parts(3)), 0.0)) == parts(3)
 
 
 def test_a_full_page_that_moves_all_the_time_stays_within_the_budget_and_nothing_starves():
     count, sent, seen = 1_350, 0, set()
-    viewer = Viewer(parts(count))
+    viewer = viewer_of(parts(count))
     for step in range(1, 61):
         told = viewer.next_told(sample(parts(count, f"value {step} ")), step * 2.0)
         sent += sum(len(one.data) for one in told)
@@ -56,7 +67,7 @@ def test_a_full_page_that_moves_all_the_time_stays_within_the_budget_and_nothing
 
 
 def test_a_fragment_over_the_budget_is_sent_once_enough_was_saved_up():
-    viewer = Viewer({"big": "", "small": ""})
+    viewer = viewer_of({"big": "", "small": ""})
     big = "x" * 40_000
     told = viewer.next_told(sample({"big": big, "small": "1"}), 2.0)
     assert changes_of(told) == {"big": big}
@@ -64,18 +75,25 @@ def test_a_fragment_over_the_budget_is_sent_once_enough_was_saved_up():
     assert changes_of(viewer.next_told(sample({"big": big, "small": "3"}), 30.0)) == {"small": "3"}
 
 
-def test_where_fragments_come_or_go_the_page_is_to_be_fetched_and_that_costs_as_well():
-    viewer = Viewer(parts(2))
-    [told] = viewer.next_told(sample(parts(3), 20_000), 0.0)
+def test_where_the_frame_is_another_the_page_is_to_be_fetched_and_its_cost_outlives_the_stream():
+    budget = Budget()
+    [told] = Viewer(parts(2), "a", budget).next_told(sample(parts(3), 20_000, frame="b"), 0.0)
     assert told.event == "stale"
-    assert viewer.next_told(sample(parts(4), 20_000), 2.0) == []
-    [told] = viewer.next_told(sample(parts(4), 20_000), 12.0)
+    again = Viewer(parts(3), "b", budget)
+    assert again.next_told(sample(parts(3, "new"), 20_000, frame="c"), 2.0) == []
+    [told] = again.next_told(sample(parts(3, "new"), 20_000, frame="c"), 12.0)
     assert told.event == "stale"
+
+
+def test_a_fragment_that_a_page_has_not_is_not_sent_to_it():
+    viewer = viewer_of(parts(2), "a")
+    assert viewer.next_told(sample(parts(3), frame="b"), 0.0)[0].event == "stale"
+    assert viewer.next_told(sample(parts(4), frame="b"), 2.0) == []
 
 
 def test_trouble_is_told_once_and_its_end_too():
-    viewer = Viewer(parts(1))
-    broken = Sample({}, 0, "PostgreSQL does not answer")
+    viewer = viewer_of(parts(1))
+    broken = Sample({}, "", 0, "PostgreSQL does not answer")
     [told] = viewer.next_told(broken, 0.0)
     assert (told.event, "PostgreSQL" in told.data) == ("trouble", True)
     assert viewer.next_told(broken, 2.0) == []
@@ -85,7 +103,7 @@ def test_trouble_is_told_once_and_its_end_too():
 
 async def next_event(events):
     async with asyncio.timeout(10):
-        while not (told := await anext(events)).event:
+        while (told := await anext(events)).event == "beat":
             pass
         return told
 
@@ -99,7 +117,7 @@ async def test_one_look_serves_all_viewers_and_the_last_one_ends_it():
 
     sampler = Sampler(look, every_s=0.01)
     sampler.remember("page", {"n": "0"})
-    viewers = [sampler.watch(PAGE, "page") for _ in range(3)]
+    viewers = [sampler.watch(PAGE, Seen("page", "frame", "tab"), always) for _ in range(3)]
     assert not sampler.is_running
     tasks = [asyncio.create_task(next_event(one)) for one in viewers]
     told = await asyncio.gather(*tasks)
@@ -121,7 +139,7 @@ async def test_a_page_that_cannot_be_shown_does_not_end_the_others():
         return sample({"n": "1"})
 
     sampler = Sampler(look, every_s=0.01)
-    bad, fine = sampler.watch(PAGE, ""), sampler.watch(good, "")
+    bad, fine = sampler.watch(PAGE, NEW, always), sampler.watch(good, NEW, always)
     told = await asyncio.gather(next_event(bad), next_event(fine))
     assert [one.event for one in told] == ["trouble", "changes"]
     assert "our mistake" in told[0].data
@@ -134,7 +152,7 @@ async def test_a_refusal_is_told_in_its_words():
         raise Unavailable("Valkey does not answer")
 
     sampler = Sampler(look, every_s=0.01)
-    events = sampler.watch(PAGE, "")
+    events = sampler.watch(PAGE, NEW, always)
     assert "Valkey" in (await next_event(events)).data
     await sampler.close()
     await events.aclose()
@@ -147,9 +165,77 @@ async def test_viewers_are_bounded(monkeypatch):
         return sample({})
 
     sampler = Sampler(look, every_s=1)
-    first = sampler.watch(PAGE, "")
+    first = sampler.watch(PAGE, NEW, always)
     sampler.require_room()
     await anext(first)
     with pytest.raises(TooManyViewers):
         sampler.require_room()
     await first.aclose()
+
+
+async def test_who_comes_again_is_sent_all_and_what_came_meanwhile_is_noticed():
+    now = sample({"n": "1"})
+
+    async def look(watched):
+        return now
+
+    sampler, seen = Sampler(look, every_s=0.01), Seen("page", "frame", "tab")
+    sampler.remember("page", {"n": "0"})
+    first = sampler.watch(PAGE, seen, always)
+    assert changes_of([await next_event(first)]) == {"n": "1"}
+    await first.aclose()
+    second = sampler.watch(PAGE, seen, always)
+    assert changes_of([await next_event(second)]) == {"n": "1"}, "it may have missed what was sent"
+    await second.aclose()
+    now = sample({"n": "1", "new": "row"}, frame="with a row more")
+    third = sampler.watch(PAGE, seen, always)
+    assert (await next_event(third)).event == "stale"
+    await third.aclose()
+
+
+async def test_a_quiet_page_hears_that_it_is_live_and_who_may_not_look_hears_the_end(monkeypatch):
+    monkeypatch.setattr("penstock.console.live.BEAT_S", 0.05)
+    monkeypatch.setattr("penstock.console.live.CHECK_S", 0.05)
+    is_in = True
+
+    async def look(watched):
+        return sample({"n": "1"})
+
+    async def is_welcome():
+        return is_in
+
+    sampler = Sampler(look, every_s=0.01)
+    sampler.remember("page", {"n": "1"})
+    events = sampler.watch(PAGE, Seen("page", "frame", "tab"), is_welcome)
+    async with asyncio.timeout(10):
+        told = [await anext(events) for _ in range(4)]
+    assert {one.event for one in told} == {"beat"}, "though it is looked at all the time"
+    assert told[-1].at, "it says of when it is"
+    is_in = False
+    assert (await next_event(events)).event == "over"
+    assert [one async for one in events] == []
+    assert not sampler.is_running
+
+
+def rendered(rows, *, shown, fallback="drawn by the script"):
+    live = Live()
+    main = Markup("").join(
+        live(name, caller=lambda name=name: Markup(f"<b>{shown}</b>")) for name in rows
+    )
+    apart = live.apart(caller=lambda: Markup(fallback))
+    page, frame = live.finish(f"<top>{live.frame}{live.edge}{main}{apart}{live.edge}<end>")
+    assert frame in page.decode()
+    return page.decode(), frame, live.parts
+
+
+def test_the_frame_is_all_but_the_fragments():
+    page, frame, found = rendered(["a", "b"], shown=1)
+    assert '<span data-live="a"><b>1</b></span>' in page
+    assert found == {"a": "<b>1</b>", "b": "<b>1</b>"}
+    assert rendered(["a", "b"], shown=2, fallback="another")[1] == frame
+    assert rendered(["a", "b", "c"], shown=1)[1] != frame
+
+
+def test_two_fragments_of_one_name_are_told_apart():
+    _, _, found = rendered(["a", "a"], shown=1)
+    assert list(found) == ["a", "a #2"]

@@ -27,7 +27,7 @@ async def test_a_person_logs_in_and_out(chromium, tmp_path, database_url, runnin
         assert await screen.overflow() == 0
         await page.locator("#token").fill("pst_wrong")
         await screen.press("main .primary")
-        assert "needs a valid token" in await screen.text("#login-fault")
+        assert "not a valid token here" in await screen.text("#login-fault")
         assert not await screen.findings()
         await page.locator("#token").fill(token)
         await screen.press("main .primary")

@@ -31,9 +31,10 @@ async def test_the_node_tells_what_it_served(screen, stack):
 
     async def is_told():
         await screen.open("/console/media")
-        return await screen.page.locator(".kv div:has(dt:text-is('200'))").count()
+        counted = await screen.page.locator(".kv div:has(dt:text-is('200'))").count()
+        return counted and await screen.page.locator(f".kv dt:has-text('{TRACK}')").count()
 
-    await wait_true(is_told, what="an answer is counted")
+    await wait_true(is_told, what="an answer is counted, and what it was of")
     text = await screen.text("main")
     assert "local mode" in text
     assert "unknown" not in await screen.text(".tile:has-text('Clients')")
@@ -49,7 +50,7 @@ async def test_an_object_is_purged_and_removed(screen, stack):
 
 
 async def test_an_object_is_fetched_ahead(screen):
-    assert "1 blocks" in await act(screen, "media-warm", key=TRACK)
+    assert "1 block" in await act(screen, "media-warm", key=TRACK)
     assert await screen.page.locator(".told.good").count() == 1
 
 
@@ -57,7 +58,7 @@ async def test_a_trace_is_begun_and_ended(screen):
     assert "is traced until" in await act(screen, "media-trace", tag="user=42", minutes=5)
     await screen.open("/console/media/traces")
     assert "user=42" in await screen.text("main")
-    assert "1 traces are ended" in await act(screen, "media-trace-end", tag="user=42")
+    assert "1 trace is ended" in await act(screen, "media-trace-end", tag="user=42")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 from served import MARK, PAGE, app_of, post, send, serving
 
 from penstock.console import app as console_app
 from penstock.engines.endpoints import Endpoints
 from penstock.kernel.metrics import REGISTRY
-from penstock.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 ASSETS = Path(console_app.__file__).parent / "assets"
@@ -92,9 +92,16 @@ async def test_a_host_that_is_not_ours_is_refused(at):
 
 async def test_a_login_by_token(guarded):
     assert (await guarded.client.get("/console")).status_code == 303
-    wrong = await log_in(guarded, "pst_wrong")
-    assert wrong.status_code == 401
-    assert "needs a valid token" in wrong.text
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            wrong = await log_in(guarded, "pst_wrong")
+            assert wrong.status_code == 401
+    [line] = [one for one in logs if one["event"] == "logins_refused"]
+    assert (line["refused"], line["place"]) == (1, "127.0.0.1"), (
+        "the others are told together, later"
+    )
+    assert "not a valid token here" in wrong.text
+    assert "Authorization" not in wrong.text
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     answer = await log_in(guarded, f" {token}\n")
     assert (answer.status_code, answer.headers["location"]) == (303, "/console/jobs")
@@ -109,16 +116,17 @@ async def test_a_publishable_key_is_no_login(guarded):
     assert (await log_in(guarded, key)).status_code == 401
 
 
-async def test_a_session_ends_with_its_token(guarded):
+async def test_a_session_ends_with_its_token_on_open_pages_as_well(guarded, monkeypatch):
+    monkeypatch.setattr("penstock.console.live.CHECK_S", 0.2)
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     await log_in(guarded, token)
     assert (await guarded.client.get("/console/jobs")).status_code == 200
-    await guarded.app.tokens.revoke("ann")
-
-    async def is_out():
-        return (await guarded.client.get("/console/jobs")).status_code == 303
-
-    await wait_true(is_out, deadline_s=6)
+    params = {"url": "/console/jobs"}
+    async with guarded.client.stream("GET", "/console/live", params=params) as pages_open:
+        await guarded.app.tokens.revoke("ann")
+        text = "".join([chunk async for chunk in pages_open.aiter_text()])
+    assert text.rstrip().endswith("event: over\r\ndata: {}"), "and nothing after it"
+    assert (await guarded.client.get("/console/jobs")).status_code == 303
 
 
 async def test_a_session_ends_by_logging_out(guarded):
@@ -148,6 +156,9 @@ async def test_a_token_opens_what_its_scopes_say(guarded):
     mark = MARK.search(page.text)[1]
     answer = await post(guarded, "/console/do/jobs.run_cron", mark=mark, name="nightly")
     assert answer.status_code == 403
+    [line] = await guarded.app.audit.lines()
+    assert (line.actor, line.outcome) == ("reader", "refused"), "a refused try has its line too"
+    assert line.command == "penstock crons run nightly"
     live = await guarded.client.get(
         "/console/live?url=/console/views", headers={"accept": "text/event-stream"}
     )
@@ -173,15 +184,25 @@ async def test_a_form_is_taken_from_our_own_pages_alone(at):
             path, data={"mark": mark, **fields}, headers={"origin": at.address}
         )
     assert elsewhere.status_code == 403, "the mark of another session"
-    assert (await post(at, path, mark=mark, **fields)).status_code == 303
+    lines = await at.app.audit.lines()
+    assert [line.outcome for line in lines] == ["refused"] * 4, "foreign origins get no further"
+    assert (await post(at, path, mark=mark, **fields)).status_code == 422, "taken, and then refused"
 
 
 async def test_what_is_done_is_told_once_and_written_down(at):
-    answer = await send(at, "jobs.add_cron", name="n", spec="0 4 * * *", queue="nothing")
-    assert answer.status_code == 303
+    await at.app.jobs.set_queue("told", create=True)
+    answer = await send(at, "jobs.set_queue", queue="told", importance=2)
     told = await at.client.get("/console/jobs/crons")
-    assert "nothing" in re.search(r'class="told bad"[^>]*>([^<]+)', told.text)[1]
+    assert answer.status_code == 303, answer.text
+    assert "told" in re.search(r'class="told good"[^>]*>([^<]+)', told.text)[1]
     assert 'class="told' not in (await at.client.get("/console/jobs/crons")).text
+
+
+async def test_a_refusal_keeps_the_form_as_it_was_filled_in(at):
+    answer = await send(at, "jobs.add_cron", name="n", spec="0 4 * * *", queue="nothing")
+    assert answer.status_code == 422
+    assert "nothing" in re.search(r'class="told bad"[^>]*>([^<]+)', answer.text)[1]
+    assert 'value="0 4 * * *"' in answer.text
     [line] = await at.app.audit.lines()
     assert (line.actor, line.place, line.action) == ("local", "127.0.0.1", "jobs.add_cron")
     assert (line.outcome, line.command) == (
@@ -191,6 +212,16 @@ async def test_what_is_done_is_told_once_and_written_down(at):
     assert "nothing" in line.told
     page = await at.client.get("/console/audit")
     assert "penstock crons add" in page.text
+
+
+async def test_a_form_is_sent_once_and_its_copies_do_nothing(at):
+    page = await at.client.get("/console/do/jobs.add_job?queue=q")
+    fields = dict(re.findall(r'name="(mark|once)" value="([^"]+)"', page.text))
+    await at.app.jobs.set_queue("q", create=True)
+    for outcome in ("done", "refused"):
+        await post(at, "/console/do/jobs.add_job", **fields, queue="q", payload="1")
+        assert (await at.app.audit.lines())[0].outcome == outcome
+    assert (await at.app.jobs.queue("q")).ready == 1
 
 
 async def test_nobody_else_tells_a_visitor_what_was_done(at):
@@ -213,11 +244,12 @@ async def test_faults_of_a_form_stand_beside_their_fields(at):
 
 
 async def test_with_scripts_a_form_is_sent_on(at):
-    page = await at.client.get("/console/do/jobs.pause_queue?queue=nothing")
+    await at.app.jobs.set_queue("sent", create=True)
+    page = await at.client.get("/console/do/jobs.pause_queue?queue=sent")
     mark = MARK.search(page.text)[1]
     answer = await at.client.post(
         "/console/do/jobs.pause_queue",
-        data={"mark": mark, "queue": "nothing", "back": "https://evil.example/"},
+        data={"mark": mark, "queue": "sent", "back": "https://evil.example/"},
         headers={"origin": at.address, "hx-request": "true"},
     )
     assert (answer.status_code, answer.headers["hx-redirect"]) == (200, "/console")
@@ -228,6 +260,9 @@ WRONG_ADDRESSES = (
     ("/console/jobs/jobs/abc", 404),
     ("/console/jobs/jobs/99999999999999999999", 404),
     ("/console/jobs/queues/%00", 404),
+    ("/console/fetch/hosts?after_host=%00", 422),
+    ("/console/fetch/customers/%00", 404),
+    ("/console/do/jobs.bulk_retry?queue=%00", 200),
     ("/console/jobs/queues/<script>alert(1)</script>", 404),
     ("/console/jobs?sort=<script>alert(1)</script>", 422),
     ("/console/jobs/decisions?before=-1", 422),
@@ -248,6 +283,8 @@ async def test_a_wrong_address_is_told_as_a_page_that_runs_nothing(at):
                 text = (await answer.aread()).decode()
                 assert "<script>alert" not in text
                 assert "script-src 'self'" in answer.headers["content-security-policy"]
+                assert answer.headers["x-request-id"] in text
+    assert "job abc does not exist" in (await send(at, "jobs.retry_job", job="abc")).text
 
 
 async def test_pages_say_what_they_may_do(at):

@@ -55,6 +55,11 @@ async def fill(app):
         ]
         await store.fleet.add_counts(postgres, host_id, counts)
     await app.jobs.enqueue_many([app.registry.find(name).job({"n": 1}) for name in names * 4])
+    # Names that would be one if they were joined.
+    for host, queue in (("aa", "bb:cc"), ("aa:bb", "cc")):
+        host_id = await store.hosts.add_host(postgres, host, [queue_ids[names[0]]], 300, cores=1)
+        slots = [{"queue": queue, "pid": 1, "busy_s": 0}]
+        await store.fleet.report_host(postgres, host_id, capacity=1, load_per_core=0.1, slots=slots)
     term = await store.fleet.lead_fleet(postgres, "me", lead_s=300)
     moves = [
         Move(queue=name, host="host-1", before=0, after=2, code="below_need", why="it needs 2")
@@ -110,13 +115,15 @@ async def watch(at):
     """A page on which all moves is kept live by 5 KB/s."""
     page = await at.client.get("/console/jobs")
     page_id = re.search(r'data-page="([^"]+)"', page.text)[1]
-    params = {"url": "/console/jobs", "page": page_id}
+    frame = re.search(r'data-frame="([^"]+)"', page.text)[1]
+    params = {"url": "/console/jobs", "page": page_id, "frame": frame}
     headers = {"accept": "text/event-stream"}
     began_s, sent_bytes, events = time.perf_counter(), 0, 0
     async with at.client.stream("GET", "/console/live", params=params, headers=headers) as answer:
         async for chunk in answer.aiter_bytes():
             sent_bytes += len(chunk)
             events += chunk.count(b"event: changes")
+            assert b"event: stale" not in chunk, "no row came or went"
             taken_s = time.perf_counter() - began_s
             if taken_s > WATCHED_S and events > 3:
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +12,13 @@ from penstock.console import shown
 from penstock.console.actions import Action, Field
 from penstock.console.model import FieldsInvalid, QueryInvalid
 from penstock.console.rates import Rates, parse_series
+from penstock.console.screens.jobs.fleet import QueueRow
+from penstock.console.screens.overview.systems import sweep_lag_s
+from penstock.console.screens.overview.wrongs import wrong_fleet, wrong_roles
 from penstock.console.security import safe_back
-from penstock.console.seeing import Query
+from penstock.console.seeing import Found, Query
+from penstock.jobs.fleet.alerts import Alert
+from penstock.jobs.fleet.facts import FleetState, PlanHead
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -24,6 +30,8 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
         (shown.count, 0, "0"),
         (shown.count, 1234567, "1,234,567"),
         (shown.count, 2.345, "2.35"),
+        (lambda value: shown.counted(value, "job is", "jobs are"), 1, "1 job is"),
+        (lambda value: shown.counted(value, "job is", "jobs are"), 2_000, "2,000 jobs are"),
         (shown.short, 12_345, "12.3k"),
         (shown.short, 9_999, "9,999"),
         (shown.short, 2_000_000, "2M"),
@@ -194,6 +202,53 @@ def test_rates_are_of_series_that_were_there_before():
     assert rates.rate_per_s("hits_total", 'outcome="counted"') == 2.0, "it began anew at 0"
     rates.add(500.0, parse_series(first))
     assert rates.rate_per_s("hits_total") is None, "too long ago to compare with"
+
+
+def test_two_readings_of_a_moment_tell_nothing_and_roles_that_end_are_missed():
+    rates = Rates(None)
+    both = 'up{role="api"} 0\nfeed_sweep_lag_seconds{role="api"} 0\n'
+    flusher = 'feed_sweep_lag_seconds{role="flusher"} 70\nup{role="flusher"} 9\n'
+    rates.add(0.0, parse_series(both + flusher))
+    rates.add(2.0, parse_series(both + flusher))
+    assert (rates.is_measuring, rates.rate_per_s("up"), rates.gone()) == (True, None, {})
+    assert sweep_lag_s(rates) == 70
+    rates.add(14.0, parse_series(both))
+    assert (rates.is_measuring, rates.gone()) == (False, {"flusher": 12.0})
+    assert sweep_lag_s(rates) is None, "the series of the api is no flusher's"
+    [line] = wrong_roles(rates.gone())
+    assert (line.subject, line.text[-8:]) == ("role flusher of this machine", "12 s ago")
+
+
+def test_many_alerts_are_a_few_lines_and_one_that_counts_them():
+    alerts = [
+        Alert(id=n, rule="oldest_waits", subject=f"q{n}", text="waits", raised_at=NOW)
+        for n in range(100)
+    ]
+    plan = PlanHead(leader="a", term=1, version=1, planned_at=NOW, is_led=True)
+    fleet = Found(FleetState(hosts=[], plan=plan, decisions=[], alerts=alerts))
+    lines = list(wrong_fleet(fleet))
+    assert [line.subject for line in lines][-2:] == ["queue q4", "95 or more other alerts"]
+    assert lines[-1].href == "/console/jobs/alerts?open=1"
+
+
+@pytest.mark.parametrize(
+    ("ready", "leased", "load", "done_per_s", "state"),
+    [
+        (0, 0, 1.31, 5.0, "idle"),
+        (9, 2, 1.31, 5.0, "behind"),
+        (9, 0, None, 0.0, "waiting"),
+        (9, 0, 0.5, 5.0, "running"),
+        (0, 2, 0.5, 0.0, "running"),
+    ],
+)
+def test_a_queue_runs_only_where_something_is_done(ready, leased, load, done_per_s, state):
+    status = SimpleNamespace(paused=False, is_known=True, ready=ready, leased=leased)
+    row = QueueRow(
+        status=status, slots_mean=1, load=load, run_s=None, wait_s=None, wait_max_s=None,
+        done_per_s=done_per_s,
+    )  # fmt: skip
+    assert row.state == state
+    assert row.tone == {"behind": "bad", "running": "good"}.get(state, "")
 
 
 def test_rates_are_noted_once_a_reading_and_gaps_are_told():

@@ -49,7 +49,7 @@ async def hosts(tmp_path_factory):
 @pytest.fixture
 async def shop(hosts):
     """A connection to the first shop's host."""
-    client = Client(f"http://{shops(1)[0].address}:{hosts[0]}")
+    client = Client(f"http://{shops(1)[0].address}:{hosts[0]}", patience_s=0)
     yield client
     client.close()
 

@@ -21,6 +21,7 @@ from penstock.kernel.errors import FieldProblem
 TEXT_CHARACTERS_MAX: Final = 64 * 1024
 INT64_MAX: Final = 2**63 - 1
 _PLACE: Final = re.compile(r"\{(\w+)(?:\|(\w+))?\}")
+_FLAG: Final = re.compile(r"(--[\w-]+) ([?!])([\w,]+)")
 _OPTIONAL: Final = re.compile(r" ?\[([^\[\]]*)\]")
 
 
@@ -92,7 +93,8 @@ class Action:
     """Something that can be done; see the module's words.
 
     `command` has `{field}` for shell-quoted values, `{field|none}` with what stands for an empty one, `[--option {field}]`
-    for what is left out while empty and `[--flag ?field]`; `body` makes the JSON of the HTTP call. `preview` says what would be hit, before it is.
+    for what is left out while empty, `[--flag ?field]` and `[--flag !field,field]` for where nothing is given;
+    `body` makes the JSON of the HTTP call. `preview` says what would be hit, before it is.
     """
 
     name: str
@@ -122,6 +124,14 @@ class Action:
             raise FieldsInvalid(f"{self.title}: {lines}", problems=tuple(problems))
         return values
 
+    def is_valid(self, given: Mapping[str, str]) -> bool:
+        """Whether a form would be taken as it stands."""
+        try:
+            self.parse(given)
+        except FieldsInvalid:
+            return False
+        return True
+
     def sketch(self, given: Mapping[str, str]) -> dict[str, Any]:
         """Values for showing: what cannot be read yet stands as it was typed, or as its name in capitals."""
         values: dict[str, Any] = {}
@@ -142,13 +152,23 @@ class Action:
 
         def optional(match: re.Match[str]) -> str:
             is_given = all(_is_given(values.get(name)) for name, _ in _PLACE.findall(match[1]))
-            flag = re.fullmatch(r"(--[\w-]+) \?(\w+)", match[1])
+            flag = _FLAG.fullmatch(match[1])
             if flag is not None:
-                return f" {flag[1]}" if values.get(flag[2]) else ""
+                any_given = any(_is_given(values.get(name)) for name in flag[3].split(","))
+                return f" {flag[1]}" if any_given == (flag[2] == "?") else ""
             return f" {match[1]}" if is_given else ""
 
-        line = _OPTIONAL.sub(optional, self.command)
-        return _PLACE.sub(lambda m: shlex.quote(self._typed(m[1], values) or m[2] or ""), line)
+        def typed(match: re.Match[str]) -> str:
+            return shlex.quote(self._typed(match[1], values) or match[2] or "")
+
+        words = _OPTIONAL.sub(optional, self.command).split()
+        line = [_PLACE.sub(typed, word) for word in words]
+        at = [number for number, word in enumerate(words) if _is_argument(word, words[number - 1])]
+        if not any(line[number].startswith("-") for number in at):
+            return " ".join(line)
+        # Behind -- nothing is taken for an option.
+        options = [word for number, word in enumerate(line) if number not in at]
+        return " ".join([*options, "--", *(line[number] for number in at)])
 
     def _typed(self, name: str, values: Mapping[str, Any]) -> str:
         value = values.get(name)
@@ -167,6 +187,10 @@ class Action:
         except (TypeError, ValueError, KeyError):
             return line
         return f"{line}\nContent-Type: application/json\n\n{body.decode()}"
+
+
+def _is_argument(word: str, before: str) -> bool:
+    return _PLACE.match(word) is not None and not before.startswith("-")
 
 
 def _is_given(value: Any) -> bool:

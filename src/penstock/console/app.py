@@ -15,11 +15,11 @@ from litestar.response import Redirect, ServerSentEvent
 from litestar.response.sse import ServerSentEventMessage
 
 from penstock.console.doing import Doing
-from penstock.console.live import Told, Watched
+from penstock.console.live import Seen, Told, Watched
 from penstock.console.model import BODY_BYTES_MAX, PREFIX, LoginNeeded, PageUnknown, csp_reports
-from penstock.console.pages import Pages, require_scope, url_of
+from penstock.console.pages import Pages, require_scope, takes_gzip, url_of
 from penstock.console.screens import ROOMS
-from penstock.console.security import Door, safe_back, theme_cookie, visitor_of
+from penstock.console.security import Door, place_of, safe_back, theme_cookie, visitor_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 from penstock.kernel.streams import ENDLESS
@@ -28,6 +28,7 @@ from penstock.web.problems import MEDIA_TYPE, as_ours, headers_of, problem_of
 from penstock.web.sessions import Sessions
 
 RETRY_MS: Final = 2_000
+SEEN: Final = ("page", "frame", "tab")
 KEPT_FOR_EVER: Final = "public, max-age=31536000, immutable"
 REPORT_CHARACTERS_MAX: Final = 2_000
 _log: Final = logger(__name__)
@@ -88,7 +89,7 @@ class Console:
             if request.headers.get("if-none-match") == headers["etag"]:
                 return Response(b"", status_code=304, headers=headers)
             body = found.body
-            if found.packed and "gzip" in request.headers.get("accept-encoding", ""):
+            if found.packed and takes_gzip(request):
                 body, headers["content-encoding"] = found.packed, "gzip"
             return Response(body, media_type=found.media_type, headers=headers)
 
@@ -109,7 +110,7 @@ class Console:
             given = dict(await request.form())
             back = safe_back(str(given.get("back", "")))
             try:
-                cookie = await door.login(str(given.get("token", "")))
+                cookie = await door.login(str(given.get("token", "")), place_of(request))
             except PenstockError as refusal:
                 return pages.form(
                     request,
@@ -152,8 +153,12 @@ class Console:
             route, *_ = pages.find(url)
             require_scope(visitor.caller, route.screen.scope)
             pages.sampler.require_room()
-            watched = Watched(url, visitor.caller.scopes)
-            events = pages.sampler.watch(watched, request.query_params.get("page", ""))
+            given = {name: request.query_params.get(name, "")[:64] for name in SEEN}
+            events = pages.sampler.watch(
+                Watched(url, visitor.caller.scopes),
+                Seen(**given),
+                lambda: self._door.is_still_in(visitor),
+            )
             request.scope[ENDLESS] = True  # type: ignore[typeddict-unknown-key]
             answer: Response[Any] = ServerSentEvent(_messages(events))
             return answer
@@ -199,9 +204,7 @@ async def _messages(events: Any) -> Any:
 
 
 def _message(told: Told) -> ServerSentEventMessage:
-    if not told.event:
-        return ServerSentEventMessage(data=None, comment="still here")
-    return ServerSentEventMessage(data=told.data, event=told.event)
+    return ServerSentEventMessage(data=told.data, event=told.event, id=told.at or None)
 
 
 def _to_login(request: Asked) -> Response[Any]:

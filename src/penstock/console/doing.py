@@ -16,7 +16,7 @@ from litestar.response import Redirect
 from penstock.console.actions import Action
 from penstock.console.model import PREFIX, ActionUnknown, FieldsInvalid
 from penstock.console.pages import Pages, require_scope
-from penstock.console.security import Visitor, safe_back
+from penstock.console.security import Visitor, new_once, place_of, safe_back
 from penstock.console.seeing import Ask
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
@@ -44,43 +44,59 @@ class Doing:
 
         @get(f"{PREFIX}/do/{{name:str}}/calls")
         async def get_calls(request: Asked, name: FromPath[str]) -> Response[bytes]:
-            await self._door.visitor(request)
+            visitor = await self._door.visitor(request)
             action = self._action(name)
-            values = action.sketch(_query(request))
+            require_scope(visitor.caller, action.scope)
             return self._pages.fragment(
-                "calls.html", command=action.as_command(values), http=action.as_http(values)
+                "followed.html", **await self._told(visitor, action, _query(request))
             )
 
         @post(f"{PREFIX}/do/{{name:str}}", status_code=200)
         async def post_action(request: Asked, name: FromPath[str]) -> Response[Any]:
             visitor = await self._door.visitor(request)
             given = {key: str(value) for key, value in dict(await request.form()).items()}
-            self._door.require_own_form(request, visitor, given)
             action = self._action(name)
-            require_scope(visitor.caller, action.scope)
+            try:
+                self._door.require_own_form(request, visitor, given)
+                require_scope(visitor.caller, action.scope)
+            except PenstockError as refusal:
+                line_id = await self._note(request, visitor, action, action.sketch(given))
+                await self._pages.audit.end(line_id, "refused", refusal.public_text)
+                raise
             try:
                 values = action.parse(given)
             except FieldsInvalid as faults:
                 return await self._form(request, visitor, action, given, faults=faults)
             back = safe_back(given.get("back", ""))
             ask = self._pages.ask(visitor.caller, path=back, params={}, query={})
-            tone, text = await self._do(request, ask, action, values)
+            line_id = await self._note(request, visitor, action, values)
+            tone, text = await self._do(
+                ask, action, values, line_id=line_id, once=given.get("once", "")
+            )
+            if tone == "bad":
+                return await self._form(request, visitor, action, given, refusal=text)
             return self._back(request, back, tone, text)
 
         return [get_form, get_calls, post_action]
 
-    async def _do(
-        self, request: Asked, ask: Ask, action: Action, values: dict[str, Any]
-    ) -> tuple[str, str]:
-        """Tone and sentence of what became of it; every try has its line."""
-        audit = self._pages.audit
-        line_id = await audit.begin(
-            actor=ask.caller.name,
-            place=(request.scope.get("client") or ("unknown", 0))[0],
+    async def _note(
+        self, request: Asked, visitor: Visitor, action: Action, values: dict[str, Any]
+    ) -> int:
+        """The id of the line of a try in the audit."""
+        return await self._pages.audit.begin(
+            actor=visitor.caller.name,
+            place=place_of(request),
             action=action.name,
             command=action.as_command(values),
         )
+
+    async def _do(
+        self, ask: Ask, action: Action, values: dict[str, Any], *, line_id: int, once: str
+    ) -> tuple[str, str]:
+        """Tone and sentence of what became of it."""
+        audit = self._pages.audit
         try:
+            self._door.require_unsent(once)
             text = await action.run(ask, values)
         except PenstockError as refusal:
             await audit.end(line_id, "refused", refusal.public_text)
@@ -100,31 +116,43 @@ class Doing:
         given: Mapping[str, str],
         *,
         faults: FieldsInvalid | None = None,
+        refusal: str = "",
     ) -> Response[bytes]:
+        """The form; with `faults` or a `refusal` it keeps what was typed."""
+        return self._pages.form(
+            request,
+            visitor,
+            "action.html",
+            status=422 if faults or refusal else 200,
+            title=action.title,
+            given=given,
+            once=new_once(),
+            faults={p.pointer: p.text for p in faults.problems} if faults else {},
+            refusal=refusal,
+            back=safe_back(given.get("back", "")),
+            **await self._told(visitor, action, given),
+        )
+
+    async def _told(
+        self, visitor: Visitor, action: Action, given: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """What a form says that it will do, as far as it is filled in."""
         values = action.sketch(given)
-        back = safe_back(given.get("back", ""))
         preview = ""
-        if action.preview is not None and faults is None:
+        if action.preview is not None and action.is_valid(given):
+            back = safe_back(given.get("back", ""))
             ask = self._pages.ask(visitor.caller, path=back, params={}, query={})
             try:
                 preview = await action.preview(ask, values)
             except PenstockError as refusal:
                 preview = refusal.public_text
-        return self._pages.form(
-            request,
-            visitor,
-            "action.html",
-            status=422 if faults else 200,
-            title=action.title,
-            action=action,
-            given=given,
-            faults={p.pointer: p.text for p in faults.problems} if faults else {},
-            back=back,
-            preview=preview,
-            described=action.described(values),
-            command=action.as_command(values),
-            http=action.as_http(values),
-        )
+        return {
+            "action": action,
+            "described": action.described(values),
+            "preview": preview,
+            "command": action.as_command(values),
+            "http": action.as_http(values),
+        }
 
     def _back(self, request: Asked, back: str, tone: str, text: str) -> Response[Any]:
         answer: Response[Any]

@@ -52,7 +52,7 @@ class LoginNeeded(Unauthenticated):
 
 
 class FormRefused(Forbidden):
-    """A form of the console came without its session's mark: from another page, or after the session ended."""
+    """A form came without its session's mark, from another page or an ended session, or was sent before."""
 
     code = "console.form_refused"
 

@@ -16,11 +16,17 @@ from penstock.console.actions import Action
 from penstock.console.live import Sample, Sampler, Watched
 from penstock.console.model import PREFIX, ConsoleConfig, PageUnknown
 from penstock.console.rates import Rates
-from penstock.console.rendering import Assets, Live, make_environment
+from penstock.console.rendering import (
+    COMPRESSED_FROM_BYTES,
+    Assets,
+    Live,
+    make_environment,
+    packed,
+)
 from penstock.console.security import Door, Visitor, page_headers, theme_of, told_over
 from penstock.console.seeing import Ask, Query, Room, Screen
 from penstock.web.audit import Audit
-from penstock.web.model import House, ScopeMissing
+from penstock.web.model import House, ScopeMissing, current_request_id
 from penstock.web.problems import title_of
 from penstock.web.tokens import Caller
 
@@ -82,8 +88,10 @@ class Pages:
         view = await route.screen.view(ask)
         page_id = secrets.token_urlsafe(12)
         live = Live()
-        body = self._render(route, ask, view, live, visitor=visitor, request=request, page=page_id)
-        if route.screen.live and live.parts:
+        body, _ = self._render(
+            route, ask, view, live, visitor=visitor, request=request, page=page_id
+        )
+        if route.screen.live:
             self.sampler.remember(page_id, live.parts)
         return self.respond(request, visitor, body)
 
@@ -94,8 +102,8 @@ class Pages:
         require_scope(caller, route.screen.scope)
         ask = self.ask(caller, path=path, params=params, query=query)
         live = Live()
-        body = self._render(route, ask, await route.screen.view(ask), live)
-        return Sample(live.parts, len(body))
+        body, frame = self._render(route, ask, await route.screen.view(ask), live)
+        return Sample(live.parts, frame, len(packed(body)))
 
     def find(self, url: str) -> tuple[Route, str, dict[str, str], dict[str, str]]:
         """Screen, path, parameters and query of an address. Raises: PageUnknown."""
@@ -116,6 +124,7 @@ class Pages:
             title=title_of(code),
             code=code,
             text=text,
+            request_id=current_request_id.get(),
         )
         return self.respond(request, visitor, body, status=status)
 
@@ -141,10 +150,15 @@ class Pages:
     def respond(
         self, request: Any, visitor: Visitor | None, body: bytes, *, status: int = 200
     ) -> Response[bytes]:
-        """`body` with the policy of all pages, and the cookies that are due."""
-        answer = Response(
-            body, media_type=HTML, status_code=status, headers=page_headers(self.media_origin)
-        )
+        """`body` with the policy of all pages, and the cookies that are due.
+
+        That the mark of forms is packed beside texts of users tells nobody its letters by the length: requests of other
+        sites come without the cookie that it belongs to.
+        """
+        headers = page_headers(self.media_origin)
+        if len(body) > COMPRESSED_FROM_BYTES and takes_gzip(request):
+            body, headers["content-encoding"] = packed(body), "gzip"
+        answer = Response(body, media_type=HTML, status_code=status, headers=headers)
         if visitor is not None and visitor.is_fresh:
             answer.cookies.append(self.door.session_cookie(request, visitor.cookie))
         if self.door.told(request) is not None:
@@ -155,9 +169,10 @@ class Pages:
         caller = visitor.caller if visitor else Caller(0, "nobody", frozenset())
         parts = urlsplit(url_of(request))
         query = dict(parse_qsl(parts.query))
-        context = self._context(self.ask(caller, path=parts.path, params={}, query=query), Live())
+        live = Live()
+        context = self._context(self.ask(caller, path=parts.path, params={}, query=query), live)
         context.update(self._frame(request, visitor), room=None, screen=None, page="", **values)
-        return self._environment.get_template(template).render(context).encode()
+        return live.finish(self._environment.get_template(template).render(context))[0]
 
     def _render(
         self,
@@ -169,7 +184,7 @@ class Pages:
         visitor: Visitor | None = None,
         request: Any = None,
         page: str = "",
-    ) -> bytes:
+    ) -> tuple[bytes, str]:
         context = self._context(ask, live)
         context.update(
             self._frame(request, visitor),
@@ -179,7 +194,7 @@ class Pages:
             view=view,
             page=page,
         )
-        return self._environment.get_template(route.screen.template).render(context).encode()
+        return live.finish(self._environment.get_template(route.screen.template).render(context))
 
     def _context(self, ask: Ask, live: Live) -> dict[str, Any]:
         return {"ask": ask, "now_at": ask.now_at, "live": live, "fragment": live}
@@ -215,6 +230,8 @@ def find_route(
         return None
     given = [unquote(part) for part in path.removeprefix(PREFIX).split("/") if part]
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if any("\0" in part for part in given):
+        return None
     for room in rooms:
         for screen in room.screens:
             params = _matched([part for part in screen.path.split("/") if part], given)
@@ -241,6 +258,11 @@ def require_scope(caller: Caller, scope: str | None) -> None:
         raise ScopeMissing(
             f"token {caller.name!r} lacks the scope {scope}: log in with one that has it"
         )
+
+
+def takes_gzip(request: Any) -> bool:
+    """Whether the answer may be packed."""
+    return "gzip" in request.headers.get("accept-encoding", "")
 
 
 def url_of(request: Any) -> str:

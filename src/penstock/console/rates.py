@@ -21,8 +21,13 @@ READ_EVERY_S: Final = 1.5
 SPAN_S: Final = 12.0
 """Rates are means over about so long."""
 NOTED_MAX: Final = 60
-GAP_S_MAX: Final = 60.0
+GAP_S_MAX: Final = 20.0
 """What was read longer ago is no other end of a rate."""
+LEAST_S: Final = 3.0
+"""Roles write their figures every two seconds, so a shorter span tells chance."""
+GONE_TOLD_S: Final = 3_600.0
+"""A role that came no more for so long was stopped on purpose."""
+_ROLE: Final = re.compile(r'role="(\w+)"')
 _SERIES: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 Series = Mapping[tuple[str, str], float]
 
@@ -35,6 +40,7 @@ class Rates:
         self._readings: deque[tuple[float, Series]] = deque()
         self._noted: dict[str, deque[tuple[float, float | None]]] = {}
         self._reading = asyncio.Lock()
+        self._roles: dict[str, float] = {}
 
     async def read(self) -> None:
         """Take a reading, unless there is one of just now; some ms in a thread."""
@@ -50,8 +56,20 @@ class Rates:
         while self._readings and at_s - self._readings[0][0] > GAP_S_MAX:
             self._readings.popleft()
         self._readings.append((at_s, series))
+        found = {match[1] for _, labels in series if (match := _ROLE.search(labels))}
+        self._roles.update(dict.fromkeys(found, at_s))
         while len(self._readings) > 2 and at_s - self._readings[1][0] >= SPAN_S:
             self._readings.popleft()
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether there are no two readings yet that are far enough apart."""
+        return not self._readings or self._readings[-1][0] - self._readings[0][0] < LEAST_S
+
+    def gone(self) -> dict[str, float]:
+        """The roles that wrote figures before and write none now, with the seconds since."""
+        at_s = self._readings[-1][0] if self._readings else 0.0
+        return {r: at_s - s for r, s in self._roles.items() if 0 < at_s - s < GONE_TOLD_S}
 
     def rate_per_s(self, name: str, *labels: str) -> float | None:
         """What counter `name` grows by a second, over series with all `labels` (`outcome="done"`); None: not known."""
@@ -62,7 +80,7 @@ class Rates:
                     # A counter that fell began anew at 0.
                     by = now[key] - before[key]
                     grown.append(by if by >= 0 else now[key])
-        if not grown:
+        if not grown or self.is_measuring:
             return None
         return sum(grown) / (self._readings[-1][0] - self._readings[0][0])
 
@@ -87,11 +105,15 @@ class Rates:
         ]
         return sum(found) if found else None
 
-    def greatest(self, name: str) -> float | None:
+    def greatest(self, name: str, *labels: str) -> float | None:
         """The greatest of the newest values of `name`; None: there is no such series."""
         if not self._readings:
             return None
-        found = [value for (series, _), value in self._readings[-1][1].items() if series == name]
+        found = [
+            value
+            for (series, given), value in self._readings[-1][1].items()
+            if series == name and all(one in given for one in labels)
+        ]
         return max(found, default=None)
 
 

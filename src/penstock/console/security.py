@@ -15,6 +15,8 @@ import hmac
 import ipaddress
 import re
 import secrets
+import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,9 +25,18 @@ from urllib.parse import urlsplit
 from litestar.datastructures import Cookie
 
 from penstock.console.model import PREFIX, ConsoleConfig, FormRefused, LoginNeeded
+from penstock.kernel.errors import Unavailable
+from penstock.kernel.logs import logger
 from penstock.kernel.secrets import Key, derive_key
 from penstock.web.guard import host_name
-from penstock.web.model import ALL_SCOPES, LOOPBACK_NAMES, House, OriginRefused, WebConfig
+from penstock.web.model import (
+    ALL_SCOPES,
+    LOOPBACK_NAMES,
+    House,
+    OriginRefused,
+    TokenRefused,
+    WebConfig,
+)
 from penstock.web.sessions import Sessions
 from penstock.web.tokens import Caller
 
@@ -36,6 +47,10 @@ VISITOR: Final = "penstock.console.visitor"
 """The key in an ASGI scope."""
 THEMES: Final = ("auto", "light", "dark")
 TOLD_BYTES_MAX: Final = 1_500
+SENT_MAX: Final = 10_000
+"""Forms that were sent are remembered up to so many, each until this process ends."""
+REFUSALS_TOLD_EVERY_S: Final = 10.0
+"""Logins that fail are logged once in so long, with their number, so that guessing fills no disk."""
 FORWARDED: Final = frozenset(
     {"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"}
 )
@@ -46,6 +61,7 @@ CSP: Final = (
     " media-src 'self'{media}; connect-src 'self'; form-action 'self'; frame-ancestors 'none';"
     f" base-uri 'none'; report-uri {PREFIX}/csp; report-to csp"
 )
+_log: Final = logger(__name__)
 _COOKIE: Final = re.compile(r"[0-9A-Za-z_-]{43}")
 
 
@@ -69,6 +85,8 @@ class Door:
         self._listens_locally = house.config.section(WebConfig).listen[0] in LOOPBACK_NAMES
         self._house = house
         self._sessions = sessions
+        self._sent: OrderedDict[str, None] = OrderedDict()
+        self._refusals, self._refusals_told_s = 0, float("-inf")
 
     async def visitor(self, request: Any) -> Visitor:
         """Who looks; `visitor_of` knows it from then on. Raises: LoginNeeded, PostgresDown."""
@@ -93,6 +111,16 @@ class Door:
             raise LoginNeeded("the console needs a login: show a token to begin")
         return Visitor(caller=caller, cookie=cookie, mark=self._mark(cookie), is_local=False)
 
+    async def is_still_in(self, visitor: Visitor) -> bool:
+        """Whether the session of `visitor` goes on; while PostgreSQL is away it does, since nobody can end it then."""
+        if visitor.is_local:
+            return True
+        try:
+            caller = await self._sessions.find(visitor.cookie)
+        except Unavailable:
+            return True
+        return caller is not None and caller.scopes == visitor.caller.scopes
+
     def is_local(self, request: Any) -> bool:
         """Whether the request comes from this machine itself, with nothing in between."""
         if self._config.login == "always" or not self._listens_locally:
@@ -115,9 +143,35 @@ class Door:
                 "this form is of a session that has ended: load its page again, then send it"
             )
 
-    async def login(self, token: str) -> str:
-        """The cookie of a new session for whoever holds `token`. Raises: TokenRefused."""
-        return await self._sessions.begin(token, lasts_s=self._config.session_s)
+    def require_unsent(self, once: str) -> None:
+        """Refuse a copy of a form that was sent already, such as one that `Back` shows. Raises: FormRefused."""
+        once = once[:64]
+        if once in self._sent:
+            raise FormRefused(
+                "this form was sent before, and nothing was done again: open it anew to do it once more"
+            )
+        if once:
+            self._sent[once] = None
+        if len(self._sent) > SENT_MAX:
+            self._sent.popitem(last=False)
+
+    async def login(self, token: str, place: str) -> str:
+        """The cookie of a new session for whoever holds `token`. Raises: TokenRefused, in a person's words."""
+        try:
+            return await self._sessions.begin(token, lasts_s=self._config.session_s)
+        except TokenRefused as refusal:
+            self._note_refusal(place)
+            raise TokenRefused(
+                "this is not a valid token here: see that all of it was copied, and that it was not"
+                " revoked; `penstock tokens create` makes one"
+            ) from refusal
+
+    def _note_refusal(self, place: str) -> None:
+        self._refusals += 1
+        now_s = time.monotonic()
+        if now_s - self._refusals_told_s >= REFUSALS_TOLD_EVERY_S:
+            _log.warning("logins_refused", refused=self._refusals, place=place)
+            self._refusals, self._refusals_told_s = 0, now_s
 
     async def logout(self, visitor: Visitor) -> None:
         """End a session."""
@@ -154,6 +208,17 @@ class Door:
         return derive_key(self._house.secret, "console")
 
 
+def new_once() -> str:
+    """What a form carries so that it is sent once."""
+    return secrets.token_urlsafe(12)
+
+
+def place_of(request: Any) -> str:
+    """The address that a request came from."""
+    place: str = (request.scope.get("client") or ("unknown", 0))[0]
+    return place
+
+
 def visitor_of(request: Any) -> Visitor | None:
     """Who looks, where that was asked already."""
     visitor: Visitor | None = request.scope.get(VISITOR)
@@ -185,7 +250,7 @@ def page_headers(media_origin: str) -> dict[str, str]:
         "referrer-policy": "same-origin",
         "x-frame-options": "DENY",
         "permissions-policy": "camera=(), geolocation=(), microphone=()",
-        "vary": "Cookie, HX-Request",
+        "vary": "Accept-Encoding, Cookie, HX-Request",
     }
 
 

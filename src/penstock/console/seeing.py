@@ -38,6 +38,8 @@ class Query:
     def text(self, name: str, default: str = "", *, most: int = 256) -> str:
         """A text of up to `most` characters. Raises: QueryInvalid."""
         found = self.given.get(name, default)
+        if "\0" in found:
+            raise QueryInvalid(f"{name}: expected characters other than NUL")
         if len(found) > most:
             raise QueryInvalid(f"{name}: expected at most {most} characters, got {len(found)}")
         return found
@@ -84,7 +86,7 @@ class Ask:
         """The public service of a room. Raises: RoomMissing."""
         if name not in self.services:
             raise RoomMissing(
-                f"room {name} is not installed here: install penstock[{name}] where the API runs"
+                f"room {name} is not installed here: install the extra {name} where the API runs"
             )
         return self.services[name]
 

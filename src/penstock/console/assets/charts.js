@@ -65,6 +65,9 @@ const penstockCharts = (() => {
     if (!source || !plot || !window.uPlot) return;
     const data = JSON.parse(source.textContent);
     const rows = [data.xs, ...data.lines.map((line) => line.values)];
+    const [what] = plot.getAttribute("aria-label").split("; ");
+    const told = data.lines.filter((line) => line.values.length).map((line) => `${line.label}: latest ${short(line.values.at(-1))}`);
+    plot.setAttribute("aria-label", [what, ...told].join("; "));
     const before = drawn.get(figure);
     if (before && before.series.length === rows.length) {
       before.setData(rows);

@@ -27,18 +27,51 @@
     });
   };
 
-  // Live: one stream for the page, closed while nobody looks.
+  // Live: one stream for the page, closed while nobody looks. It says something every 4 s.
+  const SILENT_MS = 12000;
+  const HIDDEN_MS = 5000;
+  const AGAIN_MS = 5000;
   let stream = null;
-  let hiddenSince = 0;
+  let heardAt = 0;
+  let listenedAt = 0;
+  let opened = "";
+  let trouble = "";
+  let refusal = "";
+  let refusedUntil = 0;
+  let isOver = false;
+  let isStale = false;
+  let isLoading = false;
+  let notBefore = 0;
+  let typedAt = 0;
+  let hiding = null;
+  // What this tab was sent counts through all the pages that it loads.
+  const tab = main().dataset.page || "";
   const liveState = (word, kind) => {
     const place = byId("live-state");
-    place.textContent = word;
+    if (place.textContent !== word) place.textContent = word;
     place.className = `when-scripted ${kind}`;
+  };
+  const tellLive = () => {
+    if (Date.now() < refusedUntil) liveState(refusal, "off");
+    else if (isOver) liveState("not live: the login has ended, load the page to log in again", "off");
+    else if (!stream) liveState("still" in main().dataset ? "stands still: r loads it anew" : "", "");
+    else if (stream.readyState !== EventSource.OPEN) liveState("not live: the numbers stand still", "off");
+    else if (Date.now() - heardAt > SILENT_MS) liveState("not live: the server says nothing", "off");
+    else if (trouble) liveState(`the numbers stand still: ${trouble}`, "off");
+    else if (isStale) liveState("not all is live: what came or went is shown once you are done here", "off");
+    else liveState("live", "on");
+  };
+  const tellMoment = (moment, stamp) => {
+    byId("as-of").dateTime = moment;
+    byId("as-of").textContent = stamp || `${new Date(moment).toISOString().slice(0, 19).replace("T", " ")} UTC`;
   };
   const change = (name, html) => {
     const place = main().querySelector(`[data-live="${CSS.escape(name)}"]`);
     if (!place) return;
+    const before = place.innerHTML;
     place.innerHTML = html;
+    if (place.innerHTML === before) return;
+    if (place.querySelector("[hx-get]")) htmx.process(place);
     const figure = place.closest("[data-chart]");
     if (figure) {
       penstockCharts.draw(figure);
@@ -47,49 +80,106 @@
     place.classList.remove("changed");
     requestAnimationFrame(() => place.classList.add("changed"));
   };
-  const isBusy = () => document.querySelector("dialog[open]") || main().contains(document.activeElement?.closest("form"));
-  let isStale = false;
+  const isChanged = (field) =>
+    field.matches("select")
+      ? field.selectedIndex !== Math.max(0, [...field.options].findIndex((option) => option.defaultSelected))
+      : "defaultValue" in field && field.value !== field.defaultValue;
+  const isBusy = () => {
+    if (document.querySelector("dialog[open]")) return true;
+    const field = document.activeElement;
+    if (!field?.form || !main().contains(field)) return false;
+    return isChanged(field) || Date.now() - typedAt < AGAIN_MS;
+  };
+  // What was said of the last action, where each table was scrolled to, and which row was chosen.
+  const boxes = () => [...main().querySelectorAll(".scroll")];
+  let kept = null;
+  const keep = () => {
+    kept = { told: main().querySelector(":scope > .told"), scrolled: boxes().map((box) => [box.scrollLeft, box.scrollTop]), at: rows().findIndex((row) => row.matches(".at")), href: main().contains(document.activeElement) && document.activeElement.getAttribute("href") };
+  };
+  const putBack = () => {
+    if (kept?.told && !main().querySelector(":scope > .told")) main().prepend(kept.told);
+    kept?.scrolled.forEach(([left, top], index) => boxes()[index]?.scrollTo(left, top));
+    if (kept) rows()[kept.at]?.classList.add("at");
+    if (kept?.href) main().querySelector(`a[href="${CSS.escape(kept.href)}"]`)?.focus({ preventScroll: true });
+    kept = null;
+  };
+  const address = () => main().dataset.liveUrl || location.pathname + location.search;
   const loadAnew = () => {
     // What somebody types into is left alone; the page is loaded once that is over.
-    isStale = Boolean(isBusy());
-    if (isStale) return;
-    const url = main().dataset.liveUrl || location.pathname + location.search;
-    htmx.ajax("GET", url, { target: "#main", select: "#main", swap: "outerHTML" });
-  };
-  const listen = () => {
-    if (stream) stream.close();
-    stream = null;
-    const { page, liveUrl } = main().dataset;
-    if (!page) {
-      liveState("", "");
+    isStale = true;
+    if (isBusy() || isLoading || Date.now() < notBefore) {
+      tellLive();
       return;
     }
-    const query = new URLSearchParams({ url: liveUrl, page });
-    stream = new EventSource(`/console/live?${query}`);
-    stream.onopen = () => liveState("live", "on");
-    stream.onerror = () => liveState("not live: the numbers stand still", "off");
-    stream.addEventListener("changes", (event) => {
-      for (const [name, html] of Object.entries(JSON.parse(event.data))) change(name, html);
-      const now = new Date();
-      byId("as-of").dateTime = now.toISOString();
-      byId("as-of").textContent = `${now.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+    isLoading = true;
+    const ended = () => {
+      isLoading = false;
+      if (isStale) notBefore = Date.now() + AGAIN_MS;
+    };
+    keep();
+    htmx.ajax("GET", address(), { target: "#main", select: "#main", swap: "outerHTML" }).then(ended, ended);
+  };
+  const shut = () => {
+    if (stream) stream.close();
+    stream = null;
+  };
+  const listen = () => {
+    shut();
+    trouble = "";
+    const { page, frame, liveUrl } = main().dataset;
+    if (!page || isOver) {
+      tellLive();
+      return;
+    }
+    const query = new URLSearchParams({ url: liveUrl, page, frame, tab });
+    const own = new EventSource(`/console/live?${query}`);
+    stream = own;
+    heardAt = listenedAt = Date.now();
+    own.onopen = () => {
+      heardAt = Date.now();
+      // It was away: whatever was said meanwhile was not heard.
+      if (opened === page) loadAnew();
+      opened = page;
+      tellLive();
+    };
+    own.onerror = tellLive;
+    const hear = (name, act) =>
+      own.addEventListener(name, (event) => {
+        heardAt = Date.now();
+        if (event.lastEventId) tellMoment(event.lastEventId);
+        act(JSON.parse(event.data));
+        tellLive();
+      });
+    hear("beat", () => {});
+    hear("stale", loadAnew);
+    hear("changes", (changes) => {
+      for (const [name, html] of Object.entries(changes)) change(name, html);
       tellTimes();
     });
-    stream.addEventListener("stale", loadAnew);
-    stream.addEventListener("trouble", (event) => {
-      const { text } = JSON.parse(event.data);
-      liveState(text ? `the numbers stand still: ${text}` : "live", text ? "off" : "on");
+    hear("trouble", ({ text }) => {
+      trouble = text;
+    });
+    hear("over", () => {
+      isOver = true;
+      shut();
     });
   };
+  const lookAfter = () => {
+    // A connection that died without a word is never heard again, and one that was refused is not tried again.
+    const isShut = stream?.readyState === EventSource.CLOSED && Date.now() - listenedAt > AGAIN_MS;
+    if (isShut || (stream && Date.now() - heardAt > 2 * SILENT_MS)) listen();
+    if (isStale && !document.hidden) loadAnew();
+    tellLive();
+  };
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) {
-      hiddenSince = Date.now();
-      if (stream) stream.close();
-      stream = null;
-    } else if (main().dataset.page) {
-      if (Date.now() - hiddenSince > 5000) loadAnew();
-      listen();
-    }
+    clearTimeout(hiding);
+    if (document.hidden) hiding = setTimeout(shut, HIDDEN_MS);
+    else if (!stream && main().dataset.page) listen();
+  });
+  document.addEventListener("input", (event) => {
+    typedAt = Date.now();
+    const preview = event.target.closest("#form")?.querySelector(".preview");
+    if (preview) preview.textContent = "counting …";
   });
 
   // Dialogs.
@@ -116,23 +206,33 @@
   document.addEventListener("change", (event) => {
     if (event.target.matches("[data-sends]")) event.target.form.requestSubmit();
   });
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    // A filter was sent while the page was loaded anew: what comes is of the address before.
+    const { elt, path } = event.detail.requestConfig;
+    if (elt === document.body && path !== address()) event.detail.shouldSwap = false;
+  });
   document.addEventListener("htmx:afterSwap", (event) => {
-    if (event.detail.target.closest("#dialog")) {
-      open("dialog");
-      byId("dialog").querySelector("input:not([type=hidden]), select, textarea, .primary")?.focus();
-    }
+    // The lines that follow what is typed are swapped as well: only a form that came itself takes the focus.
+    const { id } = event.detail.target;
+    if (id === "dialog-body") open("dialog");
+    if (id !== "dialog-body" && id !== "form") return;
+    const form = byId("form");
+    (form?.querySelector("[aria-invalid]") || form?.querySelector("input:not([type=hidden]), select, textarea, .primary"))?.focus();
   });
   document.addEventListener("htmx:afterSettle", (event) => {
     if (event.detail.elt.id === "main" || event.detail.target.id === "main") fresh();
   });
-  document.addEventListener("htmx:responseError", (event) => {
-    liveState(`the server answered ${event.detail.xhr.status}`, "off");
-  });
-  document.addEventListener("htmx:sendError", () => liveState("the server does not answer", "off"));
+  const refuse = (text) => {
+    refusal = text;
+    refusedUntil = Date.now() + 2 * AGAIN_MS;
+    tellLive();
+  };
+  document.addEventListener("htmx:responseError", (event) => refuse(`the server answered ${event.detail.xhr.status}`));
+  document.addEventListener("htmx:sendError", () => refuse("the server does not answer"));
 
   // Keys.
   let wentAt = 0;
-  const rows = () => [...main().querySelectorAll("tbody tr")];
+  const rows = () => [...main().querySelectorAll("tbody tr, [data-row]")];
   const step = (by) => {
     const all = rows();
     if (!all.length) return;
@@ -149,7 +249,7 @@
     j: () => step(1),
     k: () => step(-1),
     r: loadAnew,
-    Enter: () => main().querySelector("tr.at a[href]")?.click(),
+    Enter: () => main().querySelector(".at a[href]")?.click(),
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
@@ -170,7 +270,7 @@
       setTimeout(() => root.classList.remove("keys-shown"), 1200);
       return;
     }
-    const inRows = main().querySelector("tr.at");
+    const inRows = main().querySelector("tr.at, [data-row].at");
     const key = event.key === "ArrowDown" && inRows ? "j" : event.key === "ArrowUp" && inRows ? "k" : event.key;
     const act = acts[key];
     if (!act || (key === "Enter" && event.target.closest("a, button, summary"))) return;
@@ -178,14 +278,24 @@
     act();
   });
 
+  // On a phone menus are wider than the page: where one is stands in view.
+  const showPlace = () =>
+    document.querySelectorAll("nav [aria-current]").forEach((link) => {
+      const list = link.closest("ul");
+      list.scrollLeft += link.getBoundingClientRect().left - list.getBoundingClientRect().left - 20;
+    });
   const fresh = () => {
+    isStale = false;
+    showPlace();
+    tellMoment(main().dataset.at, main().dataset.stamp);
     tellTimes();
+    putBack();
     penstockCharts.drawAll();
     listen();
   };
   setInterval(() => {
     tellTimes();
-    if (isStale) loadAnew();
+    lookAfter();
   }, 1000);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => penstockCharts.recolour());
   fresh();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from penstock.console import shown
 from penstock.console.actions import Action, Field
 from penstock.console.seeing import Ask
 from penstock.fetch.errors import InvalidRate
@@ -113,7 +114,8 @@ async def try_webhook(ask: Ask, given: dict[str, Any]) -> str:
 async def replay_webhook(ask: Ask, given: dict[str, Any]) -> str:
     """Send a webhook its results once more."""
     found = await ask.service("fetch").webhooks.replay(given["customer"], after=given["after"] or 0)
-    return f"{found.waiting} results of {found.customer} are on their way"
+    told = shown.counted(found.waiting, "result is on its way", "results are on their way")
+    return f"{found.customer}: {told}"
 
 
 async def remove_webhook(ask: Ask, given: dict[str, Any]) -> str:
@@ -125,7 +127,8 @@ async def remove_webhook(ask: Ask, given: dict[str, Any]) -> str:
 async def replay_consumer(ask: Ask, given: dict[str, Any]) -> str:
     """Tell a consumer every item once more."""
     items = await ask.service("fetch").replay(given["name"], customer=given["customer"])
-    return f"{items} items are on their way to {given['name']}"
+    told = shown.counted(items, "item is on its way", "items are on their way")
+    return f"{told} to {given['name']}"
 
 
 async def remove_consumer(ask: Ask, given: dict[str, Any]) -> str:

@@ -32,6 +32,32 @@ class QueueRow:
     is_floating: bool = False
     """Floating slots alone did its work, so that it has no load to tell."""
 
+    @property
+    def state(self) -> str:
+        """What it does now, as one word or two."""
+        queue = self.status
+        if queue.paused:
+            return "paused"
+        if not queue.is_known:
+            return "no code"
+        if self.is_behind:
+            return "behind"
+        if queue.leased or (queue.ready and self.done_per_s):
+            return "running"
+        return "waiting" if queue.ready else "idle"
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more is wanted than its slots do. What it wanted minutes ago and has done is no arrears."""
+        return self.load is not None and self.load > 1 and self.status.ready > 0
+
+    @property
+    def tone(self) -> str:
+        """The tone of its state."""
+        no_code = "warn" if self.status.ready else ""
+        tones = {"paused": "warn", "no code": no_code, "behind": "bad", "running": "good"}
+        return tones.get(self.state, "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:

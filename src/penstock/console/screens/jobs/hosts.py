@@ -44,6 +44,8 @@ class HostsView:
     plan: PlanHead
     rows: Sequence[HostRow]
     slots: int
+    bound: int
+    """Those of queues; the others float, and take no room."""
     busy: int
     capacity: int
     alive: int
@@ -76,6 +78,7 @@ async def see_hosts(ask: Ask) -> HostsView:
         plan=state.plan,
         rows=rows,
         slots=sum(len(row.host.slots) for row in alive),
+        bound=sum(slot.queue is not None for row in alive for slot in row.host.slots),
         busy=sum(row.busy for row in alive),
         capacity=sum(row.host.capacity for row in alive),
         alive=len(alive),

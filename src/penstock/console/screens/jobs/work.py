@@ -74,11 +74,8 @@ async def see_jobs(ask: Ask) -> JobsView:
 
 async def see_job(ask: Ask) -> JobView:
     """A job in whatever state. Raises: JobUnknown."""
-    text = ask.params["job"]
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:20]) <= JOB_ID_LAST):
-        raise JobUnknown(text[:40])
     jobs = ask.service("jobs")
-    job = await jobs.job(int(text))
+    job = await jobs.job(job_number(ask.params["job"]))
     return JobView(
         job=job,
         why=await attempt(jobs.why(job.id)),
@@ -86,6 +83,13 @@ async def see_job(ask: Ask) -> JobView:
         is_retriable=job.state.value in STATES_BY_ENDING,
         is_waiting=job.state in (JobState.READY, JobState.SCHEDULED),
     )
+
+
+def job_number(text: str) -> int:
+    """The id of a job in an address or a form. Raises: JobUnknown, where it can be none."""
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:20]) <= JOB_ID_LAST):
+        raise JobUnknown(text[:40])
+    return int(text)
 
 
 def moments_of(job: Job) -> list[Moment]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from penstock.console import shown
 from penstock.console.actions import Action, Field
 from penstock.console.seeing import Ask
 
@@ -42,7 +43,8 @@ async def warm(ask: Ask, given: dict[str, Any]) -> str:
     """Have the owners fetch an object."""
     found = await ask.service("media").warm([given["key"]])
     told = ", ".join(
-        f"{one.node}: {one.blocks} blocks" + (f", {one.failed} failed" if one.failed else "")
+        f"{one.node}: {shown.counted(one.blocks, 'block', 'blocks')}"
+        + (f", {one.failed} failed" if one.failed else "")
         for one in found.nodes
     )
     return f"{given['key']}: {told or 'no node'}"
@@ -75,7 +77,7 @@ async def trace(ask: Ask, given: dict[str, Any]) -> str:
 async def end_trace(ask: Ask, given: dict[str, Any]) -> str:
     """Log them no more."""
     ended = await ask.service("media").traces.stop(given["tag"])
-    return f"{len(ended)} traces are ended"
+    return f"{shown.counted(len(ended), 'trace is', 'traces are')} ended"
 
 
 def trace_body(given: dict[str, Any]) -> Any:
@@ -102,9 +104,7 @@ def _disk_verb(verb: str) -> Callable[[Ask, dict[str, Any]], Awaitable[str]]:
 async def verify(ask: Ask, given: dict[str, Any]) -> str:
     """Read a share of the stored blocks."""
     found = await ask.service("media").disks.verify(given["share"])
-    return (
-        f"{found.blocks:,} blocks were read: {found.wrong} wrong, {found.unread} could not be read"
-    )
+    return f"{shown.counted(found.blocks, 'block was', 'blocks were')} read: {found.wrong} wrong, {found.unread} could not be read"
 
 
 OBJECT_ACTIONS: Final = (

@@ -10,12 +10,14 @@ from typing import Any, Final
 from penstock.console.screens.media.figures import NodeFigures, read_figures
 from penstock.console.seeing import Ask, Found, attempt
 from penstock.media.service.disks import Disk
+from penstock.media.service.hottest import HotObject
 from penstock.media.service.nodes import NodeSeen
 from penstock.media.service.partitions import Plan
 from penstock.media.tracing import Watch
 
 NOTHING: Final[Found[Any]] = Found()
 NAMES_MAX: Final = 512
+HOTTEST_MAX: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class NodeView:
     mode: Mode
     figures: NodeFigures | None
     disks: Found[Sequence[Disk]]
+    hottest: Found[Sequence[HotObject]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +61,15 @@ class TracesView:
 
 
 async def see_node(ask: Ask) -> NodeView:
-    """The node of this machine: what it counts, and its disks."""
+    """The node of this machine: what it counts, its disks, and what clients ask it for most."""
     media = ask.service("media")
     mode = mode_of(ask)
-    figures, disks = await asyncio.gather(
-        read_figures(ask.rates), attempt(media.disks.list()) if mode.is_cache else _nothing()
+    figures, disks, hottest = await asyncio.gather(
+        read_figures(ask.rates),
+        attempt(media.disks.list()) if mode.is_cache else _nothing(),
+        attempt(media.hottest(objects_max=HOTTEST_MAX)),
     )
-    return NodeView(mode=mode, figures=figures, disks=disks)
+    return NodeView(mode=mode, figures=figures, disks=disks, hottest=hottest)
 
 
 async def see_cluster(ask: Ask) -> ClusterView:

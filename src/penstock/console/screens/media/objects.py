@@ -32,6 +32,8 @@ class ObjectsView:
     parents: Sequence[tuple[str, str]]
     """Name and prefix of each folder on the way down."""
     objects: Found[list[ObjectLine]]
+    folders: Sequence[tuple[str, str]]
+    """Name and prefix of each folder in this one that has some of the objects shown."""
     size_bytes: int
     is_cut: bool
     shown_max: int = OBJECTS_SHOWN
@@ -62,6 +64,7 @@ async def see_objects(ask: Ask) -> ObjectsView:
         prefix=prefix,
         parents=parents_of(prefix),
         objects=Found(lines, found.error),
+        folders=folders_of(prefix, [one.object.key for one in lines or ()]),
         size_bytes=size_bytes,
         is_cut=found.value is not None and len(found.value) > OBJECTS_SHOWN,
     )
@@ -97,6 +100,13 @@ def parents_of(prefix: str) -> list[tuple[str, str]]:
     """`a/b` -> (a, a), (b, a/b)."""
     parts = [part for part in prefix.split("/") if part]
     return [(part, "/".join(parts[: index + 1])) for index, part in enumerate(parts)]
+
+
+def folders_of(prefix: str, keys: Sequence[str]) -> list[tuple[str, str]]:
+    """`a`, `a/b/c` -> (b, a/b): the folders right below `prefix` that keys are in."""
+    above = f"{prefix}/" if prefix else ""
+    below = [key.removeprefix(above).partition("/") for key in keys if key.startswith(above)]
+    return [(name, above + name) for name in sorted({name for name, slash, _ in below if slash})]
 
 
 async def _nothing() -> Found[Any]:

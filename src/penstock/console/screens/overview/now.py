@@ -21,6 +21,7 @@ from penstock.web.http import checks_of
 MINUTE_S: Final = 60
 MINUTES: Final = 60
 RUNS_LOOKED_AT: Final = 50
+WRONGS_SHOWN: Final = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class OverviewView:
 
     systems: Sequence[System]
     wrongs: Sequence[Wrong]
+    wrongs_left: int
+    """More of them than a page shows."""
     engines: dict[str, str | None]
     load: Found[FleetLoad]
     ended: Chart
@@ -53,6 +56,15 @@ async def see_overview(ask: Ask) -> OverviewView:
         ask.rates.read(),
     )
     rates = ask.rates
+    wrong = [
+        *wrongs.wrong_engines(engines),
+        *wrongs.wrong_roles(rates.gone()),
+        *wrongs.wrong_fleet(fleet),
+        *wrongs.wrong_queues(queues),
+        *wrongs.wrong_crons(crons),
+        *wrongs.wrong_runs(runs),
+        *wrongs.wrong_lags(lag, systems.sweep_lag_s(rates)),
+    ]
     return OverviewView(
         systems=[
             systems.jobs_card(rates, queues, fleet),
@@ -61,18 +73,12 @@ async def see_overview(ask: Ask) -> OverviewView:
             systems.feed_card(rates, shards),
             systems.media_card(rates, is_installed="media" in ask.services),
         ],
-        wrongs=[
-            *wrongs.wrong_engines(engines),
-            *wrongs.wrong_fleet(fleet),
-            *wrongs.wrong_queues(queues),
-            *wrongs.wrong_crons(crons),
-            *wrongs.wrong_runs(runs),
-            *wrongs.wrong_lags(lag, rates.greatest("feed_sweep_lag_seconds")),
-        ],
+        wrongs=wrong[:WRONGS_SHOWN],
+        wrongs_left=len(wrong[WRONGS_SHOWN:]),
         engines=engines,
         load=load,
         ended=_chart(ask, load, "jobs/min", (("done", "done", ""), ("failed", "failed", "bad"))),
-        waits=_chart(ask, load, "s", (("longest wait", "wait_max_s", "warn"),)),
+        waits=_chart(ask, load, "s", (("longest wait", "wait_max_s", "warn"),), idle=None),
     )
 
 
@@ -97,9 +103,14 @@ async def _seen(ask: Ask, scope: str, call: Callable[[], Awaitable[Any]]) -> Fou
 
 
 def _chart(
-    ask: Ask, load: Found[FleetLoad], unit: str, lines: Sequence[tuple[str, str, str]]
+    ask: Ask,
+    load: Found[FleetLoad],
+    unit: str,
+    lines: Sequence[tuple[str, str, str]],
+    *,
+    idle: int | None = 0,
 ) -> Chart:
-    """The last hour by minute; a minute without a row had no work."""
+    """The last hour by minute; a minute without a row had no work, which is `idle`."""
     # The minute that is under way would look like a fall.
     this = int(ask.now_at.timestamp()) // MINUTE_S * MINUTE_S
     xs = [this - MINUTE_S * back for back in range(MINUTES, 0, -1)]
@@ -109,7 +120,7 @@ def _chart(
     return Chart(
         xs=xs,
         lines=[
-            Line(label, [getattr(found[x], name) if x in found else 0 for x in xs], tone)
+            Line(label, [getattr(found[x], name) if x in found else idle for x in xs], tone)
             for label, name, tone in lines
         ],
         unit=unit,

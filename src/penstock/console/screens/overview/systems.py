@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from penstock.console import shown
 from penstock.console.model import PREFIX
@@ -12,6 +12,11 @@ from penstock.console.rates import Rates
 from penstock.console.seeing import Found
 from penstock.jobs.fleet.facts import FleetState
 from penstock.jobs.model import QueueStatus
+
+MEASURING: Final = "measuring"
+OF_FLUSHER: Final = 'role="flusher"'
+OF_NODE: Final = 'role="media"'
+"""Every role declares these series; only its own count in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,7 @@ def jobs_card(rates: Rates, queues: Found[list[QueueStatus]], fleet: Found[Fleet
         title="Jobs",
         href=f"{PREFIX}/jobs",
         what="your code → queues → slots of all hosts",
-        rate=_rate(per_s),
+        rate=_rate(rates, per_s),
         recent=rates.note("jobs", per_s),
         unit="done/s",
         facts=facts,
@@ -69,11 +74,11 @@ def fetch_card(rates: Rates, runs: Found[list[Any]] | None) -> System:
         title="Fetch",
         href=f"{PREFIX}/fetch",
         what="sellers' catalogues and photos → items",
-        rate=_rate(per_s),
+        rate=_rate(rates, per_s),
         recent=rates.note("fetch", per_s),
         unit="photos/s",
         facts=[
-            ("received", _bytes(rates.rate_per_s("fetch_received_bytes_total"))),
+            ("received", _bytes(rates, rates.rate_per_s("fetch_received_bytes_total"))),
             ("runs under way", under_way),
         ],
         error=None if runs is None else runs.error,
@@ -93,7 +98,7 @@ def views_card(rates: Rates, lag: Found[list[Any]]) -> System:
         title="Views",
         href=f"{PREFIX}/views",
         what="visitors → totals, series, tops",
-        rate=_rate(per_s),
+        rate=_rate(rates, per_s),
         recent=rates.note("views", per_s),
         unit="hits/s",
         facts=[("behind by", oldest), ("calls not flushed", pending)],
@@ -109,12 +114,12 @@ def feed_card(rates: Rates, shards: Found[Any]) -> System:
         title="Feed",
         href=f"{PREFIX}/feed",
         what="authors' posts → followers' pages",
-        rate=_rate(per_s),
+        rate=_rate(rates, per_s),
         recent=rates.note("feed", per_s),
         unit="pages/s",
         facts=[
-            ("changes", _per_s(rates.rate_per_s("feed_changes_total"))),
-            ("sweep behind by", shown.seconds(rates.greatest("feed_sweep_lag_seconds"))),
+            ("changes", _per_s(rates, rates.rate_per_s("feed_changes_total"))),
+            ("sweep behind by", shown.seconds(sweep_lag_s(rates))),
         ],
         error=shards.error,
     )
@@ -122,32 +127,37 @@ def feed_card(rates: Rates, shards: Found[Any]) -> System:
 
 def media_card(rates: Rates, *, is_installed: bool) -> System:
     """Media: answers begun, bytes sent."""
-    per_s = rates.rate_per_s("media_requests_total")
+    per_s = rates.rate_per_s("media_requests_total", OF_NODE)
     return System(
         name="media",
         title="Media",
         href=f"{PREFIX}/media",
         what="stored objects → players, by range",
-        rate=_rate(per_s),
+        rate=_rate(rates, per_s),
         recent=rates.note("media", per_s),
         unit="requests/s",
         facts=[
-            ("sent", _bytes(rates.rate_per_s("media_bytes_total"))),
-            ("connections", shown.count(rates.total("media_connections"))),
+            ("sent", _bytes(rates, rates.rate_per_s("media_bytes_total", OF_NODE))),
+            ("connections", shown.count(rates.total("media_connections", OF_NODE))),
         ],
         is_installed=is_installed,
     )
 
 
-def _rate(per_s: float | None) -> str:
+def sweep_lag_s(rates: Rates) -> float | None:
+    """How old the oldest change of a feed is that was not swept; None: no flusher of this machine says so."""
+    return rates.greatest("feed_sweep_lag_seconds", OF_FLUSHER)
+
+
+def _rate(rates: Rates, per_s: float | None) -> str:
     if per_s is None:
-        return shown.UNKNOWN
+        return MEASURING if rates.is_measuring else shown.UNKNOWN
     return shown.short(round(per_s, 1) if per_s < 100 else round(per_s))
 
 
-def _per_s(per_s: float | None) -> str:
-    return shown.UNKNOWN if per_s is None else f"{_rate(per_s)}/s"
+def _per_s(rates: Rates, per_s: float | None) -> str:
+    return _rate(rates, per_s) + ("" if per_s is None else "/s")
 
 
-def _bytes(per_s: float | None) -> str:
-    return shown.UNKNOWN if per_s is None else f"{shown.size(per_s)}/s"
+def _bytes(rates: Rates, per_s: float | None) -> str:
+    return _rate(rates, None) if per_s is None else f"{shown.size(per_s)}/s"

@@ -13,9 +13,18 @@ from penstock.jobs.crons import Cron
 from penstock.jobs.fleet.alerts import HOST_RULE, Alert
 from penstock.jobs.fleet.facts import FleetState
 from penstock.jobs.model import QueueStatus
+from penstock.jobs.service.fleet import ALERTS_SHOWN
 
 VIEWS_LAG_S: Final = 30.0
 FEED_LAG_S: Final = 60.0
+ALERTS_TOLD: Final = 5
+ROLES: Final = {
+    "agent": "/jobs/hosts",
+    "scheduler": "/jobs/hosts",
+    "flusher": "/views/lag",
+    "media": "/media",
+}
+"""Those that are missed once they are gone, and where to look."""
 MENDS: Final[Mapping[str, str]] = {
     "active_grows": "See which jobs come and whether handlers became slow; raise its most slots, or pause who sends.",
     "leased_grows": "See what its slots do: handlers may hang on something that does not answer.",
@@ -23,7 +32,7 @@ MENDS: Final[Mapping[str, str]] = {
     "many_fail": "Read the errors of its failed jobs; once they are mended, retry all at once.",
     "at_max": "Raise its most slots if the machines have room, or make its handlers quicker.",
     "fleet_short": "Add hosts, or lower what other queues may take.",
-    HOST_RULE: "Look at that machine. Its jobs went to others already; nothing is lost.",
+    HOST_RULE: "Look at that machine. Nothing is lost: 30 s after its last report its jobs are free for other hosts.",
 }
 
 
@@ -56,15 +65,25 @@ def wrong_fleet(fleet: Found[FleetState]) -> Iterator[Wrong]:
     if fleet.value is None:
         return
     told = {alert.subject for alert in fleet.value.alerts if alert.rule == HOST_RULE}
-    for alert in fleet.value.alerts:
+    alerts = fleet.value.alerts
+    for alert in alerts[:ALERTS_TOLD]:
         yield _of_alert(alert)
+    if len(alerts) > ALERTS_TOLD:
+        or_more = " or more" if len(alerts) >= ALERTS_SHOWN else ""
+        yield Wrong(
+            tone="bad",
+            subject=f"{len(alerts) - ALERTS_TOLD}{or_more} other alerts",
+            href=f"{PREFIX}/jobs/alerts?open=1",
+            text="rules that are broken now",
+            mend="",
+        )
     for host in fleet.value.hosts:
         if host.is_silent and host.name not in told:
             yield Wrong(
                 tone="bad",
                 subject=f"host {host.name}",
                 href=f"{PREFIX}/jobs/hosts",
-                text="it reports no more; after 30 s its jobs go to others",
+                text="it reports no more",
                 mend=MENDS[HOST_RULE],
             )
     if not fleet.value.plan.is_led:
@@ -77,13 +96,26 @@ def wrong_fleet(fleet: Found[FleetState]) -> Iterator[Wrong]:
         )
 
 
+def wrong_roles(gone: Mapping[str, float]) -> Iterator[Wrong]:
+    """Roles of this machine that wrote figures and do no more, with the seconds since."""
+    for role, place in ROLES.items():
+        if role in gone:
+            yield Wrong(
+                tone="warn",
+                subject=f"role {role} of this machine",
+                href=PREFIX + place,
+                text=f"it tells no figures any more; the last were seen {shown.seconds(gone[role])} ago",
+                mend="`penstock up` starts it again by itself. One that was stopped on purpose is told for an hour.",
+            )
+
+
 def wrong_queues(queues: Found[Sequence[QueueStatus]]) -> Iterator[Wrong]:
     """Queues whose jobs wait for a person: paused, or without code anywhere."""
     for queue in queues.value or ():
         if not queue.ready:
             continue
         href = f"{PREFIX}/jobs/queues/{shown.path_segment(queue.queue)}"
-        waiting = f"{shown.count(queue.ready)} jobs wait"
+        waiting = shown.counted(queue.ready, "job waits", "jobs wait")
         if queue.paused:
             yield Wrong(
                 tone="warn",

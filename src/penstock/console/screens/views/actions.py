@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from penstock.console import shown
 from penstock.console.actions import Action, Field
 from penstock.console.seeing import Ask
 from penstock.kernel.terminal import parse_moment
@@ -20,16 +21,17 @@ async def delete_entity(ask: Ask, given: dict[str, Any]) -> str:
     """Remove an entity's counts."""
     found = await ask.service("views").delete(given["id"])
     until = f"{found.until_at:%Y-%m-%d %H:%M} UTC"
-    return (
-        f"{found.total:,} views of {found.id} are removed; nothing is counted for it until {until}"
-    )
+    gone = shown.counted(found.total, f"view of {found.id} is", f"views of {found.id} are")
+    return f"{gone} removed; nothing is counted for it until {until}"
 
 
 async def preview_delete(ask: Ask, given: dict[str, Any]) -> str:
     """What would be removed."""
     [total] = await ask.service("views").totals([given["id"]])
-    known = "an unknown number of" if total.total is None else f"{total.total:,}"
-    return f"{known} views of {given['id']} would be removed, with every hour of its series."
+    known = "an unknown number of views"
+    if total.total is not None:
+        known = shown.counted(total.total, "view", "views")
+    return f"{known} of {given['id']} would be removed, with every hour of its series."
 
 
 async def reclassify(ask: Ask, given: dict[str, Any]) -> str:

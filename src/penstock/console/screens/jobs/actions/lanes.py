@@ -42,6 +42,7 @@ async def set_lane(ask: Ask, values: dict[str, Any]) -> str:
         concurrency=values["concurrency"],
         weight=1 if values["weight"] is None else values["weight"],
         paused=values["paused"],
+        create=False,
     )
     return f"lane {values['lane']} has these limits now"
 
@@ -177,7 +178,8 @@ ACTIONS: Final[tuple[Action, ...]] = (
         scope=WRITE,
         what="Sets the limits of all lanes of limiter {limiter} that have none of their own; what code declares no"
         " longer counts.",
-        command=f"penstock lanes limiter {{limiter}} {RATE} [--slack {{slack_s}}s]",
+        command=f"penstock lanes limiter {{limiter}} {RATE} [--slack {{slack_s}}s]"
+        " [--unlimited !starts_max,concurrency,slack_s]",
         method="PUT",
         path="/v1/limiters/{limiter}",
         body=_limiter_body,

@@ -6,7 +6,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from penstock.console import shown
 from penstock.console.actions import Action, Field
+from penstock.console.screens.jobs.work import job_number
 from penstock.console.seeing import Ask
 from penstock.jobs.model import JobFilter
 
@@ -15,24 +17,24 @@ JOB: Final = Field(name="job", label="Job", kind="fixed")
 FILTER: Final = ("queue", "state", "lane", "q")
 BULK_S: Final = 20.0
 """A bulk action of many steps stops after so long and says so; sending it again goes on."""
-DONE_WORDS: Final = {"retry": "are ready again", "cancel": "are cancelled", "delete": "are gone"}
+DONE_WORDS: Final = {"retry": "ready again", "cancel": "cancelled", "delete": "gone"}
 
 
 async def retry_job(ask: Ask, values: dict[str, Any]) -> str:
     """Give it another life."""
-    await ask.service("jobs").retry(int(values["job"]))
+    await ask.service("jobs").retry(job_number(values["job"]))
     return f"job {values['job']} is ready again, with all its retries"
 
 
 async def cancel_job(ask: Ask, values: dict[str, Any]) -> str:
     """Cancel a job that waits."""
-    await ask.service("jobs").cancel(int(values["job"]))
+    await ask.service("jobs").cancel(job_number(values["job"]))
     return f"job {values['job']} is cancelled"
 
 
 async def delete_job(ask: Ask, values: dict[str, Any]) -> str:
     """Remove a job for good."""
-    await ask.service("jobs").delete(int(values["job"]))
+    await ask.service("jobs").delete(job_number(values["job"]))
     return f"job {values['job']} is gone for good"
 
 
@@ -50,11 +52,11 @@ def bulk(action: str) -> Callable[[Ask, dict[str, Any]], Awaitable[str]]:
             if not done.more:
                 break
             if time.monotonic() >= ends_s:
-                return (
-                    f"{changed:,} jobs {DONE_WORDS[action]}; there are more: do it again to go on"
-                )
-        left = f", {skipped:,} had moved on meanwhile" if skipped else ""
-        return f"{changed:,} jobs {DONE_WORDS[action]}{left}"
+                break
+        told = f"{shown.counted(changed, 'job is', 'jobs are')} {DONE_WORDS[action]}"
+        if done.more:
+            return f"{told}; there are more: do it again to go on"
+        return f"{told}, {skipped:,} had moved on meanwhile" if skipped else told
 
     return run
 
@@ -65,7 +67,8 @@ def count_first(action: str) -> Callable[[Ask, dict[str, Any]], Awaitable[str]]:
     async def count(ask: Ask, values: dict[str, Any]) -> str:
         found = await ask.service("jobs").bulk(action, _filter(values), dry_run=True)
         more = "more than " if found.more else ""
-        return f"{more}{found.matched:,} jobs fit now and would be changed"
+        told = shown.counted(found.matched, "job fits", "jobs fit")
+        return f"{more}{told} now and would be changed"
 
     return count
 
