@@ -27,7 +27,10 @@ async def test_a_track_plays_from_the_media_role(screen):
 
 
 async def test_the_node_tells_what_it_served(screen, stack):
-    assert httpx.get(f"{stack.media}/m/{TRACK}").status_code == 200
+    with httpx.Client() as client:
+        # What is asked for most is a sample: of 32 requests on one connection at least one is in it.
+        for _ in range(32):
+            assert client.get(f"{stack.media}/m/{TRACK}").status_code == 200
 
     async def is_told():
         await screen.open("/console/media")

@@ -111,7 +111,7 @@ def test_a_folder_where_nothing_runs_says_how_to_start_it(tmp_path):
 
 
 def test_a_missing_wheel_names_the_extra():
-    with pytest.raises(EngineMissing, match=r"penstock\[embedded\]"):
+    with pytest.raises(EngineMissing, match=r"WHEEL\[embedded\]"):
         packaged_file("no_such_wheel", "bin", "postgres")
 
 

@@ -172,7 +172,9 @@ async def test_blocks_of_an_earlier_life_are_proved_and_count_as_hits(shop, tmp_
         assert node.series(misses) == blocks
 
 
-@pytest.mark.parametrize("how", ["cut", "cut to nothing", "removed"])
+@pytest.mark.parametrize(
+    "how", ["cut", pytest.param("cut to nothing", marks=pytest.mark.soak), "removed"]
+)
 async def test_a_disk_whose_file_is_cut_while_it_serves_costs_misses(shop, tmp_path, how):
     names = [f"tracks/{number}.mp3" for number in range(8)]
     for name in names:

@@ -73,7 +73,7 @@ async def test_a_worker_that_was_taken_for_dead_begins_anew(fleet, role):
     await _require_one_effect_each(fleet, ids)
 
 
-@EACH_ROLE
+@pytest.mark.parametrize("role", ["agent", pytest.param("work", marks=pytest.mark.soak)])
 async def test_workers_killed_at_random_lose_and_double_nothing(fleet, role):
     """Three kills over 200 jobs: each is settled once, and its group calls back once."""
     members = [NewJob(queue="noted", payload={"key": f"{n}", "hold_s": 0.005}) for n in range(200)]

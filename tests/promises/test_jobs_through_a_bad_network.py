@@ -88,7 +88,7 @@ async def test_an_enqueue_with_a_unique_key_is_repeated_until_answered_and_makes
     assert len(set(fleet.history.told("ok", "enqueue", "job"))) == 5
 
 
-@EACH_ROLE
+@pytest.mark.parametrize("role", ["work", pytest.param("agent", marks=pytest.mark.soak)])
 async def test_a_worker_behind_a_failing_network_loses_and_doubles_nothing(fleet, proxy, role):
     group = await _enqueue_group(fleet, 300)
     fleet.start(role, url=proxy.url)

@@ -51,7 +51,7 @@ async def test_a_job_that_kills_its_process_is_quarantined_and_its_neighbours_ar
     assert (await host.jobs.job(ids[3])).losses == 3
 
 
-@pytest.mark.parametrize("queue", ["hangs", "blocks"])
+@pytest.mark.parametrize("queue", ["hangs", pytest.param("blocks", marks=pytest.mark.soak)])
 async def test_a_slot_that_hangs_in_c_code_past_its_timeout_is_killed(host, queue):
     [job_id] = await host.enqueue(queue, [{}])
     agent = host.start()

@@ -96,5 +96,5 @@ def test_a_mount_point_that_is_not_there_is_not_made(tmp_path):
 
 def test_a_file_is_no_disk(tmp_path):
     (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises((FileExistsError, NotADirectoryError)):
+    with pytest.raises(DiskRefused, match="neither a folder nor a block device"):
         open_files(DiskConfig(tmp_path / "file", disk_bytes(1)))
