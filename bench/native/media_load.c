@@ -268,9 +268,12 @@ static void run_hot(void) {
     tell(now - counts_s);
 }
 
-static struct client *idle(void) {
-    for (int i = 0; i < connections; i++)
-        if (!clients[i].is_busy) return &clients[i];
+static struct client *idle(void) { /* in turns: a connection that never asks is closed by a server after its deadline */
+    static int last = 0;
+    for (int i = 1; i <= connections; i++) {
+        int at = (last + i) % connections;
+        if (!clients[at].is_busy) return &clients[last = at];
+    }
     return NULL;
 }
 
