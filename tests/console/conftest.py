@@ -9,7 +9,7 @@ import pytest
 from browser import WIDTHS, Screen, browsing, running_chromium
 from console_stack import ConsoleStack
 
-SHOTS = "PENSTOCK_SCREENSHOTS"
+SHOTS = "SCREENSHOTS"
 """A folder: where it is named, `shoot` leaves pictures for the documentation."""
 
 
