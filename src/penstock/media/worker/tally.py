@@ -1,6 +1,6 @@
 """Counts of answers that went the short way, kept in plain numbers and added to the series four times a second.
 
-Five increments of series cost 4 us under their locks, a third of such an answer; in plain numbers 0.5.
+Three increments and an observation of series cost 2.0 us under their locks, in plain numbers 0.3 (`timeit`, 2 cores, 2026-11-22).
 """
 
 from __future__ import annotations
