@@ -66,7 +66,7 @@ class ConsoleStack:
         self.api, self.media = told["api"], told["media"]
         self.token = Path(told["token_file"]).read_text().strip()
         headers = {"authorization": f"Bearer {self.token}"}
-        self._client = httpx.Client(base_url=self.api, headers=headers, timeout=20)
+        self._client = httpx.Client(base_url=self.api, headers=headers, timeout=60)
 
     def close(self) -> None:
         """End everything."""

@@ -215,7 +215,7 @@ async def test_numbers_move_without_a_reload(screen, stack):
     async def shows_seven():
         return await cell.inner_text() == "7"
 
-    await wait_true(shows_seven, deadline_s=10)
+    await wait_true(shows_seven)
     assert await screen.page.evaluate("window.keptByNoReload")
 
 

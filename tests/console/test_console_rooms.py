@@ -55,7 +55,7 @@ async def narrow(screen):
     async def fits():
         return await screen.overflow() == 0
 
-    await wait_true(fits, what="the page fits a phone", deadline_s=5)
+    await wait_true(fits, what="the page fits a phone")
 
 
 @pytest.mark.parametrize("name", SCREENS)

@@ -64,7 +64,7 @@ def s3_url():
             if value is not None:
                 os.environ[name] = value
         server.terminate()
-        server.wait(10)
+        server.wait(60)
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -195,7 +195,7 @@ def test_a_put_killed_at_any_moment_leaves_the_old_or_the_new_object(tmp_path):
         )
         assert child.stdout.readline() == "go\n"
         child.send_signal(signal.SIGKILL)
-        child.wait(10)
+        child.wait(60)
         child.stdout.close()
         assert (tmp_path / "k" / "object.bin").read_bytes() in (b"old" * 100_000, b"new" * 100_000)
 
@@ -218,7 +218,7 @@ def test_puts_killed_together_leave_the_old_or_the_new_objects(tmp_path):
         )
         assert child.stdout.readline() == "go\n"
         child.send_signal(signal.SIGKILL)
-        child.wait(10)
+        child.wait(60)
         child.stdout.close()
         assert {(tmp_path / key).read_bytes() for key in keys} <= {old, new}
 

@@ -50,7 +50,7 @@ def uid_of(pid):
 def end(process, folder, pids):
     """SIGTERM ends the starter, and no engine stays."""
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert not any(is_alive(pid) for pid in pids)
     assert processes_in(folder) == []
 
@@ -149,7 +149,7 @@ def test_where_no_user_can_be_taken_on_the_error_says_what_to_do(tmp_path):
     # The folder of pytest is passable by root alone, so the system user cannot reach it.
     process = start_where_namespaces_are_refused(tmp_path / "data", os.environ.copy())
     answer = say(process)
-    assert process.wait(20) == 5
+    assert process.wait(60) == 5
     assert answer["code"] == "engines.root_refused"
     assert "cannot be passed or read" in answer["text"]
     assert "ordinary user" in answer["text"]

@@ -38,14 +38,14 @@ CUT = compile_query(
 
 async def test_a_caller_who_gives_up_does_not_wait_for_a_frozen_server(postgres, database_url):
     with ChaosProxy(database_url) as proxy:
-        through = Postgres(proxy.url, PostgresConfig(connect_timeout_s=5))
+        through = Postgres(proxy.url, PostgresConfig(connect_timeout_s=60))
         assert await through.value(ONE) == 1
         proxy.set(BLACK_HOLE)
         began_s = time.monotonic()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await through.value(ONE)
-        assert time.monotonic() - began_s < 3, "telling the server to stop takes 5 s"
+        assert time.monotonic() - began_s < 30, "telling the server to stop takes 60 s"
         proxy.set(RESET)
         proxy.set(PASS)
         assert await through.value(ONE) == 1
@@ -151,7 +151,7 @@ async def test_connections_are_kept_between_statements_until_nobody_needs_them(
     assert first != second
     assert await postgres.value(backend) == await postgres.value(backend)
     [pool] = postgres._pools.values()
-    await wait_true(lambda: not pool.kept, deadline_s=10)
+    await wait_true(lambda: not pool.kept)
     assert await postgres.value(backend) in {first, second}
     async with asyncio.TaskGroup() as callers:
         asked = [callers.create_task(postgres.value(backend)) for _ in range(20)]
@@ -189,7 +189,7 @@ async def test_a_frozen_server_is_not_waited_for_without_end(tmp_path):
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             with pytest.raises(PostgresDown, match="penstock doctor"):
                 await postgres.value(COUNT)
     finally:

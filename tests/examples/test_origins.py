@@ -39,11 +39,11 @@ async def hosts(tmp_path_factory):
         cwd=ROOT, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
-    ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
+    ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
     assert ready == {"ready": True, "shops": 5, "port": port}
     yield port, log
     process.terminate()
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ async def test_a_leashed_program_ends_with_its_starter():
         sys.executable, "-c", start, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
     assert starter.stdout is not None
-    pid = int(await asyncio.wait_for(starter.stdout.readline(), 10))
+    pid = int(await asyncio.wait_for(starter.stdout.readline(), 60))
     await wait_true(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n", what="it runs")
     starter.kill()
     await starter.wait()

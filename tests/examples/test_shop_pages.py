@@ -130,7 +130,7 @@ async def test_simulated_buyers_walk_play_and_notice_a_wrong_track(shop_url, pen
     stop = asyncio.Event()
     ready = asyncio.get_running_loop().create_future()
     node = asyncio.create_task(serve(penstock.media, stop, lambda *at: ready.set_result(at)))
-    host, port = await asyncio.wait_for(ready, 10)
+    host, port = await asyncio.wait_for(ready, 60)
     buyers = Buyers(shop_url, f"http://{host}:{port}")
     walking = asyncio.create_task(buyers.run())
     seen = buyers.bought

@@ -24,7 +24,7 @@ async def media_url(blobs):
     serving = asyncio.create_task(
         serve(media, stop, lambda *address: listening.set_result(address))
     )
-    host, port = await asyncio.wait_for(listening, 10)
+    host, port = await asyncio.wait_for(listening, 60)
     yield f"http://{host}:{port}"
     stop.set()
     await serving

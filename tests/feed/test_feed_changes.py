@@ -168,7 +168,7 @@ async def test_a_server_that_came_back_is_not_read_before_it_has_settled(feed, s
     assert await ids(feed, 7) == ["a"]
     await sweeper.run_once(older_s=0)
     assert not await is_fast(feed)
-    await wait_true(lambda: is_fast(feed), deadline_s=10, what="pages come from the index")
+    await wait_true(lambda: is_fast(feed), what="pages come from the index")
     [told] = await feed.stats()
     assert told.state == "ready"
 
@@ -199,7 +199,7 @@ async def test_a_server_that_is_an_old_copy_is_dropped_and_built_anew(feed, swee
     await engines.valkey.command("HSET", f"{prefix}m", "run", "the run before", "newest", 2**52)
     await sweeper.run_once(older_s=0, settle_s=0)
     assert await ids(feed, 7) == ["a"]
-    await wait_true(lambda: is_fast(feed), deadline_s=10, what="pages come from the index")
+    await wait_true(lambda: is_fast(feed), what="pages come from the index")
     assert await ids(feed, 7) == ["a"]
     assert (await feed.verify()).is_equal
 
@@ -217,7 +217,7 @@ async def test_a_large_old_copy_is_built_anew_by_a_job(feed, sweeper, engines, s
         [row] = await sql("SELECT count(*) FROM penstock.job_ready")
         return row[0] == 1
 
-    await wait_true(is_enqueued, deadline_s=10, what="a job is to build it")
+    await wait_true(is_enqueued, what="a job is to build it")
     assert not await is_fast(feed)
     assert await drain(app) == {"done": 1}
     assert await is_fast(feed)
@@ -237,7 +237,7 @@ async def test_what_could_not_be_brought_is_read_from_the_truth_until_it_is(feed
     assert not await is_fast(feed)
     assert await ids(other, 7) == ["b", "a"]
     applier._hot = feed.hot
-    await wait_true(lambda: is_fast(feed), deadline_s=10, what="it was brought")
+    await wait_true(lambda: is_fast(feed), what="it was brought")
     assert not applier.has_left
     assert await ids(other, 7) == ["b"]
     assert await is_fast(other)
@@ -253,7 +253,7 @@ async def test_a_writer_who_was_cancelled_in_the_middle_reads_what_he_wrote(feed
         await feed.delete("a")
     applier._hot = feed.hot
     assert await ids(feed, 7) == []
-    await wait_true(lambda: is_fast(feed), deadline_s=10, what="it was brought")
+    await wait_true(lambda: is_fast(feed), what="it was brought")
     assert await ids(feed, 7) == []
 
 

@@ -32,7 +32,7 @@ class Stream:
     async def block(self):
         """The next block of lines, as a dict of fields."""
         fields = {}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             async for line in self._lines:
                 if not line:
                     self.last_id = fields.get("id", self.last_id)
@@ -138,4 +138,4 @@ async def test_a_server_that_stops_ends_the_streams_at_once(engines, feed):
         with pytest.raises((EOFError, httpx.RemoteProtocolError)):
             await stream.posts()
     # Requests under way have 5 s; a stream would take them all.
-    assert loop.time() - began_s < 3
+    assert loop.time() - began_s < 4.5

@@ -95,7 +95,7 @@ class Process:
 
     async def __aexit__(self, *_) -> None:
         self._stop.set()
-        await asyncio.wait_for(self._working, 20)
+        await asyncio.wait_for(self._working, 60)
         await self.fetch.close()
 
 
@@ -146,7 +146,7 @@ async def worker(shop, postgres):
     running = asyncio.create_task(Worker(postgres, shop.jobs, JOBS, host_name="test").run(stop))
     yield running
     stop.set()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 60)
 
 
 @pytest.fixture

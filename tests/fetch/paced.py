@@ -25,17 +25,26 @@ class PacedOrigin(Origin):
         """What everything is answered while it is set."""
         self.open_now = 0
         self.open_most = 0
+        self.held_now = 0
+        """Requests that `hold` keeps."""
+        self._held: str | None = None
         self._closing = asyncio.Event()
         self._free = asyncio.Event()
         self._free.set()
+        self._released = asyncio.Event()
 
     def jam(self) -> None:
         """From now on nothing is answered."""
         self._free.clear()
 
+    def hold(self, prefix: str) -> None:
+        """Requests for paths that begin so are not answered before `release`."""
+        self._held = prefix
+
     def release(self) -> None:
         """All that waits is answered at once."""
         self._free.set()
+        self._released.set()
 
     async def close(self) -> None:
         self._closing.set()
@@ -60,6 +69,8 @@ class PacedOrigin(Origin):
         self.open_most = max(self.open_most, self.open_now)
         try:
             await self._free.wait()
+            if self._held is not None and path.startswith(self._held):
+                await self._wait_released()
             delay_s = self._delay_s(path)
             if delay_s:
                 with suppress(TimeoutError):
@@ -67,6 +78,13 @@ class PacedOrigin(Origin):
             return await super()._answer(again, writer)
         finally:
             self.open_now -= 1
+
+    async def _wait_released(self) -> None:
+        self.held_now += 1
+        try:
+            await self._released.wait()
+        finally:
+            self.held_now -= 1
 
     def _answer_of(self, path: str, headers: dict[str, str]) -> Answer:
         return self.refusal or super()._answer_of(path, headers)

@@ -51,7 +51,7 @@ async def fresh_room(running_engines, blobs, config: FetchConfig):
         working = asyncio.create_task(Worker(postgres, jobs, JOBS, host_name="test").run(stop))
         yield SimpleNamespace(fetch=fetch, jobs=jobs, postgres=postgres)
         stop.set()
-        await asyncio.wait_for(working, 20)
+        await asyncio.wait_for(working, 60)
         await fetch.close()
         await jobs.close()
         await postgres.close()

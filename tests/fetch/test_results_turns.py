@@ -24,6 +24,6 @@ async def test_the_small_get_their_turn_beside_the_large(shop, process):
     file.write_text(HEAD + "a,A,5,\nb,B,5,\n")
     await shop.fetch.run_catalogue(file, "small")
     async with process(publish):
-        await wait_true(lambda: told.count("small") == 2, what="both are told", deadline_s=60)
+        await wait_true(lambda: told.count("small") == 2, what="both are told")
     [first, second] = [place for place, customer in enumerate(told) if customer == "small"]
     assert second < ITEMS / 3, (first, second)

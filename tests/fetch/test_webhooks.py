@@ -148,7 +148,7 @@ async def working(hooks):
     running = asyncio.create_task(worker.run(stop))
     yield running
     stop.set()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 60)
 
 
 async def wait_taken(hooks, receiver, results: int) -> None:
@@ -352,7 +352,7 @@ async def test_whatever_happens_beside_it_each_result_is_told_in_order(hooks, re
             await asyncio.sleep(0)
 
     await asyncio.gather(*(publish(name) for name in "abcd"))
-    await asyncio.wait_for(hurry(), 30)
+    await asyncio.wait_for(hurry(), 60)
     told = [one[0] for one in receiver.told()]
     assert told == sorted(told)
     assert told == sorted(set(seqs))

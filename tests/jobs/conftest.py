@@ -57,7 +57,7 @@ def working(postgres, jobs, config):
             yield worker
         finally:
             stop.set()
-            await asyncio.wait_for(running, 20)
+            await asyncio.wait_for(running, 60)
 
     return work
 

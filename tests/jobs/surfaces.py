@@ -447,7 +447,7 @@ async def client_of(postgres, jobs):
     host, port = ready.result()
     headers = {"authorization": f"Bearer {token.text}"}
     async with httpx.AsyncClient(
-        base_url=f"http://{host}:{port}", headers=headers, timeout=20
+        base_url=f"http://{host}:{port}", headers=headers, timeout=60
     ) as client:
         yield client
     stop.set()

@@ -97,40 +97,40 @@ async def slots_of(postgres, name):
 @pytest.mark.slow
 async def test_it_reports_itself_follows_the_plan_and_counts(start, jobs, postgres, tmp_path):
     agent = start("--name", "h1")
-    await wait_true(lambda: find_host(postgres, "h1"), deadline_s=30)
+    await wait_true(lambda: find_host(postgres, "h1"))
     assert (await find_host(postgres, "h1"))["kind"] == "agent"
-    await wait_true(lambda: _has_capacity(postgres, "h1"), deadline_s=15)
-    await wait_true(lambda: _says(postgres, ["None", "None"]), deadline_s=15)
+    await wait_true(lambda: _has_capacity(postgres, "h1"))
+    await wait_true(lambda: _says(postgres, ["None", "None"]))
     rows = await jobs.declare_queues()
     await _plan(postgres, "h1", {rows["one"].id: 2, rows["two"].id: 1})
-    await wait_true(lambda: _says(postgres, ["None", "None", "one", "one", "two"]), deadline_s=15)
+    await wait_true(lambda: _says(postgres, ["None", "None", "one", "one", "two"]))
     await _plan(postgres, "h1", {rows["two"].id: 2})
-    await wait_true(lambda: _says(postgres, ["None", "None", "two", "two"]), deadline_s=15)
+    await wait_true(lambda: _says(postgres, ["None", "None", "two", "two"]))
     await jobs.enqueue_many([NewJob(queue="one", payload={}) for _ in range(25)])
     await jobs.enqueue_many([NewJob(queue="two", payload={"n": n}) for n in (1, -1, 2)])
-    await wait_true(lambda: _totals(postgres, {"one": (25, 0), "two": (2, 1)}), deadline_s=20)
+    await wait_true(lambda: _totals(postgres, {"one": (25, 0), "two": (2, 1)}))
     assert agent.events("slot_died") == []
-    await wait_true(lambda: "jobs_run_seconds_count" in _metrics(tmp_path), deadline_s=20)
-    await wait_true(lambda: _counted(tmp_path) >= 3, what="slots' counts arrive", deadline_s=20)
+    await wait_true(lambda: "jobs_run_seconds_count" in _metrics(tmp_path))
+    await wait_true(lambda: _counted(tmp_path) >= 3, what="slots' counts arrive")
 
 
 @pytest.mark.slow
 async def test_a_draining_host_gives_its_slots_up(start, postgres):
     agent = start("--name", "h1")
-    await wait_true(lambda: _says(postgres, ["None", "None"]), deadline_s=30)
+    await wait_true(lambda: _says(postgres, ["None", "None"]))
     await _plan(postgres, "h1", {})
     await store.fleet.set_draining(postgres, "h1")
-    await wait_true(lambda: _says(postgres, []), deadline_s=15)
+    await wait_true(lambda: _says(postgres, []))
     assert agent.events("slot_died") == []
     await store.fleet.set_draining(postgres, "h1", is_draining=False)
-    await wait_true(lambda: _says(postgres, ["None", "None"]), deadline_s=15)
+    await wait_true(lambda: _says(postgres, ["None", "None"]))
 
 
 @pytest.mark.slow
 async def test_several_agents_on_one_machine_are_several_hosts(start, jobs, postgres):
     agents = [start("--name", "h1"), start("--name", "h2:with-a-colon", "--tag", "gpu")]
     for agent, name in zip(agents, ("h1", "h2:with-a-colon"), strict=True):
-        await wait_true(lambda name=name: find_host(postgres, name), deadline_s=30)
+        await wait_true(lambda name=name: find_host(postgres, name))
         assert agent.events("host_registered")[0]["name"] == name
     queues = [agent.events("host_registered")[0]["queues"] for agent in agents]
     assert ["tagged" in known for known in queues] == [False, True]
@@ -144,10 +144,10 @@ async def test_several_agents_on_one_machine_are_several_hosts(start, jobs, post
 @pytest.mark.slow
 async def test_reload_starts_anew_with_the_changed_code(start, jobs, postgres, tmp_path):
     agent = start("--name", "h1", "--reload")
-    await wait_true(lambda: find_host(postgres, "h1"), deadline_s=30)
+    await wait_true(lambda: find_host(postgres, "h1"))
     more = APPLICATION + '\n@app.task("three")\nasync def three(n: int) -> None: ...\n'
     (tmp_path / "two_queues.py").write_text(more)
-    await wait_true(lambda: len(agent.events("host_registered")) == 2, deadline_s=30)
+    await wait_true(lambda: len(agent.events("host_registered")) == 2)
     assert "three" in agent.events("host_registered")[1]["queues"]
     family = descendants(agent.pid)
     agent.signal(signal.SIGTERM)

@@ -156,7 +156,7 @@ async def test_a_sync_batch_over_its_timeout_is_not_run_beside_itself(registry, 
 
     @registry.task("q", batch=10, timeout="20ms")
     def handle(batch: Batch[int]):
-        gate.wait(10)
+        gate.wait(60)
 
     assert await slot.wait_settled(slot.give([1, 2])) == ["retry", "retry"]
     assert slot.calls == 1

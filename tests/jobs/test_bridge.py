@@ -265,7 +265,7 @@ began_s = time.monotonic()
 """)  # fmt: skip
     # The thread that hangs may be told before or after.
     [waited_s] = [float(line) for line in out if line[0].isdigit()]
-    assert waited_s < 2.5
+    assert waited_s < 20, "its session would hold it up for ever"
 
 
 @pytest.mark.slow

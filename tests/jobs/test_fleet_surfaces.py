@@ -57,7 +57,7 @@ async def api(postgres, jobs, fleet):
     token = await Tokens(postgres).create("tester", ("jobs:read", "jobs:write"))
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     running = asyncio.create_task(run_api(house, stop, lambda *at: ready.set_result(at)))
-    host, port = await asyncio.wait_for(ready, 20)
+    host, port = await asyncio.wait_for(ready, 60)
     headers = {"authorization": f"Bearer {token.text}"}
     async with httpx.AsyncClient(base_url=f"http://{host}:{port}", headers=headers) as client:
         yield client

@@ -379,7 +379,7 @@ async def test_a_stopping_worker_returns_what_it_cannot_finish(jobs, registry, w
 
     job_id = await endless.enqueue()
     async with working(changed_config(jobs, grace_s=0.05)):
-        await asyncio.wait_for(started.wait(), 10)
+        await asyncio.wait_for(started.wait(), 60)
         assert (await jobs.job(job_id)).state is JobState.LEASED
     job = await jobs.job(job_id)
     assert (job.state, job.attempt, job.losses) == (JobState.READY, 0, 0)
@@ -396,7 +396,7 @@ async def test_an_idle_worker_is_woken_by_an_enqueue(registry, working, jobs):
     async with working(changed_config(jobs, poll_s=600.0)) as worker:
         await wait_true(lambda: worker.is_listening)
         await handle.enqueue()
-        await asyncio.wait_for(seen.wait(), 10)
+        await asyncio.wait_for(seen.wait(), 60)
 
 
 def changed_config(jobs, **changes):

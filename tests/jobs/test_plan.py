@@ -388,13 +388,20 @@ def test_a_fleet_of_150_queues_and_40_hosts_is_planned_within_its_time():
         (needs, hosts[8:], first.slots),
         (doubled, hosts, first.slots),
     ):
-        runs_s = []
-        for _ in range(3):
-            started = time.process_time()
-            plan(changed, alive, slots)
-            runs_s.append(time.process_time() - started)
-        took_s.append(min(runs_s))
-    assert max(took_s) <= 0.050, took_s
+        took_s.append(_cpu_s(lambda args=(changed, alive, slots): plan(*args)))
+    # Beside this machine's own speed: 50,000 numbers were sorted in 7 ms where 50 ms is the goal.
+    numbers = random.Random(1).sample(range(1_000_000), 50_000)
+    assert max(took_s) <= 50 / 7 * _cpu_s(lambda: sorted(numbers)), took_s
+
+
+def _cpu_s(work):
+    """CPU time of the quickest of five runs."""
+    runs_s = []
+    for _ in range(5):
+        began_s = time.process_time()
+        work()
+        runs_s.append(time.process_time() - began_s)
+    return min(runs_s)
 
 
 @given(

@@ -57,7 +57,7 @@ async def test_sync_handlers_stay_in_their_threads(registry, slot):
 
     @registry.task("wide", concurrency=3)
     def wide(number: int):
-        barrier.wait(10)
+        barrier.wait(60)
 
     barrier = threading.Barrier(3)
     await slot.wait_settled(slot.give([{"number": n} for n in range(20)]))
@@ -72,7 +72,7 @@ async def test_a_thread_past_its_timeout_is_replaced(registry, slot):
     def handle(number: int):
         threads.append(threading.get_ident())
         if number == 0:
-            gate.wait(10)
+            gate.wait(60)
 
     words = await slot.wait_settled(slot.give([{"number": n} for n in range(3)]))
     assert words == ["retry", "done", "done"]
@@ -237,7 +237,7 @@ async def test_stopping_cuts_what_outlives_the_grace_time(registry, slot, kind):
     @registry.task("sync")
     def sync(n: int):
         started.set()
-        gate.wait(10)
+        gate.wait(60)
 
     @registry.task("batch", batch=5)
     async def batched(batch: Batch[dict]):

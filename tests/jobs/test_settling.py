@@ -208,7 +208,7 @@ async def test_a_lane_that_a_user_holds_does_not_stop_the_others(jobs, desk, que
         await jobs.lanes.set("l", x.lanes[0], starts_max=None, window_s=None, concurrency=1, tx=tx)
         desk.settle(told(x))
         desk.settle(told(y))
-        await wait_true(lambda: desk.unsettled == 1, deadline_s=15)
+        await wait_true(lambda: desk.unsettled == 1)
         assert (await jobs.job(y.ids[0])).state is JobState.GONE
     await desk.flush()
     assert desk.leases_held == 0

@@ -103,7 +103,7 @@ class Talk:
     async def wait(self, kind, count=1):
         """The newest message of a kind, once there are `count`."""
         of_kind = lambda: [m for m in self.heard if isinstance(m, kind)]  # noqa: E731
-        await wait_true(lambda: len(of_kind()) >= count, deadline_s=20)
+        await wait_true(lambda: len(of_kind()) >= count)
         return of_kind()[-1]
 
     def _note_forked(self, told, pidfd):
@@ -132,7 +132,7 @@ def work(queue, payloads):
 
 
 async def test_it_says_what_an_agent_must_know_of_the_application(keeper):
-    loaded = await asyncio.wait_for(keeper.wait_loaded(), 30)
+    loaded = await asyncio.wait_for(keeper.wait_loaded(), 60)
     facts = {task.queue: task for task in loaded.tasks}
     assert (facts["sizes"].batch, facts["sizes"].importance, facts["sizes"].timeout_s) == (10, 2, 3)
     assert (facts["each"].concurrency, facts["each"].limiter) == (7, "shared")
@@ -144,7 +144,7 @@ async def test_it_says_what_an_agent_must_know_of_the_application(keeper):
 
 
 async def test_a_slot_works_and_leaves_in_order(keeper, tmp_path):
-    await asyncio.wait_for(keeper.wait_loaded(), 30)
+    await asyncio.wait_for(keeper.wait_loaded(), 60)
     slot = await Talk(keeper, 4).start()
     slot.link.give(work("sizes", [b'{"bytes": 1}'] * 3))
     settled = await slot.wait(Settled)
@@ -156,32 +156,32 @@ async def test_a_slot_works_and_leaves_in_order(keeper, tmp_path):
     assert keeper.board.read(4).is_whole
     slot.link.stop(1.0)
     await slot.wait(Left)
-    await wait_true(lambda: slot.exits, deadline_s=10)
+    await wait_true(lambda: slot.exits)
     assert (slot.exits[0].slot, slot.exits[0].pid, slot.exits[0].status) == (4, slot.pid, 0)
     hooks = (tmp_path / "hooks.txt").read_text().split()
     assert hooks == ["start", str(slot.pid), "stop", str(slot.pid)]
 
 
 async def test_a_slot_whose_agent_is_gone_leaves(keeper):
-    await asyncio.wait_for(keeper.wait_loaded(), 30)
+    await asyncio.wait_for(keeper.wait_loaded(), 60)
     slot = await Talk(keeper, 0).start()
     slot.link.close()
-    await wait_true(lambda: slot.exits, deadline_s=10)
+    await wait_true(lambda: slot.exits)
     assert slot.exits[0].status == 0
 
 
 async def test_a_killed_slot_is_reaped_and_told(keeper):
-    await asyncio.wait_for(keeper.wait_loaded(), 30)
+    await asyncio.wait_for(keeper.wait_loaded(), 60)
     slot = await Talk(keeper, 0).start()
     os.kill(slot.pid, signal.SIGKILL)
-    await wait_true(lambda: slot.exits, deadline_s=10)
+    await wait_true(lambda: slot.exits)
     assert slot.exits[0].status == -signal.SIGKILL
     assert not Path(f"/proc/{slot.pid}").exists()
 
 
 async def test_slots_share_nothing_but_what_they_must(keeper):
     """No descriptor of one slot is open in another."""
-    await asyncio.wait_for(keeper.wait_loaded(), 30)
+    await asyncio.wait_for(keeper.wait_loaded(), 60)
     first = await Talk(keeper, 0).start()
     second = await Talk(keeper, 1).start()
     sockets = [
@@ -196,25 +196,25 @@ async def test_slots_share_nothing_but_what_they_must(keeper):
 
 
 async def test_a_dead_zygote_is_replaced(keeper):
-    loaded = await asyncio.wait_for(keeper.wait_loaded(), 30)
+    loaded = await asyncio.wait_for(keeper.wait_loaded(), 60)
     slot = await Talk(keeper, 0).start()
     os.kill(loaded.pid, signal.SIGKILL)
-    await wait_true(lambda: keeper.loaded.pid != loaded.pid, deadline_s=30)
+    await wait_true(lambda: keeper.loaded.pid != loaded.pid)
     assert is_alive(slot.pid)
     slot.link.give(work("sizes", [b'{"bytes": 1}']))
     await slot.wait(Settled)
     slot.link.stop(0.1)
-    await wait_true(lambda: slot.is_lost, deadline_s=10)
+    await wait_true(lambda: slot.is_lost)
     await Talk(keeper, 1).start()
 
 
 async def test_an_import_that_fails_ends_the_agent(keeper, tmp_path, monkeypatch):
-    await asyncio.wait_for(keeper.wait_loaded(), 30)
+    await asyncio.wait_for(keeper.wait_loaded(), 60)
     (tmp_path / "small_app.py").write_text("1 / 0\n")
     keeper.loaded = None
     os.kill(keeper.pid, signal.SIGKILL)
     with pytest.raises(ApplicationBroken, match="ZeroDivisionError") as caught:
-        await asyncio.wait_for(asyncio.shield(keeper.running), 30)
+        await asyncio.wait_for(asyncio.shield(keeper.running), 60)
     assert caught.value.exit_code == 2
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.media import Media, MediaConfig
 from penstock.media.worker import serve
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 SECRET = "s" * 32
 """The root secret of every node under test."""
 

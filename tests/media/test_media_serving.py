@@ -200,7 +200,7 @@ async def test_a_cold_block_is_read_by_a_thread_before_it_is_sent(cold_file, rea
     channel = PlainChannel(ours)
     assert body.send(channel, 1000) == 0
     assert body.is_waiting
-    await asyncio.wait_for(woken.wait(), 5)
+    await asyncio.wait_for(woken.wait(), 60)
     assert body.send(channel, 1000) == 100
     assert body.source == "disk"
     assert theirs.recv(1000) == pattern(4 * BLOCK_BYTES)[start : start + 100]
@@ -251,7 +251,7 @@ async def test_a_stop_lets_the_answer_under_way_end(blobs):
         assert await idle.wait_closed() == b""
         assert (await busy.answer()).body == data
         assert await busy.wait_closed() == b""
-        await asyncio.wait_for(node.task, 5)
+        await asyncio.wait_for(node.task, 60)
         with pytest.raises(ConnectionRefusedError):
             await node.connect()
 
@@ -263,7 +263,7 @@ async def test_a_stop_cuts_who_does_not_end(blobs):
         client.send(f"GET /m/{key} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
         await wait_until(lambda: len(client.reader._buffer) > 1024)
         node.stop.set()
-        await asyncio.wait_for(node.task, 5)
+        await asyncio.wait_for(node.task, 60)
         with pytest.raises(ConnectionResetError):
             await client.wait_closed()
 

@@ -84,7 +84,7 @@ async def wait_ready(process, media):
         except (NodeNotHere, Unavailable):
             return False
 
-    await wait_true(is_ready, what="the node in use", deadline_s=40)
+    await wait_true(is_ready, what="the node in use")
 
 
 @pytest.mark.slow

@@ -223,7 +223,7 @@ async def test_a_stop_lets_answers_end_and_leaves_no_process(shop, tmp_path):
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 OK")
         node.process.signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await reader.readexactly(len(data)) == data
             assert await reader.read() == b""
         writer.close()

@@ -170,7 +170,7 @@ async def test_a_purge_ends_the_way(node, blobs):
         assert found in (old[7:], new[7:])
         return found == new[7:]
 
-    await wait_true(is_new, what="the purge is known", deadline_s=20)
+    await wait_true(is_new, what="the purge is known")
     for _ in range(SEEN):
         assert (await client.ask("tracks/changing.mp3", Range="bytes=7-")).body == new[7:]
 
@@ -189,7 +189,7 @@ async def test_a_url_ends_while_it_is_used(node):
         return answer.status
 
     assert [await status() for _ in range(SEEN)] == [206] * SEEN
-    await wait_true(lambda: _is(403, status), what="it has ended", deadline_s=20)
+    await wait_true(lambda: _is(403, status), what="it has ended")
 
 
 async def _is(wanted: int, status) -> bool:
@@ -206,4 +206,4 @@ async def test_a_watch_sees_heads_that_were_seen_before(node, blobs):
         await client.ask(KEY, Range="bytes=0-9")
         return "request_traced" in node.process.err
 
-    await wait_true(is_logged, what="a line of the request", deadline_s=20)
+    await wait_true(is_logged, what="a line of the request")

@@ -56,7 +56,7 @@ async def test_it_ends_when_the_caller_leaves():
     writer.write(head.encode() + body)
     await wait_true(lambda: len(simulating()) == 1, what="it computes")
     writer.close()
-    await wait_true(lambda: simulating() == [], what="it ended", deadline_s=3)
+    await wait_true(lambda: simulating() == [], what="it ended")
     server.should_exit = True
     await serving
 

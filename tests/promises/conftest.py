@@ -82,7 +82,7 @@ class Site:
     def run(self, *arguments: str, exit_code: int | None = 0) -> Any:
         """Run one command with --json to its end; returns its document, if it printed one."""
         process = PenstockProcess([*arguments, "--json"], folder=self.folder)
-        ended = process.wait_exit(deadline_s=60)
+        ended = process.wait_exit()
         assert exit_code is None or ended == exit_code, f"{arguments}: {ended} {process.err}"
         lines = process.out.strip().splitlines()
         return json.loads(lines[-1]) if lines else None

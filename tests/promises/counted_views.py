@@ -99,7 +99,7 @@ class CountedViews:
     async def pass_more(self, hits=50) -> None:
         """Wait until so many more hits were answered."""
         wanted = self.acked.total() + hits
-        await wait_true(lambda: self.acked.total() >= wanted, what="more hits", deadline_s=60)
+        await wait_true(lambda: self.acked.total() >= wanted, what="more hits")
 
     async def finish(self) -> None:
         """End all of them."""
@@ -113,7 +113,7 @@ class CountedViews:
         flusher = Flusher(self.engines, self.config, name="last")
         ended = asyncio.Event()
         running = asyncio.create_task(flusher.run(ended))
-        await wait_true(self._is_flushed, what="all flushed", deadline_s=60)
+        await wait_true(self._is_flushed, what="all flushed")
         ended.set()
         await running
         verified = await self.views.verify()

@@ -192,7 +192,7 @@ class FeedStorm:
         for process, _ in self._writers.values():
             process.kill()
             process.wait()
-        await wait_true(self._is_swept, deadline_s=60, what="all is swept")
+        await wait_true(self._is_swept, what="all is swept")
 
     def end(self) -> None:
         """Whatever runs still."""

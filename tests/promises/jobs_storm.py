@@ -105,7 +105,7 @@ class Storm(RecordedFleet):
         self.agents = {f"h{n}": self.start("agent", host=f"h{n}") for n in range(agents)}
         self.schedulers = {f"s{n}": self.start("scheduler") for n in range(schedulers)}
         self.api = self.start("api", PENSTOCK_WEB_LISTEN=self.address)
-        await wait_true(lambda: self.has_hosts(agents), deadline_s=60)
+        await wait_true(lambda: self.has_hosts(agents))
 
     def jobs_on(self, postgres):
         """See `RecordedFleet`."""

@@ -79,7 +79,7 @@ class Node:
             except httpx.TransportError:
                 return False
 
-        await wait_true(ask, what=f"node {self.name} serves", deadline_s=60)
+        await wait_true(ask, what=f"node {self.name} serves")
 
     def kill(self) -> None:
         """As a power cut: parent, workers and filler at once."""
@@ -130,7 +130,7 @@ class Cluster:
                         return False
             return True
 
-        await wait_true(is_routing, what="all nodes route", deadline_s=60)
+        await wait_true(is_routing, what="all nodes route")
 
     def hop_headers(self, to: str, key: str, *, secret: str = SECRET) -> dict[str, str]:
         """What a node would send to `to` for the whole of `key`."""
@@ -196,7 +196,7 @@ class Traffic:
     async def wait_reads(self, count: int) -> None:
         """Return after `count` further answers."""
         wanted = self.reads + count
-        await wait_true(lambda: self.reads >= wanted or self.faults, what="traffic", deadline_s=60)
+        await wait_true(lambda: self.reads >= wanted or self.faults, what="traffic")
 
     async def wait_answers(self, count: int) -> None:
         """Return after `count` further answers or faults."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -21,26 +20,25 @@ EXPIRE = compile_query("expire", "-- Age hosts.\nUPDATE penstock.host SET expire
 
 async def started(host, count):
     """Wait until so many jobs have started; the pids that run them."""
-    await wait_true(lambda: len(host.noted("started")) >= count, deadline_s=30)
+    await wait_true(lambda: len(host.noted("started")) >= count)
     return sorted({pid for _, pid in host.noted("started")})
 
 
 async def test_a_killed_agents_slots_are_gone_soon_and_the_next_returns_its_leases_at_once(host):
     ids = await host.enqueue("held", [{}] * 10)
-    agent = host.start()
+    # So that nothing comes back because the host row expired.
+    agent = host.start(JOBS_LEASE="5m")
     await started(host, 10)
     family = agent.family()
     agent.signal(signal.SIGKILL)
-    killed_s = time.monotonic()
     agent.wait_exit()
-    heir = host.start()
-    wait_until(lambda: not any(is_alive(pid) for pid in family), what="gone", deadline_s=3.5)
-    await wait_true(lambda: heir.events("former_leases_returned"), deadline_s=20)
-    assert time.monotonic() - killed_s < 15, "long before the host row expired"
+    heir = host.start(JOBS_LEASE="5m")
+    wait_until(lambda: not any(is_alive(pid) for pid in family), what="gone", deadline_s=20)
+    await wait_true(lambda: heir.events("former_leases_returned"))
     [told] = heir.events("former_leases_returned")
     assert told["jobs"] == 10
     host.let_go()
-    await wait_true(lambda: host.effects() == ids, deadline_s=20)
+    await wait_true(lambda: host.effects() == ids)
 
 
 async def test_slots_in_c_code_do_not_outlive_their_agent(host):
@@ -49,7 +47,7 @@ async def test_slots_in_c_code_do_not_outlive_their_agent(host):
     [pid] = await started(host, 1)
     agent.signal(signal.SIGKILL)
     agent.wait_exit()
-    wait_until(lambda: not is_alive(pid), what="the hung slot is gone", deadline_s=3.5)
+    wait_until(lambda: not is_alive(pid), what="the hung slot is gone", deadline_s=20)
 
 
 async def test_an_agent_and_its_zygote_killed_leave_a_hung_slot_to_the_heir(host):
@@ -61,7 +59,7 @@ async def test_an_agent_and_its_zygote_killed_leave_a_hung_slot_to_the_heir(host
     agent.signal(signal.SIGKILL)
     agent.wait_exit()
     heir = host.start()
-    await wait_true(lambda: heir.events("host_registered"), deadline_s=30)
+    await wait_true(lambda: heir.events("host_registered"))
     assert not is_alive(pid)
     assert [event["pid"] for event in heir.events("former_slot_killed")] == [pid]
 
@@ -71,36 +69,36 @@ async def test_an_agent_and_its_zygote_killed_leave_a_hung_slot_to_the_heir(host
 async def test_no_process_of_a_handler_outlives_its_agent(host, number, word):
     ids = await host.enqueue("leaves", [{}] * 4)
     agent = host.start()
-    await wait_true(lambda: len(host.noted("started")) == len(ids), deadline_s=30)
-    await wait_true(lambda: len(host.noted("child")) == 2 * len(ids), deadline_s=5)
+    await wait_true(lambda: len(host.noted("started")) == len(ids))
+    await wait_true(lambda: len(host.noted("child")) == 2 * len(ids))
     left = [*agent.family(), *(pid for _, pid in host.noted(word))]
     assert all(is_alive(pid) for pid in left)
     agent.signal(number)
     agent.wait_exit()
-    deadline_s = 0.5 if number == signal.SIGTERM else 4
+    deadline_s = 3 if number == signal.SIGTERM else 20
     wait_until(lambda: not any(map(is_alive, left)), what="all gone", deadline_s=deadline_s)
 
 
 async def test_slots_of_a_killed_zygote_take_their_handlers_processes_along(host):
     await host.enqueue("leaves", [{}] * 4)
     agent = host.start()
-    await wait_true(lambda: len(host.noted("child")) == 8, deadline_s=30)
+    await wait_true(lambda: len(host.noted("child")) == 8)
     children = [pid for _, pid in host.noted("child")]
     slots = slot_pids(agent)
     os.kill(zygote_pid(agent), signal.SIGKILL)
     for pid in slots:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not any(map(is_alive, children)), what="gone", deadline_s=10)
+    wait_until(lambda: not any(map(is_alive, children)), what="gone")
 
 
 async def test_a_second_agent_of_the_same_name_is_refused(host):
     agent = host.start()
-    await wait_true(lambda: agent.events("host_registered"), deadline_s=30)
+    await wait_true(lambda: agent.events("host_registered"))
     second = host.start()
     assert second.wait_exit() == 5
     assert f"runs already, as process {agent.pid}" in second.err
     third = host.start(name="h2")
-    await wait_true(lambda: third.events("host_registered"), deadline_s=30)
+    await wait_true(lambda: third.events("host_registered"))
 
 
 async def test_a_frozen_agent_is_fenced_and_settles_nothing_twice(host):
@@ -113,21 +111,21 @@ async def test_a_frozen_agent_is_fenced_and_settles_nothing_twice(host):
     heir = host.start(name="h2", JOBS_FLOATS="1")
     # Its slot was not frozen: it ends the batch and says so to an agent that may not record it.
     host.let_go()
-    await wait_true(lambda: host.effects() == sorted(ids * 2), deadline_s=30)
+    await wait_true(lambda: host.effects() == sorted(ids * 2))
     assert {pid for _, pid in host.noted("effect")} == {zombie, *slot_pids(heir)}
-    await wait_true(lambda: _is_idle(host, "held"), deadline_s=10)
+    await wait_true(lambda: _is_idle(host, "held"))
     os.kill(agent.pid, signal.SIGCONT)
-    await wait_true(lambda: agent.events("host_lost"), deadline_s=10)
-    await wait_true(lambda: len(agent.events("host_registered")) == 2, deadline_s=10)
+    await wait_true(lambda: agent.events("host_lost"))
+    await wait_true(lambda: len(agent.events("host_registered")) == 2)
     again = await host.enqueue("held", [{}] * 5)
-    await wait_true(lambda: set(again) <= set(host.effects()), deadline_s=20)
+    await wait_true(lambda: set(again) <= set(host.effects()))
     assert host.effects() == sorted(ids * 2 + again)
 
 
 async def test_sigterm_lets_the_batch_in_hand_end_and_loses_nothing(host):
     ids = await host.enqueue("quick", [{}] * 2_000)
     agent = host.start()
-    await wait_true(lambda: len(host.noted("effect")) > 100, deadline_s=30)
+    await wait_true(lambda: len(host.noted("effect")) > 100)
     family = agent.family()
     agent.signal(signal.SIGTERM)
     assert agent.wait_exit() == 0
@@ -155,16 +153,16 @@ async def test_a_killed_zygote_is_replaced_and_its_slots_go_on(host):
     slots = await started(host, 10)
     first = zygote_pid(agent)
     os.kill(first, signal.SIGKILL)
-    await wait_true(lambda: zygote_pid(agent) not in (None, first), deadline_s=20)
+    await wait_true(lambda: zygote_pid(agent) not in (None, first))
     assert all(is_alive(pid) for pid in slots)
     host.let_go()
-    await wait_true(lambda: host.effects() == ids, deadline_s=20)
+    await wait_true(lambda: host.effects() == ids)
     # One of the orphans dies: the agent reaps it itself, and forks another from the new zygote.
     os.kill(slots[0], signal.SIGKILL)
-    await wait_true(lambda: agent.events("slot_died"), deadline_s=10)
+    await wait_true(lambda: agent.events("slot_died"))
     assert agent.events("slot_died")[0]["why"] == "SIGKILL"
-    await wait_true(lambda: len(set(slot_pids(agent)) - set(slots)) == 1, deadline_s=20)
-    await wait_true(lambda: not Path(f"/proc/{slots[0]}").exists(), deadline_s=10)
+    await wait_true(lambda: len(set(slot_pids(agent)) - set(slots)) == 1)
+    await wait_true(lambda: not Path(f"/proc/{slots[0]}").exists())
 
 
 def test_an_application_that_cannot_be_imported_is_told_with_its_traceback(host):
@@ -184,7 +182,7 @@ async def test_threads_and_sockets_of_the_imports_are_named(host):
         "opened = socket.create_server(('127.0.0.1', 0))\n"
     )
     agent = host.start(application="careless_app:app")
-    await wait_true(lambda: agent.events("imports_left_things_open"), deadline_s=30)
+    await wait_true(lambda: agent.events("imports_left_things_open"))
     [told] = agent.events("imports_left_things_open")
     assert told["threads"] == ["poller"]
     assert len(told["sockets"]) == 1
@@ -201,9 +199,9 @@ def test_an_agent_without_a_database_says_so_and_leaves_nothing_behind(host):
 @pytest.mark.soak
 async def test_a_hundred_slots_start_and_share_the_work(host):
     agent = host.start(JOBS_FLOATS="100", JOBS_SLOTS_PER_CORE="100")
-    await wait_true(lambda: len(slot_pids(agent)) == 100, deadline_s=60)
+    await wait_true(lambda: len(slot_pids(agent)) == 100)
     ids = await host.enqueue("quick", [{}] * 5_000)
-    await wait_true(lambda: len(host.noted("effect")) == len(ids), deadline_s=60)
+    await wait_true(lambda: len(host.noted("effect")) == len(ids))
     assert host.effects() == ids
     assert len({pid for _, pid in host.noted("effect")}) > 50
 

@@ -91,11 +91,11 @@ async def test_a_worker_whose_clock_steps_neither_loses_nor_starts_early(fleet, 
                 *[NewJob(queue="laned", lane="a", payload={"offset_s": offset_s})] * 5,
             ]
         )
-        await wait_true(lambda ids=ids: fleet.ended(ids), deadline_s=30)
+        await wait_true(lambda ids=ids: fleet.ended(ids))
     assert later not in fleet.started()
     assert (await fleet.jobs.job(later)).state is JobState.SCHEDULED
     await fleet.postgres.run(MAKE_DUE, job=later)
-    await wait_true(lambda: fleet.ended([later]), deadline_s=30)
+    await wait_true(lambda: fleet.ended([later]))
     assert set(fleet.started().values()) == {1}
     assert process.events("host_lost") == [], "no lease was lost to a step"
     assert over_limit(fleet.history, starts_max=STARTS_MAX, window_s=WINDOW_S) == []

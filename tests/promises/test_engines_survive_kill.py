@@ -75,7 +75,7 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path, victims):
         if is_alive(pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    starter.wait(5)
+    starter.wait(60)
     # The next start comes at once and waits for the orphans itself; it need not be told.
     engines = EmbeddedEngines(folder)
     endpoints = await engines.start()
@@ -93,8 +93,8 @@ async def test_engines_end_by_themselves_when_their_starter_is_killed(tmp_path):
     # A backend that does not react must not keep PostgreSQL alive.
     os.kill(connection.get_server_pid(), signal.SIGSTOP)
     starter.kill()
-    starter.wait(5)
-    wait_until(lambda: not processes_in(folder), what="engines ended", deadline_s=10)
+    starter.wait(60)
+    wait_until(lambda: not processes_in(folder), what="engines ended")
     connection.terminate()
     await valkey.close()
 
@@ -106,7 +106,7 @@ async def test_a_start_that_is_killed_in_the_middle_is_begun_anew(tmp_path):
         starter = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         wait_until((folder / wanted).exists, what=wanted)
         starter.kill()
-        starter.wait(5)
+        starter.wait(60)
     engines = EmbeddedEngines(folder)
     endpoints = await engines.start()
     connection = await asyncpg.connect(endpoints.postgres_url)

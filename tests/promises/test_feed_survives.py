@@ -61,7 +61,7 @@ async def _killed(running_engines, database_url, tmp_path, *, kills):
             if len(running) == 2:
                 assert await _ended(running.pop(0)) == -signal.SIGKILL
         assert await _ended(running.pop()) == -signal.SIGKILL
-        await wait_true(lambda: _is_swept(engines.postgres), deadline_s=30, what="all is swept")
+        await wait_true(lambda: _is_swept(engines.postgres), what="all is swept")
         verified = await feed.verify()
         assert verified.is_equal, verified.differences
         assert verified.posts == await _require_told(engines.postgres, files)
@@ -91,10 +91,8 @@ async def test_a_valkey_emptied_under_load_is_filled_anew_while_pages_go_on(data
             before = pages[0]
             await asyncio.to_thread(harm, server)
             feed.want_ready()
-            await wait_true(lambda: _is_fast(feed), deadline_s=30, what="pages come from the index")
-            await wait_true(
-                lambda b=before: _is(pages[0] > b + 20), deadline_s=30, what="pages are told"
-            )
+            await wait_true(lambda: _is_fast(feed), what="pages come from the index")
+            await wait_true(lambda b=before: _is(pages[0] > b + 20), what="pages are told")
     finally:
         stop.set()
         await asyncio.gather(*load, sweeping)

@@ -75,7 +75,7 @@ async def _loaded(storm, readers):
                 reader.result()
         return storm.answered() >= writes + WRITES and storm.pages >= pages + PAGES
 
-    await wait_true(has_more, deadline_s=60, what="writes and pages go on")
+    await wait_true(has_more, what="writes and pages go on")
 
 
 async def _feed_of(feed, viewer):

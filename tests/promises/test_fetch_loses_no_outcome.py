@@ -89,14 +89,12 @@ def test_counts_add_up_while_slots_and_agents_are_killed(site, origin):
         wait_until(
             lambda goal=goal: site.call("GET", path).json()["photos_pending"] <= 2 * ITEMS - goal,
             what=f"{goal} photos decided",
-            deadline_s=60,
         )
         kill(process)
         site.age_hosts()
     found = wait_until(
         lambda: (r := site.call("GET", path).json())["state"] == "done" and r,
         what="the run is done",
-        deadline_s=60,
     )
     assert found["photos"] == 2 * ITEMS == sum(found["photos_by_outcome"].values())
     assert found["photos_by_outcome"] == {
@@ -107,7 +105,7 @@ def test_counts_add_up_while_slots_and_agents_are_killed(site, origin):
     results = site.call("GET", "/v1/fetch/results", params={"limit": 1000}).json()["results"]
     assert Counter(r["id"] for r in results) == {f"i{n}": 1 for n in range(ITEMS)}
     for photo_of in [p for r in results for p in r["photos"] if p["key"]][:30]:
-        body = httpx.get(f"{site.told['media']}/m/{photo_of['key']}", timeout=10).content
+        body = httpx.get(f"{site.told['media']}/m/{photo_of['key']}", timeout=60).content
         assert hashlib.sha256(body).hexdigest() == photo_of["sha256"], "a row always has its bytes"
     told = wait_until(
         lambda: len(t := {json.loads(x)["id"] for x in site.lines("items.jsonl")}) == ITEMS and t,

@@ -54,11 +54,11 @@ async def _weather(folder, *, customers, items, rounds, pause_s, seed=None):
         await storm.begin(engines, hosts, chance, agents=2)
         for number in range(customers):
             await storm.offer(f"c{number}", items)
-        await wait_true(hosts.requests, what="photos come in", deadline_s=30)
+        await wait_true(hosts.requests, what="photos come in")
         for _ in range(rounds):
             for fault in chance.sample(FAULTS, len(FAULTS)):
                 ends_s = time.monotonic() + chance.uniform(*pause_s)
-                await wait_true(pause_until(storm, ends_s), deadline_s=60)
+                await wait_true(pause_until(storm, ends_s))
                 await storm.suffer(fault)
         await wait_true(storm.is_done, what="every run done", deadline_s=60 + 30 * rounds)
         findings = await storm.all_findings()

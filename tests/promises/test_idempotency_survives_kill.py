@@ -43,14 +43,14 @@ class Api:
     async def start(self, **options: str) -> None:
         """Start it and wait until it answers."""
         self.process = self._fleet.start("api", PENSTOCK_WEB_LISTEN=self.address, **options)
-        await wait_true(self._answers, what="the API answers", deadline_s=30)
+        await wait_true(self._answers, what="the API answers")
 
     def kill(self) -> None:
         self.process.kill_all()
 
     async def enqueue(self, key: str, *, at: str | None = None) -> httpx.Response:
         """One try."""
-        async with httpx.AsyncClient(base_url=f"http://{at or self.address}", timeout=10) as client:
+        async with httpx.AsyncClient(base_url=f"http://{at or self.address}", timeout=60) as client:
             headers = {**self._headers, "idempotency-key": key}
             return await client.post(PATH, headers=headers, json={"payload": {"key": key}})
 
@@ -65,7 +65,7 @@ class Api:
                 return False
             return answers[-1].status_code not in {409, 503}
 
-        await wait_true(ask, what=f"{key} is answered", deadline_s=60)
+        await wait_true(ask, what=f"{key} is answered")
         return answers[-1]
 
     async def _answers(self) -> bool:

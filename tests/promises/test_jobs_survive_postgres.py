@@ -35,7 +35,7 @@ async def test_an_acknowledged_enqueue_survives_and_the_worker_goes_on(tmp_path,
         await producing
         acknowledged = fleet.history.told("ok", "enqueue", "job")
         # A claim whose answer was lost with the server is found at the second heartbeat.
-        await wait_true(lambda: fleet.ended(acknowledged), deadline_s=60)
+        await wait_true(lambda: fleet.ended(acknowledged))
         assert fleet.findings() == []
         assert is_alive(process.pid)
 
@@ -58,4 +58,4 @@ async def _pass_more(fleet, least):
         history = fleet.history
         return len(history.of("ok")) > before[0] + least and len(history.of("end")) > before[1]
 
-    await wait_true(has_passed, deadline_s=30)
+    await wait_true(has_passed)

@@ -30,7 +30,7 @@ async def test_a_killed_worker_loses_no_job(fleet, role):
     assert (await fleet.jobs.sweep()).jobs_returned == 5
     fleet.let_go()
     fleet.start(role, host="heir")
-    await wait_true(lambda: fleet.ended(ids), deadline_s=30)
+    await wait_true(lambda: fleet.ended(ids))
     assert set(fleet.started().values()) == {2}
     await _require_one_effect_each(fleet, ids)
 
@@ -45,14 +45,14 @@ async def test_a_stopped_worker_is_refused_when_it_wakes(fleet, role):
     assert (await fleet.jobs.sweep()).jobs_returned == 5
     fleet.start(role, host="heir", **UNHURRIED)
     # What was lost with a process comes back one by one.
-    await wait_true(lambda: max(fleet.started().values()) == 2, deadline_s=30)
+    await wait_true(lambda: max(fleet.started().values()) == 2)
     fleet.let_go()
-    await wait_true(lambda: fleet.ended(ids), deadline_s=30)
+    await wait_true(lambda: fleet.ended(ids))
     fleet.signal(zombie, signal.SIGCONT)
-    refused = await wait_true(lambda: fleet.history.of("fail", what="effect"), deadline_s=30)
+    refused = await wait_true(lambda: fleet.history.of("fail", what="effect"))
     assert {event.pid for event in refused} <= set(zombie.family())
     # What became of its batch is refused as well.
-    await wait_true(lambda: zombie.events("lease_lost"), deadline_s=30)
+    await wait_true(lambda: zombie.events("lease_lost"))
     await _require_one_effect_each(fleet, ids)
     assert not await fleet.leased()
 
@@ -66,10 +66,10 @@ async def test_a_worker_that_was_taken_for_dead_begins_anew(fleet, role):
     await fleet.expire_hosts()
     assert (await fleet.jobs.sweep()).jobs_returned == 5
     fleet.let_go()
-    await wait_true(lambda: zombie.events("lease_lost"), deadline_s=30)
-    await wait_true(lambda: len(zombie.events("host_registered")) == 2, deadline_s=30)
+    await wait_true(lambda: zombie.events("lease_lost"))
+    await wait_true(lambda: len(zombie.events("host_registered")) == 2)
     assert zombie.events("host_lost")
-    await wait_true(lambda: fleet.ended(ids), deadline_s=30)
+    await wait_true(lambda: fleet.ended(ids))
     await _require_one_effect_each(fleet, ids)
 
 
@@ -82,12 +82,12 @@ async def test_workers_killed_at_random_lose_and_double_nothing(fleet, role):
     for number in range(4):
         process = fleet.start(role, host=f"host-{number}")
         least = len(fleet.started()) + 20
-        await wait_true(lambda least=least: len(fleet.started()) >= least, deadline_s=30)
+        await wait_true(lambda least=least: len(fleet.started()) >= least)
         if number < 3:
             fleet.kill(process)
             await fleet.expire_hosts()
-            await wait_true(lambda: _is_swept(fleet), deadline_s=30)
-    await wait_true(lambda: fleet.history.of("end", what="told"), deadline_s=60)
+            await wait_true(lambda: _is_swept(fleet))
+    await wait_true(lambda: fleet.history.of("end", what="told"))
     [told] = fleet.history.of("start", what="told")
     assert (told.facts["done"], told.facts["failed"], told.facts["quarantined"]) == (200, 0, 0)
     assert set(fleet.history.told("end", "noted", "key")) == {f"{n}" for n in range(200)}
@@ -101,7 +101,7 @@ async def _hold(fleet, role, **env):
     await fleet.begin_effects()
     ids = await fleet.enqueue([NewJob(queue="gated", payload={})] * 5)
     fleet.start(role, **{**UNHURRIED, **env})
-    await wait_true(lambda: len(fleet.started()) == 5, deadline_s=30)
+    await wait_true(lambda: len(fleet.started()) == 5)
     return ids
 
 

@@ -129,7 +129,7 @@ async def _enqueue_groups(storm, stop, chance):
 
 async def _post(storm, stop, chance):
     """One request after the other over HTTP."""
-    async with httpx.AsyncClient(base_url=f"http://{storm.address}", timeout=10) as client:
+    async with httpx.AsyncClient(base_url=f"http://{storm.address}", timeout=60) as client:
         number = 0
         while not stop.is_set():
             number += 1

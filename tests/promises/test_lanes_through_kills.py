@@ -56,7 +56,7 @@ async def test_a_grant_that_arrives_late_starts_nothing(fleet, database_url, rol
     with ChaosProxy(database_url) as proxy:
         slow = fleet.start(role, url=proxy.url, **PATIENT)
         quick = fleet.start(role, host="another")
-        await wait_true(lambda: fleet.has_hosts(2), deadline_s=30)
+        await wait_true(lambda: fleet.has_hosts(2))
         for process in (slow, quick):
             fleet.signal(process, signal.SIGSTOP)
         claims = [(b"penstock.claim_lanes", about) for about in await _claim_arguments(fleet)]
@@ -69,7 +69,7 @@ async def test_a_grant_that_arrives_late_starts_nothing(fleet, database_url, rol
         assert any(hold.fired for hold in holds)
         for hold in holds:
             proxy.release(hold)
-        await wait_true(lambda: fleet.ended(ids), deadline_s=30)
+        await wait_true(lambda: fleet.ended(ids))
     assert over_limit(fleet.history, starts_max=STARTS_MAX, window_s=WINDOW_S) == []
     assert set(fleet.started().values()) == {1}
     assert fleet.findings() == []
@@ -91,7 +91,7 @@ async def _storm(fleet, role, *, jobs_a_lane, faults, pause_s_max):
             "laned", lane, starts_max=STARTS_MAX, window_s=WINDOW_S, concurrency=CONCURRENCY
         )
     workers = [_Worker(fleet, role, f"host-{number}") for number in range(WORKERS)]
-    await wait_true(lambda: fleet.has_hosts(WORKERS), deadline_s=30)
+    await wait_true(lambda: fleet.has_hosts(WORKERS))
     jobs = [
         NewJob(queue="laned", lane=lane, payload={"hold_s": chance.uniform(0, 0.2)})
         for _ in range(jobs_a_lane)

@@ -74,15 +74,15 @@ async def test_a_handlers_open_transaction_holds_up_no_renewal(fleet, role):
     await fleet.begin_effects()
     [held] = await fleet.enqueue([NewJob(queue="locking", payload={})])
     process = fleet.start(role)
-    await wait_true(lambda: fleet.history.of("locked"), deadline_s=30)
+    await wait_true(lambda: fleet.history.of("locked"))
     ends_s = time.monotonic() + 2 * LEASE_S
     while time.monotonic() < ends_s:
         others = await fleet.enqueue([NewJob(queue="noted", payload={})] * 5)
-        await wait_true(lambda others=others: fleet.ended(others), deadline_s=10)
+        await wait_true(lambda others=others: fleet.ended(others))
     assert (await fleet.jobs.job(held)).state is JobState.LEASED
     assert process.events("host_lost") == []
     fleet.let_go()
-    await wait_true(lambda: fleet.ended([held]), deadline_s=20)
+    await wait_true(lambda: fleet.ended([held]))
     assert set(fleet.started().values()) == {1}
     assert await fleet.effects() == [held]
     assert fleet.findings() == []
@@ -94,18 +94,18 @@ async def test_a_stopped_process_delays_only_the_lease_that_it_locked(fleet, rol
     [held] = await fleet.enqueue([NewJob(queue="locking", payload={})])
     others = await fleet.enqueue([NewJob(queue="gated", payload={})] * 5)
     stopped = fleet.start(role, **UNHURRIED)
-    await wait_true(lambda: fleet.history.of("locked") and len(fleet.started()) == 6, deadline_s=30)
+    await wait_true(lambda: fleet.history.of("locked") and len(fleet.started()) == 6)
     fleet.signal(stopped, signal.SIGSTOP)
     fleet.note_lost(stopped)
     await fleet.expire_hosts()
     assert (await fleet.jobs.sweep()).jobs_returned == 5
     fleet.let_go()
     fleet.start(role, host="heir", **UNHURRIED)
-    await wait_true(lambda: fleet.ended(others), deadline_s=30)
+    await wait_true(lambda: fleet.ended(others))
     assert (await fleet.jobs.job(held)).state is JobState.LEASED
     # With its process its transaction ends.
     fleet.kill(stopped)
-    await wait_true(lambda: fleet.ended([held]), deadline_s=30)
+    await wait_true(lambda: fleet.ended([held]))
     assert await fleet.effects() == [held, *others]
     assert overlapping(fleet.history) == []
     assert fleet.findings() == []
@@ -121,15 +121,15 @@ async def test_a_transaction_that_adds_to_a_group_holds_up_its_members_alone(fle
         member = NewJob(queue="noted", payload={})
         members = await fleet.jobs.enqueue_many([member] * 5, group=group)
         members += await fleet.jobs.enqueue_many([member], group=group, tx=tx)
-        await wait_true(lambda: len(fleet.started()) == 5, deadline_s=30)
+        await wait_true(lambda: len(fleet.started()) == 5)
         for number in range(3):
             # With a key a job is settled by the statement that settles members.
             other = await fleet.enqueue(
                 [NewJob(queue="noted", payload={}, unique=f"{number}-{n}") for n in range(5)]
             )
-            await wait_true(lambda other=other: fleet.ended(other), deadline_s=8)
+            await wait_true(lambda other=other: fleet.ended(other))
         assert await fleet.leased() == 5, "their group is locked"
-    await wait_true(lambda: fleet.history.of("end", what="told"), deadline_s=30)
+    await wait_true(lambda: fleet.history.of("end", what="told"))
     [told] = fleet.history.of("start", what="told")
     assert told.facts["done"] == len(members)
     assert set(fleet.started().values()) == {1}
@@ -180,7 +180,7 @@ async def test_a_host_that_stands_still_before_it_reads_its_claim_holds_nothing(
             await service.sweep()
             return (await claim()).leases
 
-        [lease] = await wait_true(swept_and_claimed, deadline_s=10)
+        [lease] = await wait_true(swept_and_claimed)
         assert sorted(lease.ids) == ids
     finally:
         process.kill()

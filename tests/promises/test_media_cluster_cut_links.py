@@ -150,7 +150,7 @@ async def test_a_node_whose_link_goes_down_is_gone_around_and_comes_back(cluster
         run("ip", "link", "set", gone.link, "down")
         await traffic.wait_reads(300)
         assert traffic.faults == []
-        assert traffic.slowest_s < 5
+        assert traffic.slowest_s < 15
         run("ip", "link", "set", gone.link, "up")
         await cluster.wait_routing()
         traffic.through = cluster.nodes
@@ -176,4 +176,4 @@ async def test_two_nodes_that_do_not_reach_each_other_still_serve_everything(clu
         await cluster.wait_routing()
         await traffic.wait_reads(50)
     assert traffic.faults == []
-    assert traffic.slowest_s < 5
+    assert traffic.slowest_s < 15

@@ -167,7 +167,7 @@ async def test_a_node_killed_under_traffic_costs_nobody_a_byte(cluster):
         dead.kill()
         await traffic.wait_reads(200)
         assert traffic.faults == []
-        assert traffic.slowest_s < 5
+        assert traffic.slowest_s < 15
         # What only the dead node kept besides one of the two left was asked of that one, not of the origin.
         assert not cluster.bucket.reads
         dead.start()
@@ -197,10 +197,10 @@ async def test_a_frozen_node_is_gone_around_within_seconds(cluster):
         began_s = time.monotonic()
         answers = await asyncio.gather(*(cluster.get(asker, key) for key in theirs))
         assert [answer.content for answer in answers] == [content(key) for key in theirs]
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 15
         again_s = time.monotonic()
         assert (await cluster.get(asker, theirs[0])).content == content(theirs[0])
-        assert time.monotonic() - again_s < 1, "and asked no more"
+        assert time.monotonic() - again_s < 3, "and asked no more"
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)

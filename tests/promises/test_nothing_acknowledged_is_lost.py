@@ -86,9 +86,9 @@ def test_jobs_and_photos_survive_kill_9_of_all(site, origin):
     second = site.up()
     state = site.call("GET", f"/v1/jobs/{job_id}").json()
     assert state["state"] == "scheduled"
-    served = httpx.get(f"{site.told['media']}/m/{key}", headers={"Range": "bytes=0-99"}, timeout=10)
+    served = httpx.get(f"{site.told['media']}/m/{key}", headers={"Range": "bytes=0-99"}, timeout=60)
     assert (served.status_code, served.content) == (206, photo(3)[:100])
-    whole = httpx.get(f"{site.told['media']}/m/{key}", timeout=10).content
+    whole = httpx.get(f"{site.told['media']}/m/{key}", timeout=60).content
     assert hashlib.sha256(whole).hexdigest() in key
     assert len(asked) == 6, "nothing is downloaded twice"
 

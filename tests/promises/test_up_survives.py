@@ -91,7 +91,7 @@ def test_a_port_that_is_taken_is_told_and_nothing_stays_behind(site):
         settings = site.folder / "penstock.toml"
         settings.write_text(settings.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}", 1))
         process = PenstockProcess(["up"], folder=site.folder)
-        wait_until(lambda: len(process.family()) > 3, what="it starts", deadline_s=20)
+        wait_until(lambda: len(process.family()) > 3, what="it starts")
         family = process.family()
         assert process.wait_exit() == 5
     assert f"127.0.0.1:{port} is taken" in process.err

@@ -75,4 +75,4 @@ async def _kill(counted, running_engines, database_url, tmp_path, *, kills):
 
 async def _ended(process):
     """The exit code, while clients go on."""
-    return await asyncio.to_thread(process.wait_exit, deadline_s=60)
+    return await asyncio.to_thread(process.wait_exit)

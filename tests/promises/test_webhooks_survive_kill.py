@@ -55,7 +55,7 @@ def test_a_sender_killed_after_its_message_was_taken_sends_it_again(site, receiv
     def is_at_the_end() -> bool:
         return site.call("GET", "/v1/fetch/customers/shop/webhook").json()["taken_seq"] == 8
 
-    wait_until(is_at_the_end, what="all eight results are taken", deadline_s=60)
+    wait_until(is_at_the_end, what="all eight results are taken")
     assert set(told) == set(range(1, 9))
     assert told.count(first[0]) >= 2
     again = told[len(first) :]

@@ -94,7 +94,7 @@ async def write(words):
             try:
                 await writer.write()
             except Unavailable:
-                await wait_true(lambda: _is_back(feed), deadline_s=60, what="PostgreSQL is back")
+                await wait_true(lambda: _is_back(feed), what="PostgreSQL is back")
 
     await asyncio.gather(*[write_on(number) for number in range(4)])
 

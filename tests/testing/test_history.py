@@ -108,7 +108,7 @@ def test_what_several_processes_noted_survives_their_kill_and_is_merged_by_time(
     for process, file in zip(processes, told, strict=True):
         wait_until(lambda file=file: len(file.read_text().split("\n")) > 50, what="it counts")
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
     history = read_history(folder)
     moments = [event.at_ns for event in history.events]
     assert moments == sorted(moments)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 Answer = TypeVar("Answer")
 
 
-def wait_until(ask: Callable[[], Answer | None], *, what: str, deadline_s: float = 30) -> Answer:
+def wait_until(ask: Callable[[], Answer | None], *, what: str, deadline_s: float = 60) -> Answer:
     """Ask again until the answer is true. Raises: AssertionError naming `what` after the deadline."""
     ends_s = time.monotonic() + deadline_s
     while True:
@@ -117,7 +117,7 @@ class PenstockProcess:
 
         return wait_until(ask, what=f"{text!r} printed", deadline_s=deadline_s)
 
-    def wait_exit(self, *, deadline_s: float = 40) -> int:
+    def wait_exit(self, *, deadline_s: float = 60) -> int:
         """Wait for its end; returns the exit code."""
         return self._process.wait(deadline_s)
 

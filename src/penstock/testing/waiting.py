@@ -10,7 +10,7 @@ from typing import Any
 
 
 async def wait_true(
-    ask: Callable[[], Any | Awaitable[Any]], *, what: str = "", deadline_s: float = 20
+    ask: Callable[[], Any | Awaitable[Any]], *, what: str = "", deadline_s: float = 60
 ) -> Any:
     """Ask (a plain or an async function) again until the answer is true; return it.
 

@@ -80,7 +80,7 @@ async def wait_entered(blobs, address: str) -> None:
         entered = (await Roster(blobs).read()).member("n1")
         return entered is not None and entered.address == address
 
-    await wait_true(is_entered, what=f"n1 is entered at {address}", deadline_s=15)
+    await wait_true(is_entered, what=f"n1 is entered at {address}")
 
 
 def told(capfd) -> list[str]:
@@ -104,7 +104,7 @@ async def test_a_name_goes_on_from_a_dead_node_and_not_from_one_that_answers(
     async with running(blobs, tmp_path / "first") as first:
         await wait_entered(blobs, first)
         async with running(blobs, tmp_path / "second") as second:
-            await wait_true(are_both_told, what="both nodes tell it", deadline_s=15)
+            await wait_true(are_both_told, what="both nodes tell it")
             assert any(first in why and second in why for why in reasons)
             assert "a node with this node's name asks it" in reasons
             await wait_entered(blobs, first)
