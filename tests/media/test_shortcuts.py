@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 
 import pytest
-from raw_clients import Answer, Client
+from raw_clients import Answer, Client, pause
 
 from penstock.engines.blobs import Blobs
+from penstock.kernel.secrets import derive_key
 from penstock.media import signing
+from penstock.media.cluster.hop import KEY_USE, HopSigner, Told, covered_text
 from penstock.media.cluster.purge import Purges
 from penstock.media.model import BLOCK_BYTES
 from penstock.media.service.traces import Traces
@@ -132,6 +135,34 @@ async def test_what_a_socket_does_not_take_at_once_follows(node):
         assert ((await client.ask(KEY, Range="bytes=5-")).body == DATA[5:]) is True
 
 
+async def test_small_answers_that_a_full_socket_takes_in_part_follow(node):
+    """One head at a time while nothing is read: at some answer the socket is full in the midst of it."""
+    client = await connect(node)
+    for _ in range(SEEN):
+        await client.ask(KEY, Range="bytes=0-9")
+    client.drop()
+    with socket.create_connection(("127.0.0.1", node.port)) as slow:
+        spans = [(n * 10_007, n * 10_007 + 30_000) for n in range(30)]
+        for first, last in spans:
+            head = (
+                f"GET /m/{KEY} HTTP/1.1\r\nHost: media.test\r\nRange: bytes={first}-{last}\r\n\r\n"
+            )
+            slow.sendall(head.encode())
+            await pause(0.005)
+        answers = slow.makefile("rb")
+        for first, last in spans:
+            assert (await asyncio.to_thread(read_body, answers) == DATA[first : last + 1]) is True
+
+
+def read_body(answers) -> bytes:
+    """The body of the next answer."""
+    length = 0
+    while (line := answers.readline()) not in (b"\r\n", b""):
+        name, _, value = line.partition(b": ")
+        length = int(value) if name == b"Content-Length" else length
+    return answers.read(length)
+
+
 async def test_every_answer_is_counted(blobs, tmp_path):
     settings = {"blobs_url": blobs.folder.as_uri(), "media_workers": "1"}
     async with whole_node(tmp_path, media_disks=f"{tmp_path}/disk:32MiB", **settings) as node:
@@ -207,3 +238,38 @@ async def test_a_watch_sees_heads_that_were_seen_before(node, blobs):
         return "request_traced" in node.process.err
 
     await wait_true(is_logged, what="a line of the request")
+
+
+async def test_a_hop_s_head_is_proven_each_time_however_often_it_was_seen(blobs, tmp_path):
+    """A node that asks this one gets the same answers, with a proof of its own each; no proof counts twice."""
+    signer = HopSigner([derive_key(SECRET, KEY_USE)], "a")
+    line = signer.line()
+    settings = {"blobs_url": blobs.folder.as_uri(), "media_workers": "1", "media_node": "b"}
+    async with whole_node(tmp_path, media_disks=f"{tmp_path}/disk:32MiB", **settings) as node:
+        client = await connect(node)
+        etag = (await client.ask(KEY, Range="bytes=0-9")).fields["etag"]
+
+        async def ask(span: str, *, if_match: str = etag, to: str = "b", generation: int = 0):
+            covered = covered_text("GET", f"/m/{KEY}", span, if_match)
+            value, mac = line.sign(to, covered, generation)
+            head = f"GET /m/{KEY} HTTP/1.1\r\nHost: b\r\nIf-Match: {if_match}\r\nRange: {span}\r\n"
+            data = f"{head}X-Penstock-Hop: {value}\r\n\r\n".encode()
+            client.send(data)
+            return data, mac, await client.answer()
+
+        for n in range(3 * SEEN):
+            first, last = n * 1000, n * 1000 + (70_000 if n % 2 else 5_000)
+            data, mac, answer = await ask(f"bytes={first}-{last}")
+            assert answer.status == 206
+            assert (answer.body == DATA[first : last + 1]) is True
+            told = Told(etag.strip('"'), first, last + 1 - first)
+            assert signer.is_proven(mac, answer.fields["x-penstock-reply"], told)
+            client.send(data)
+            assert (await client.answer()).status == 403
+        assert (await ask("bytes=0-9", to="c"))[2].status == 403
+        assert (await ask("bytes=0-9", generation=7))[2].status == 409
+        assert (await ask("bytes=0-9", if_match='"other"'))[2].status == 412
+        stolen = data.replace(f"/m/{KEY}".encode(), b"/m/other")
+        client.send(stolen)
+        assert (await client.answer()).status == 403
+        assert (await ask("bytes=0-9"))[2].body == DATA[:10]

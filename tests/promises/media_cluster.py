@@ -149,7 +149,9 @@ async def running_cluster(folder: Path, *, count: int = 3, keys: int = 12, **set
     members = Membership(version=1, members=tuple(node.member for node in nodes))
     bucket.objects[MEMBERSHIP.key] = msgspec.json.encode(members)
     limits = httpx.Limits(max_connections=100)
-    async with httpx.AsyncClient(timeout=20, limits=limits, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        timeout=20, limits=limits, trust_env=False, verify=False
+    ) as client:
         cluster = Cluster(bucket, nodes, client)
         for number in range(keys):
             cluster.put(f"tracks/{number}.mp3")

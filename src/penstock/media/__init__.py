@@ -24,7 +24,20 @@ http, cli    /v1/media/... and `penstock media ...`
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from penstock.media.model import MediaConfig, MediaObject
-from penstock.media.service import Media
+
+if TYPE_CHECKING:
+    from penstock.media.service import Media as Media
 
 __all__ = ["Media", "MediaConfig", "MediaObject"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the room on first use: whoever reads the configuration needs its settings alone."""
+    if name == "Media":
+        from penstock.media.service import Media
+
+        return Media
+    raise AttributeError(f"module 'penstock.media' has no attribute {name!r}")

@@ -39,13 +39,11 @@ REMEMBERED_MAX: Final = 4096
 REMEMBERED_BYTES_MAX: Final = 2048
 REMEMBERED_FIELDS_MAX: Final = 40
 RANGE_START: Final = b"\r\nRange: bytes="
+HOP_START: Final = b"\r\nX-Penstock-Hop: "
+HOP_LINE: Final = re.compile(rb"\r\nX-Penstock-Hop: ([\x21-\x7e]{1,400})(?=\r\n)")
 _CHANGING: Final = (
     ("range", RANGE_START, re.compile(rb"\r\nRange: (bytes=[0-9]{0,18}-[0-9]{0,18})(?=\r\n)")),
-    (
-        "x-penstock-hop",
-        b"\r\nX-Penstock-Hop: ",
-        re.compile(rb"\r\nX-Penstock-Hop: ([\x21-\x7e]{1,400})(?=\r\n)"),
-    ),
+    ("x-penstock-hop", HOP_START, HOP_LINE),
 )
 _PLAIN: Final = bytes({9, 10, 13, *range(32, 256)} - {127})
 _REQUEST_LINE: Final = re.compile(rb"[A-Z-]{1,32} [\x21-\x7e]+ HTTP/(\d\.\d)\r\n")

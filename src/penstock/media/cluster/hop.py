@@ -80,6 +80,15 @@ class Told(NamedTuple):
 NOTHING: Final = Told("", 0, 0)
 
 
+class Proven(NamedTuple):
+    """A hop whose field is right for its request; `HopGuard.accept` says whether it is new."""
+
+    hop: Hop
+    connection: str
+    counter: int
+    moment_s: float
+
+
 class HopSigner:
     """Signs the requests of one node; the first of `keys` signs. Pure but for the clock."""
 
@@ -140,6 +149,11 @@ class HopGuard:
         value = request.fields.get(HOP_FIELD)
         if value is None:
             return None
+        covered = covered_by(request.method, request.target, request.fields)
+        return self.accept(self.prove(value, covered))
+
+    def prove(self, value: str, covered: str) -> Proven:
+        """The hop of a field that vouches for `covered`, and nothing remembered of it. Raises: HopRefused."""
         text, _, mac = value.rpartition(";")
         parts = value.split(";")
         if (
@@ -149,15 +163,17 @@ class HopGuard:
         ):
             raise _refused("is malformed")
         key = self._keys.get(parts[1])
-        message = f"hop\n{text}\n{covered_by(request.method, request.target, request.fields)}"
+        message = f"hop\n{text}\n{covered}"
         if key is None or not key.verify(message.encode(), _unhex(mac)):
             raise _refused("is not signed with this cluster's secret")
         if parts[3] != self._name:
             raise _refused("is meant for another node")
-        self._require_new(parts[5], int(parts[6]), int(parts[4]) / 1000)
-        return Hop(parts[2], int(parts[7]), key, mac)
+        hop = Hop(parts[2], int(parts[7]), key, mac)
+        return Proven(hop, parts[5], int(parts[6]), int(parts[4]) / 1000)
 
-    def _require_new(self, connection: str, counter: int, moment_s: float) -> None:
+    def accept(self, proven: Proven) -> Hop:
+        """The hop, if it is of now and came for the first time. Raises: HopRefused."""
+        hop, connection, counter, moment_s = proven
         now_s = self._now_s()
         if abs(now_s - moment_s) > WINDOW_S:
             raise _refused(
@@ -168,6 +184,7 @@ class HopGuard:
         if counter <= last:
             raise _refused("came before")
         self._forget_old(now_s)
+        return hop
 
     def _forget_old(self, now_s: float) -> None:
         """What was last heard so long ago is refused for its moment; twice the window covers both clocks."""

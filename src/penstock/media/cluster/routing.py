@@ -31,7 +31,9 @@ from penstock.media.cluster.hop import (
     Head,
     Hop,
     HopGuard,
+    HopRefused,
     HopSigner,
+    Proven,
     Told,
     reply_of,
 )
@@ -156,6 +158,25 @@ class Router:
                     f"{key}: this node has not yet heard of its purge: ask again", retry_after_s=1
                 )
         return hop
+
+    def prove_hop(self, value: str, covered: str, key: str) -> Proven | None:
+        """The hop of a field that vouches for `covered`; None: it goes the way of `is_internal`, which remembers and tells."""
+        if self._guard is None:
+            return None
+        try:
+            proven = self._guard.prove(value, covered)
+        except HopRefused:
+            return None
+        is_known = proven.hop.generation <= self.generations.generation(key)
+        return proven if is_known and proven.hop.sender != self.name else None
+
+    def accept_hop(self, proven: Proven, told: Told) -> str | None:
+        """What the answer to a new hop proves itself with; None: `is_internal` refuses it."""
+        assert self._guard is not None, "who proved it had a guard"
+        try:
+            return reply_of(self._guard.accept(proven), told)
+        except HopRefused:
+            return None
 
     def reply_fields(
         self, hop: Hop, etag: str, start: int, length_bytes: int

@@ -45,7 +45,8 @@ class Known(NamedTuple):
     def is_good(self, generation: int) -> bool:
         """Whether it may be used for a request of that purge generation."""
         kept_s = IMMUTABLE_SHAPE_KEPT_S if self.shape.is_immutable else SHAPE_KEPT_S
-        return self.age_s < kept_s and self.generation >= generation
+        # Not `age_s`: a call less on the way of every request.
+        return time.monotonic() - self.seen_s < kept_s and self.generation >= generation
 
 
 class Shapes:

@@ -82,7 +82,7 @@ class Table:
     def find(self, key: BlockKey) -> Hit | None:
         """The frame with that key, proved or not."""
         memory, tag = self._memory, key.tag
-        number = self.set_of(key)
+        number = (key.place >> 16) % self.sets
         start = number * SET_BYTES
         end = start + TAGS_BYTES
         at = memory.find(tag, start, end)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -181,6 +182,14 @@ class Store:
     def is_in_memory(self, frame: Frame, offset: int, length: int) -> bool:
         """Whether that part of the frame's block can be sent without waiting for the disk."""
         return is_in_memory(frame.fd, frame.offset + offset, length)
+
+    def read_now(self, frame: Frame, offset: int, into: memoryview) -> bool:
+        """Copy that part of the frame's block, if it is in memory; else whatever `into` holds is of no use."""
+        try:
+            return os.preadv(frame.fd, (into,), frame.offset + offset, os.RWF_NOWAIT) == len(into)
+        except OSError:
+            # Also where it cannot be told; a fault shows when the frame is sent.
+            return False
 
     async def bring(self, key: BlockKey) -> None:
         """Read a block that is stored into memory, in a thread; whatever comes of it, find it again."""

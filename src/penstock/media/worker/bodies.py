@@ -20,6 +20,7 @@ import errno
 import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Final, Protocol
 
 from penstock.kernel.errors import PenstockError
@@ -147,8 +148,8 @@ class BlockBody:
 
     __slots__ = (
         "_ahead", "_asked", "_block_key", "_brought", "_fault", "_found", "_held", "_is_begun", "_is_blocked",
-        "_is_next_stored", "_key", "_losses", "_number", "_offset", "_origin", "_own", "_shape", "_store", "_told", "_wake",
-        "_was_stored", "_work", "left_bytes", "source",
+        "_is_next_stored", "_is_opening", "_key", "_losses", "_number", "_offset", "_origin", "_own", "_shape", "_store",
+        "_told", "_wake", "_wanted", "_was_stored", "_work", "left_bytes", "source",
     )  # fmt: skip
 
     def __init__(
@@ -179,6 +180,9 @@ class BlockBody:
         self._ahead: tuple[Coming, int] | None = None
         self._work: asyncio.Task[None] | None = None
         """The one thing waited for: a block of the source, or a cold frame's bytes."""
+        self._is_opening = False
+        self._wanted: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """What is to be waited for before the first byte: by whoever opens this, so no task of its own is made."""
         self._is_blocked = False
         self._asked = -1
         """The last block asked of the source."""
@@ -207,12 +211,19 @@ class BlockBody:
 
     def is_ready(self) -> bool:
         """Whether the first bytes can be sent in this turn; else they are waited for: see `wait_ready`."""
-        return self._held is not None or self._find() is not None
+        if self._held is not None:
+            return True
+        self._is_opening = True
+        try:
+            return self._find() is not None
+        finally:
+            self._is_opening = False
 
     async def wait_ready(self) -> None:
         """Wait for what `is_ready` asked for. Raises: StoreUnavailable, ObjectUnknown, SourceCut."""
-        if self._work is not None:
-            await asyncio.shield(self._work)
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None:
+            await wanted()
         if self._fault is not None:
             raise self._fault
 
@@ -269,7 +280,7 @@ class BlockBody:
         is_brought = mark == self._brought
         if not is_brought and not self._store.is_in_memory(frame, self._offset, count):
             if self._work is None:
-                self._wait_for(self._bring(mark))
+                self._wait_for(partial(self._bring, mark))
             self._is_blocked = True
             return None
         if not self._is_begun:
@@ -340,7 +351,7 @@ class BlockBody:
         self._asked = self._number
         self._was_stored = self._store is not None and self._store.holds(self._block_key)
         span = Span(self._offset, self._offset + self._wanted_bytes)
-        self._wait_for(self._fetch(self._number, span))
+        self._wait_for(partial(self._fetch, self._number, span))
 
     def _ask_ahead(self) -> None:
         """Where one block had to be waited for, the next is asked for while this one is sent."""
@@ -357,9 +368,12 @@ class BlockBody:
         coming = self._fetch(number, Span(0, min(BLOCK_BYTES, after)))
         self._work = asyncio.get_running_loop().create_task(coming)
 
-    def _wait_for(self, coming: Coroutine[Any, Any, None]) -> None:
+    def _wait_for(self, wanted: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._is_blocked = True
-        self._work = asyncio.get_running_loop().create_task(coming)
+        if self._is_opening:
+            self._wanted = wanted
+        else:
+            self._work = asyncio.get_running_loop().create_task(wanted())
 
     async def _bring(self, mark: Mark) -> None:
         assert self._store is not None
@@ -405,9 +419,11 @@ class BlockBody:
             self._held = coming, span.start
 
     def _come_back(self) -> None:
-        self._work = None
         self._is_blocked = False
-        self._wake()
+        # Without work of its own, who opens it waits and goes on by itself.
+        if self._work is not None:
+            self._work = None
+            self._wake()
 
 
 def is_in_memory(descriptor: int, offset: int) -> bool:

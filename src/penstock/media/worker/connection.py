@@ -74,6 +74,10 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
+# A member of an enumeration costs 0.2 us to get at (Python 3.11), and a request gets at ten.
+_READING, _OPENING, _SENDING, _LINGERING, _CLOSED = State
+
+
 class Connection:
     """One client's socket and where its answer stands."""
 
@@ -85,7 +89,7 @@ class Connection:
 
     def __init__(self, channel: Channel, host: Host) -> None:
         self.fd = channel.fd
-        self.state = State.READING
+        self.state = _READING
         self.is_queued = False
         self.deadline_s, self.bucket = 0.0, 0
         self._channel = channel
@@ -105,7 +109,7 @@ class Connection:
     def on_event(self, mask: int) -> None:
         """The socket became ready for more, or is gone."""
         self._channel.is_drained = False
-        if mask & _GONE and self.state is State.LINGERING:
+        if mask & _GONE and self.state is _LINGERING:
             # Both sides are shut, while the answer's end may still be in the kernel: no reset here.
             self.close()
         elif mask & _GONE:
@@ -116,14 +120,14 @@ class Connection:
     def advance(self) -> None:
         """Go as far as the socket, the source and this turn's share allow."""
         share_bytes = TURN_BYTES
-        while self.state is not State.CLOSED and self.state is not State.OPENING:
+        while (state := self.state) is not _CLOSED and state is not _OPENING:
             if share_bytes <= 0:
                 self._host.take_turn_later(self)
                 return
-            if self.state is State.SENDING:
+            if state is _SENDING:
                 moved = self._send(share_bytes)
             else:
-                moved = self._read() if self.state is State.READING else self._linger()
+                moved = self._read() if state is _READING else self._linger()
             if moved is None:
                 return
             share_bytes -= moved
@@ -136,26 +140,26 @@ class Connection:
 
     def expire(self) -> None:
         """The deadline of this state has come."""
-        if self.state is State.SENDING:
+        if self.state is _SENDING:
             self._require_progress()
-        elif self.state is State.READING and self._heads.begun:
+        elif self.state is _READING and self._heads.begun:
             self.refuse(HeadTimeout("the request's head was not complete in time"))
             self.advance()
-        elif self.state is State.OPENING:
+        elif self.state is _OPENING:
             self.cut("source")
         else:
             self.close()
 
     def stop(self) -> None:
         """Take no further request; an answer under way goes on."""
-        if self.state is State.READING and not self._heads.begun:
+        if self.state is _READING and not self._heads.begun:
             self.close()
 
     def cut(self, reason: str) -> None:
         """Reset the connection; counted when an answer was under way."""
-        if self.state is State.CLOSED:
+        if self.state is _CLOSED:
             return
-        if self.state in (State.SENDING, State.OPENING):
+        if self.state in (_SENDING, _OPENING):
             bound(CUTS, "media_cuts_total", reason=reason).inc()
             self._end_exchange(reason)
         self._forget()
@@ -163,12 +167,12 @@ class Connection:
 
     def close(self) -> None:
         """Give everything back; safe to call again."""
-        if self.state is not State.CLOSED:
+        if self.state is not _CLOSED:
             self._forget()
             self._channel.close()
 
     def _forget(self) -> None:
-        self.state = State.CLOSED
+        self.state = _CLOSED
         if self._opening is not None:
             self._opening.cancel()
         self._drop_bodies()
@@ -178,7 +182,8 @@ class Connection:
 
     def _read(self) -> int | None:
         """Take the next request and begin its answer, or receive more; None: wait for the socket."""
-        if self._heads.begun:
+        is_begun = self._heads.begun
+        if is_begun:
             if self._take():
                 return REQUEST_COST_BYTES
             # The first head's deadline runs from the accept, and no byte of any head moves it.
@@ -188,8 +193,8 @@ class Connection:
         data = self._receive()
         if data is None:
             return None
-        if not self._heads.begun and (moved := self._answer_shortly(data)):
-            is_over = self.state is State.READING and self._channel.is_drained
+        if not is_begun and (moved := self._answer_shortly(data)):
+            is_over = self.state is _READING and self._channel.is_drained
             return None if is_over else moved
         self._heads.feed(data)
         return len(data)
@@ -216,7 +221,7 @@ class Connection:
         try:
             begun = host.shortcuts.answer(data, self._channel, wake=self._wake)
         except OSError:
-            self.state = State.SENDING
+            self.state = _SENDING
             self.cut("client")
             return REQUEST_COST_BYTES
         if begun is None:
@@ -226,7 +231,7 @@ class Connection:
             self._is_head_due = False
             host.watch(self, host.config.idle_timeout_s)
         else:
-            self.state, self._keeps_alive = State.SENDING, True
+            self.state, self._keeps_alive = _SENDING, True
             self._out, self._bodies = begun.out or _NOTHING, [begun.body]
             host.watch(self, host.config.send_timeout_s)
         return REQUEST_COST_BYTES + begun.moved_bytes
@@ -274,7 +279,7 @@ class Connection:
                 self._open_later(request, exchange, opening)
 
     def _open_later(self, request: Request, exchange: Exchange, opening: Opening) -> None:
-        self.state = State.OPENING
+        self.state = _OPENING
         self._host.watch(self, 3 * self._host.config.origin_timeout_s)
         coming = self._open(request, exchange, opening)
         self._opening = asyncio.get_running_loop().create_task(coming)
@@ -353,7 +358,7 @@ class Connection:
         _ANSWERED[status].inc()
         assert self._exchange is not None, "an answer belongs to a request"
         self._exchange.begin_sending(status, self._sent_bytes)
-        self.state = State.SENDING
+        self.state = _SENDING
         self._out = memoryview(data)
         self._keeps_alive = keeps_alive
         self._host.watch(self, self._host.config.send_timeout_s)
@@ -421,11 +426,11 @@ class Connection:
         self._end_exchange("done")
         self._pace = None
         if self._keeps_alive and not self._host.is_stopping:
-            self.state = State.READING
+            self.state = _READING
             self._is_head_due = False
             self._host.watch(self, self._host.config.idle_timeout_s)
             return
-        self.state = State.LINGERING
+        self.state = _LINGERING
         self._host.watch(self, LINGER_S)
         try:
             self._channel.end()

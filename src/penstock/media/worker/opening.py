@@ -157,6 +157,7 @@ class Opening:
             body = BlockBody(
                 self._source, self._admitted.key, shape,
                 start=decision.start, length_bytes=decision.length_bytes, wake=self._wake,
+                told=self._told,
             )  # fmt: skip
             answer.bodies.append(body)
         return answer

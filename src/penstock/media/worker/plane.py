@@ -19,6 +19,7 @@ from penstock.media.cluster import Cluster, Generations, Hop
 from penstock.media.cluster.documents import is_reserved
 from penstock.media.cluster.hop import KEY_USE
 from penstock.media.cluster.polling import Polled
+from penstock.media.cluster.routing import Router
 from penstock.media.hottest import ASKED
 from penstock.media.id3 import OwnTags
 from penstock.media.model import ObjectUnknown, Shape
@@ -81,6 +82,11 @@ class Plane:
     def is_kept_here(self, key: str) -> bool:
         """Whether this node is one of those that `placement` names for `key`."""
         return self._cluster is None or self._cluster.router.is_kept_here(key)
+
+    @property
+    def router(self) -> Router | None:
+        """Who has which key, and how the nodes that ask prove themselves; None without a cluster."""
+        return self._cluster.router if self._cluster is not None else None
 
     def admit(self, request: Request, channel: Channel | None) -> Admitted:
         """Judge hop or signature, then the key; without `channel`, as whoever asks from anywhere.

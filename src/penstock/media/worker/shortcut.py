@@ -3,10 +3,13 @@
 What is decided of a request follows from its head, and the heads of one player differ in the numbers of their Range alone.
 So what a head means is kept as a `Way` when it comes for the second time, without that line. Looked at each time is what may
 change: that the grant holds, that this node still keeps the key, that the object's shape is known and young, that the
-block stands in a frame of this turn and in memory. Whatever is not the plain case - conditions, hops, traces, tags,
-rates, a bound address, a cold or a missing block - goes the long way, which decides anew.
+block stands in a frame of this turn and in memory. Whatever is not the plain case - conditions, traces, tags, rates, a bound
+address, a cold or a missing block - goes the long way, which decides anew. The heads of a node that asks this one differ
+in their proof of the hop as well: it is compared first, and told used up only when the answer is sure to begin.
 
-An answer that the socket takes whole is over within one call; else a body goes on where this one stopped.
+An answer that the socket takes whole is over within one call; else a body goes on where this one stopped. Up to
+JOINED_BYTES are copied and leave with their head in one call: the read is the look whether they are in memory as well, so
+three calls of the kernel do what five do with sendfile, which pays for longer spans alone.
 """
 
 from __future__ import annotations
@@ -15,14 +18,16 @@ import errno
 import re
 import time
 from collections.abc import Callable
+from time import monotonic
 from typing import Final, NamedTuple
 
 from penstock.kernel.errors import PenstockError
 from penstock.media import answers
+from penstock.media.cluster.hop import HOP_FIELD, Proven, Told, covered_text
 from penstock.media.hottest import ASKED
 from penstock.media.model import BLOCK_BYTES, Shape
-from penstock.media.requests import RANGE_START, Request, remembered
-from penstock.media.signing import Grant
+from penstock.media.requests import HOP_LINE, HOP_START, RANGE_START, Request, key_of, remembered
+from penstock.media.signing import OPEN, Grant
 from penstock.media.sources import StoreSource
 from penstock.media.store import Frame
 from penstock.media.worker.bodies import BlockBody
@@ -32,19 +37,32 @@ from penstock.media.worker.stages import StageClock, StageSampler
 from penstock.media.worker.tally import Tally
 
 WAYS_MAX: Final = 4096
+JOINED_BYTES: Final = 32 * 1024
 _LINE: Final = re.compile(rb"\r\nRange: bytes=([0-9]{1,18})-([0-9]{0,18})(?=\r\n)")
-_SPAN: Final = b"Content-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\n\r\n"
-_WHOLE: Final = b"Content-Length: %d\r\n\r\n"
-_CONDITIONS: Final = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")  # fmt: skip
+_RANGE_NAME: Final = "\r\nRange: "
+_SPAN: Final = b"Content-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\n"
+_WHOLE: Final = b"Content-Length: %d\r\n"
+_NOTHING: Final = memoryview(b"")
+_HOP_OTHERS: Final = (HOP_FIELD, "traceparent", "baggage")
+_CONDITIONS: Final = ("if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
 
 
 class Way:
-    """What one head means, its Range left out, and the lines of an answer that stay the same for a second."""
+    """What one head means, its Range left out, and the lines of an answer that stay the same for a second.
 
-    __slots__ = ("_grant", "_made_s", "_starts", "expires_at", "key", "placement", "shape")
+    Of a hop's head also its proof; `target` and `if_match` are what such a proof covers.
+    """
 
-    def __init__(self, key: str, grant: Grant, placement: object) -> None:
+    __slots__ = (
+        "_grant", "_made_s", "_starts", "expires_at", "if_match", "key", "placement", "shape", "target",
+    )  # fmt: skip
+
+    def __init__(
+        self, key: str, grant: Grant, placement: object, *, target: str = "", if_match: str = ""
+    ) -> None:
         self.key = key
+        self.target = target
+        self.if_match = if_match
         self.expires_at = grant.expires_at
         self.placement = placement
         self.shape: Shape | None = None
@@ -71,7 +89,7 @@ class Way:
 
 
 class _Found(NamedTuple):
-    """An answer that can go out now: its head, its span, and the frame that the span begins in."""
+    """An answer that can go out now: its head, its span, the frame that the span begins in, and its first bytes if they are few."""
 
     way: Way
     shape: Shape
@@ -80,6 +98,10 @@ class _Found(NamedTuple):
     start: int
     length_bytes: int
     frame: Frame
+    first_bytes: memoryview
+
+
+_Asked = tuple[Way, re.Match[bytes] | None, Proven | None]
 
 
 class Begun(NamedTuple):
@@ -100,94 +122,135 @@ class Shortcuts:
         *,
         sampler: StageSampler,
         tally: Tally,
-        now_s: Callable[[], float],
     ) -> None:
         self._plane = plane
         self._sampler = sampler
         self._tally = tally
-        self._now_s = now_s
         self._own = own
         self._store = own.store
         self._ways: dict[bytes, Way | None] = {}
+        self._hop_ways: dict[bytes, Way | None] = {}
+        self._joined = memoryview(bytearray(JOINED_BYTES))
+        """Of one answer at a time: nothing of it is kept after the call."""
 
     def answer(self, data: bytes, channel: Channel, *, wake: Callable[[], None]) -> Begun | None:
         """Begin the answer to `data`, if that is one head that was understood before and its first bytes are at hand.
 
         None: nothing was done, it goes the long way. Call it within a turn. Raises: OSError (the client is gone).
         """
-        began_s = self._now_s()
+        began_s = monotonic()
         found = self._find(data)
         if found is None:
             return None
-        clock = StageClock(self._now_s, began_s) if self._sampler.is_next() else None
+        clock = StageClock(monotonic, began_s) if self._sampler.is_next() else None
         if clock is not None:
             clock.mark("find")
-        sent = _send(channel, found.head)
-        self._tally.note_answer(found.status, self._now_s() - began_s)
-        ASKED.note(found.way.key)
+        way, _shape, status, head, _start, length_bytes, _frame, first_bytes = found
+        sent = _send(channel, head, first_bytes)
+        self._tally.note_answer(status, monotonic() - began_s)
+        if not way.target:
+            ASKED.note(way.key)
         if clock is not None:
             clock.mark("send")
             clock.observe()
-        moved = self._send_frame(channel, found) if sent == len(found.head) else 0
-        if moved:
+        moved = sent - len(head)
+        if not moved:
+            moved = self._send_frame(channel, found)
+            sent += moved
+        if moved > 0:
             self._tally.note_hit(moved)
-        out = memoryview(found.head)[sent:]
-        return Begun(sent + moved, out, self._rest(found, moved, wake))
+        if moved == length_bytes:
+            return tuple.__new__(Begun, (sent, _NOTHING, None))
+        return Begun(sent, memoryview(head)[sent:], self._rest(found, max(moved, 0), wake))
 
     def _find(self, data: bytes) -> _Found | None:
-        at = data.find(RANGE_START)
-        line = None
-        head = data
-        if at >= 0:
-            line = _LINE.match(data, at)
-            if line is None:
-                return None
-            head = data[:at] + data[line.end() :]
-        way = self._ways.get(head)
-        if way is None:
-            way = self._learn(head)
-            if way is None:
-                return None
-        shape = self._good_shape(way)
-        if shape is None:
+        at = data.find(HOP_START)
+        asked = self._asked(data, self._ways) if at < 0 else self._asked_by_hop(data, at)
+        if asked is None:
+            return None
+        way, line, proven = asked
+        now_s = time.time()
+        shape = self._good_shape(way, now_s)
+        if shape is None or (way.if_match and way.if_match != f'"{shape.etag}"'):
             return None
         start, end = 0, shape.size_bytes
         if line is not None:
             first, last = line.groups()
             start, end = int(first), min(end, int(last) + 1) if last else end
-        if start >= end:
-            return None
-        frame = self._frame(way.key, shape, start, end)
-        if frame is None:
+        at_hand = self._at_hand(way.key, shape, start, end) if start < end else None
+        if at_hand is None:
             return None
         status = 206 if line is not None else 200
-        steady = way.start_of(status, shape, int(time.time()))
+        steady = way.start_of(status, shape, int(now_s))
         if line is not None:
             span = _SPAN % (end - start, start, end - 1, shape.size_bytes)
         else:
             span = _WHOLE % shape.size_bytes
-        return _Found(way, shape, status, steady + span, start, end - start, frame)
+        reply = b"\r\n"
+        if proven is not None:
+            reply = self._reply(proven, Told(shape.etag, start, end - start))
+            if not reply:
+                return None
+        found = way, shape, status, steady + span + reply, start, end - start, *at_hand
+        # Half the time of _Found(...), on the way of every request.
+        return tuple.__new__(_Found, found)
 
-    def _good_shape(self, way: Way) -> Shape | None:
+    def _asked(self, head: bytes, ways: dict[bytes, Way | None]) -> _Asked | None:
+        """The way of a head, and its Range line."""
+        at = head.find(RANGE_START)
+        line = None
+        if at >= 0:
+            line = _LINE.match(head, at)
+            if line is None:
+                return None
+            head = head[:at] + head[line.end() :]
+        way = ways.get(head)
+        if way is None:
+            way = self._learn(head, ways)
+        return (way, line, None) if way is not None else None
+
+    def _asked_by_hop(self, head: bytes, at: int) -> _Asked | None:
+        """The same of a head with a hop's line at `at`, and the hop that it proves; None: the long way says why not."""
+        proof = HOP_LINE.match(head, at)
+        router = self._plane.router
+        if proof is None or router is None:
+            return None
+        asked = self._asked(head[:at] + head[proof.end() :], self._hop_ways)
+        if asked is None:
+            return None
+        way, line, _ = asked
+        span = line[0].decode("ascii").removeprefix(_RANGE_NAME) if line is not None else ""
+        covered = covered_text("GET", way.target, span, way.if_match)
+        proven = router.prove_hop(proof[1].decode("ascii"), covered, way.key)
+        return (way, line, proven) if proven is not None else None
+
+    def _good_shape(self, way: Way, now_s: float) -> Shape | None:
         """The object's shape, as long as its way leads here."""
-        if way.expires_at is not None and time.time() >= way.expires_at:
+        if way.expires_at is not None and now_s >= way.expires_at:
             return None
         plane = self._plane
         if way.placement is not plane.placement:
             self._ways.clear()
+            self._hop_ways.clear()
             return None
         if plane.traces is not None and plane.traces.is_on:
             return None
         return self._store.known_shape(way.key)
 
-    def _frame(self, key: str, shape: Shape, start: int, end: int) -> Frame | None:
-        """The frame that the span begins in, its bytes in memory."""
+    def _at_hand(
+        self, key: str, shape: Shape, start: int, end: int
+    ) -> tuple[Frame, memoryview] | None:
+        """The frame that the span begins in, its bytes in memory; few bytes are read at once."""
+        store = self._store
         number, offset = divmod(start, BLOCK_BYTES)
-        frame = self._store.find(self._store.key(key, shape, number))
+        frame = store.find(store.key(key, shape, number))
         count = min(end - start, BLOCK_BYTES - offset)
         if frame is None or frame.length < offset + count:
             return None
-        return frame if self._store.is_in_memory(frame, offset, count) else None
+        if count <= JOINED_BYTES:
+            joined = self._joined[:count]
+            return (frame, joined) if store.read_now(frame, offset, joined) else None
+        return (frame, _NOTHING) if store.is_in_memory(frame, offset, count) else None
 
     def _send_frame(self, channel: Channel, found: _Found) -> int:
         offset = found.start % BLOCK_BYTES
@@ -203,9 +266,7 @@ class Shortcuts:
             self._store.report_fault(frame.disk, error)
             return 0
 
-    def _rest(self, found: _Found, moved: int, wake: Callable[[], None]) -> BlockBody | None:
-        if moved == found.length_bytes:
-            return None
+    def _rest(self, found: _Found, moved: int, wake: Callable[[], None]) -> BlockBody:
         start = found.start + moved
         is_begun = bool(moved and start % BLOCK_BYTES)
         return BlockBody(
@@ -213,21 +274,28 @@ class Shortcuts:
             start=start, length_bytes=found.length_bytes - moved, wake=wake, is_begun=is_begun,
         )  # fmt: skip
 
-    def _learn(self, head: bytes) -> Way | None:
+    def _reply(self, proven: Proven, told: Told) -> bytes:
+        """The end of the head that answers a hop; nothing: it came before."""
+        router = self._plane.router
+        assert router is not None, "it proved the hop"
+        reply = router.accept_hop(proven, told)
+        return f"X-Penstock-Reply: {reply}\r\n\r\n".encode("ascii") if reply is not None else b""
+
+    def _learn(self, head: bytes, ways: dict[bytes, Way | None]) -> Way | None:
         """The way of a head that was parsed before; None: it was not, or has none."""
-        if head in self._ways:
+        if head in ways:
             return None
         request = remembered(head)
         if request is None:
             return None
-        if len(self._ways) >= WAYS_MAX:
-            self._ways.clear()
-        way = self._ways[head] = self._way_of(request)
+        if len(ways) >= WAYS_MAX:
+            ways.clear()
+        is_hop = ways is self._hop_ways
+        way = ways[head] = self._hop_way_of(request) if is_hop else self._way_of(request)
         return way
 
     def _way_of(self, request: Request) -> Way | None:
-        is_plain = request.method == "GET" and request.keeps_alive and not request.is_http_1_0
-        if not is_plain or request.has_body or any(name in request.fields for name in _CONDITIONS):
+        if not _is_plain(request) or "if-match" in request.fields:
             return None
         try:
             admitted = self._plane.admit(request, None)
@@ -246,9 +314,29 @@ class Shortcuts:
             return None
         return Way(admitted.key, grant, self._plane.placement)
 
+    def _hop_way_of(self, request: Request) -> Way | None:
+        """A hop is answered here whoever keeps the key, and what it may ask for its proof says."""
+        fields = request.fields
+        if not _is_plain(request) or any(name in fields for name in _HOP_OTHERS):
+            return None
+        try:
+            key = key_of(request.target)
+        except PenstockError:
+            return None
+        if_match = fields.get("if-match", "")
+        return Way(key, OPEN, self._plane.placement, target=request.target, if_match=if_match)
 
-def _send(channel: Channel, head: bytes) -> int:
+
+def _is_plain(request: Request) -> bool:
+    is_plain = request.method == "GET" and request.keeps_alive and not request.is_http_1_0
+    has_more = request.has_body or any(name in request.fields for name in _CONDITIONS)
+    return is_plain and not has_more
+
+
+def _send(channel: Channel, head: bytes, first_bytes: memoryview) -> int:
     try:
+        if first_bytes:
+            return channel.send_both(head, first_bytes)
         return channel.send(memoryview(head), is_more=True)
     except BlockingIOError:
         return 0
