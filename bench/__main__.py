@@ -92,6 +92,8 @@ async def _measure(room: str, arguments: argparse.Namespace) -> bool:
             for row in found:
                 row.question, row.commit, row.date = name, head["commit"], now_text()
             run.add(*found)
+            # What comes after may be cut short; this stays measured.
+            write_results(room, head, run.figures, list(ROOMS[room]))
         # Questions that are only computed have no cell.
         syncs_us = run.syncs_us or [sync_us(run.folder)]
     head["machine"]["sync_us"] = {

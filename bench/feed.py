@@ -12,7 +12,8 @@ from bench.harness import Run
 Measure = Callable[[Run], Awaitable[list[Figure]]]
 QUESTIONS: Final[dict[str, Measure]] = {
     "pages": feed_pages.measure_pages,
-    "pages_10m": feed_pages.measure_large,
+    "pages_10m": feed_pages.measure_large("uniform"),
+    "pages_10m_zipf": feed_pages.measure_large("zipf"),
     "writes": feed_http.measure_writes,
     "http": feed_http.measure_http,
     "push": feed_push.measure_push,

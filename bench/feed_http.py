@@ -1,14 +1,17 @@
 """How many pages does one API process answer over HTTP, and what do writes cost that are seen at the next read?
 
 HTTP: closed loop, 64 connections, the server alone on one core, generator and Valkey on the other; then, for how long a
-caller waits, an open loop at half of the rate that it must reach. Writes: one caller;
-after each the next page is looked at.
+caller waits, an open loop at half of the rate that it must reach, nothing pinned: on one core with Valkey, which needs
+half of it, the generator would wait for its turn and tell that as the server's wait. Writes: one caller; after each the
+next page is looked at.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
 
 import httpx
 
@@ -17,7 +20,6 @@ from bench.feed_stage import PER_PAGE, World, make_world, staged
 from bench.figures import Figure, Goal, Runs, figure, percentile
 from bench.harness import Run
 from bench.systems import Cell
-from bench.views_http import valkey_on
 from bench.views_stage import Api, load, our_api, pin
 from penstock import Penstock
 
@@ -53,14 +55,24 @@ async def _http(run: Run) -> Mapping[str, float]:
         token = (await app.tokens.create("bench", ("feed:read",))).text
         async with our_api(cell, token) as api:
             await _check(api, world)
-            pin(api.child.pid, 0)
-            with valkey_on(run, 1):
+            with on_core(api.child.pid, 0), on_core(run.engines.valkey_pid, 1):
                 told, cpu = await _load(cell, api, world, run.sized(6, 3))
-                waited, _ = await _load(cell, api, world, run.sized(6, 3), rate_per_s=PAGES_PER_S)
+            waited, _ = await _load(cell, api, world, run.sized(6, 3), rate_per_s=PAGES_PER_S)
             await _check(api, world)
     rate = told["rate_per_s"]
     values = {"pages/s": rate, "p50": waited["p50"], "p99": waited["p99"]}
     return values | {"us a page": cpu / rate * 1e6}
+
+
+@contextmanager
+def on_core(pid: int, core: int) -> Iterator[None]:
+    """Keep a process on one core while the block lasts."""
+    before = os.sched_getaffinity(pid)
+    pin(pid, core)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(pid, before)
 
 
 async def _load(
@@ -69,8 +81,10 @@ async def _load(
     paths = [f"/v1/feed/viewers/{viewer}?limit={PER_PAGE}" for viewer in world.viewers[FOLLOWS]]
     requests = [{"method": "GET", "path": path} for path in paths]
     asked = [{"name": "page", "requests": requests, "rate_per_s": rate_per_s}]
-    loop = "open" if rate_per_s else "closed"
-    told, cpu = await load(cell, api, asked, loop=loop, seconds=seconds, core=1)
+    if rate_per_s:
+        told, cpu = await load(cell, api, asked, loop="open", seconds=seconds)
+    else:
+        told, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
     return told["page"], cpu
 
 

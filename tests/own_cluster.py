@@ -52,7 +52,8 @@ class Primary:
             "appendfsync": "no",
             "save": "",
             "maxmemory-policy": "noeviction",
-            "set-max-intset-entries": "65536",
+            "set-max-intset-entries": "131072",
+            "zset-max-listpack-entries": "2048",
         }
         words = [str(w) for name, value in options.items() for w in (f"--{name}", value)]
         with (self.folder / "log").open("ab") as log:

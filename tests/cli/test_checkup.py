@@ -8,7 +8,7 @@ import pytest
 
 from penstock import Penstock
 from penstock.cli.checkup import (
-    INTSET_ENTRIES,
+    FEED_SETTINGS,
     check_flusher,
     check_media_urls,
     check_token,
@@ -71,20 +71,22 @@ async def test_a_file_that_holds_no_token_fails(check, tmp_path):
     assert (await check()).state == "fail"
 
 
-async def test_sets_that_would_take_ten_times_the_memory_are_a_warning(valkey):
-    engines, name = SimpleNamespace(valkey=valkey), "set-max-intset-entries"
+@pytest.mark.parametrize("name", FEED_SETTINGS)
+async def test_an_index_that_would_take_more_memory_is_a_warning(valkey, name):
+    engines, (least, cost) = SimpleNamespace(valkey=valkey), FEED_SETTINGS[name]
 
     async def told():
         return [finding for finding in await check_valkey(engines) if name in finding.text]
 
     assert await told() == []
-    await valkey.command("CONFIG", "SET", name, 512)
+    await valkey.command("CONFIG", "SET", name, 128)
     try:
         [finding] = await told()
     finally:
-        await valkey.command("CONFIG", "SET", name, INTSET_ENTRIES)
+        await valkey.command("CONFIG", "SET", name, least)
     assert finding.state == "warn"
-    assert finding.mend.startswith(f"set {name} {INTSET_ENTRIES}")
+    assert cost in finding.text
+    assert finding.mend.startswith(f"set {name} {least}")
 
 
 @pytest.mark.parametrize(

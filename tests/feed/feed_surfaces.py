@@ -350,7 +350,7 @@ async def client_of(engines, feed, *, scopes=SCOPES, stop=None):
     headers = {"authorization": f"Bearer {token.text}"}
     try:
         async with httpx.AsyncClient(
-            base_url=f"http://{host}:{port}", headers=headers, timeout=60
+            base_url=f"http://{host}:{port}", headers=headers, timeout=60, verify=False
         ) as client:
             yield client
     finally:

@@ -39,8 +39,11 @@ from penstock.web.tokens import RootToken, Tokens, dead_token, mend_of
 SQL: Final = load_queries("penstock.cli")
 POSTGRES_OLDEST: Final = 150000
 VALKEY_OLDEST: Final = {7: (7, 2, 11), 8: (8, 1, 6), 9: (9, 0, 3)}
-INTSET_ENTRIES: Final = 65_536
-"""Sets of numbers up to so many are kept in 4 to 8 bytes a member instead of 40."""
+FEED_SETTINGS: Final = {
+    "set-max-intset-entries": (131_072, "sets of authors take up to ten times the memory"),
+    "zset-max-listpack-entries": (2_048, "posts of popular authors take twice the memory"),
+}
+"""What the feed's index asks of Valkey at least, and what less of it costs."""
 DISK_FREE_BYTES_MIN: Final = 2 * 1024**3
 FILES_MIN: Final = 4096
 EVERYWHERE: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - looked for, never listened on
@@ -290,13 +293,12 @@ async def check_valkey_node(node: Node, subject: str) -> list[Finding]:
         if present != value:
             text = f"{name} is {present}: counters would be lost silently"
             found.append(Finding(subject, "fail", text, f"set {name} {value}"))
-    present = await _valkey_setting(node, "set-max-intset-entries")
-    if int(present) < INTSET_ENTRIES:
-        text = (
-            f"set-max-intset-entries is {present}: the feed's sets take up to ten times the memory"
-        )
-        mend = f"set set-max-intset-entries {INTSET_ENTRIES}, then `penstock feed rebuild`"
-        found.append(Finding(subject, "warn", text, mend))
+    for name, (least, cost) in FEED_SETTINGS.items():
+        present = await _valkey_setting(node, name)
+        if int(present) < least:
+            text = f"{name} is {present}: the feed's {cost}"
+            mend = f"set {name} {least}, then `penstock feed rebuild`"
+            found.append(Finding(subject, "warn", text, mend))
     return found
 
 

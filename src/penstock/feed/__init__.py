@@ -25,6 +25,8 @@ not), `model`, `settings`, `errors`, `hot` (Valkey), `names`, `store/` + `sql/`,
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from penstock.feed.model import (
     Differs,
     FeedId,
@@ -41,8 +43,10 @@ from penstock.feed.model import (
     Unread,
 )
 from penstock.feed.reasons import PostWhy, Reason
-from penstock.feed.service import Feed
 from penstock.feed.settings import FeedConfig
+
+if TYPE_CHECKING:
+    from penstock.feed.service import Feed as Feed
 
 __all__ = [
     "Differs",
@@ -63,3 +67,12 @@ __all__ = [
     "ShardState",
     "Unread",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the room on first use: whoever reads the configuration needs its settings alone."""
+    if name == "Feed":
+        from penstock.feed.service import Feed
+
+        return Feed
+    raise AttributeError(f"module 'penstock.feed' has no attribute {name!r}")

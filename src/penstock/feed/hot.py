@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -119,7 +119,9 @@ class Hot:
         """
         if whole.kind is Kind.POSTS and len(whole.items) > POSTS_AT_ONCE:
             return await self._put_in_parts(shard, whole)
-        return await self._send(_PUT[whole.kind], shard, whole)
+        # Posts come from the oldest on; a listpack is looked through from there on for each: the other way it takes half as long.
+        newest_first = replace(whole, items=whole.items[::-1], scores=whole.scores[::-1])
+        return await self._send(_PUT[whole.kind], shard, newest_first)
 
     def parts(self, change: Change) -> list[tuple[int, Change]]:
         """A change as each shard that it concerns takes it: an author is in one, a viewer's follows are in all."""
