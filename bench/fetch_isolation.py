@@ -26,6 +26,8 @@ ITEMS, PHOTOS = 3, 2
 CONNECTIONS = 8
 SLOTS = 0
 WITH, WITHOUT = "with hanging hosts", "without"
+MORE = "with as many that answer"
+"""What more customers cost by themselves: their catalogues are read on the same cores."""
 GOAL = Goal(at_most=1.1)
 AFTER_S = 30.0
 FAST_HOST = HostPlan(low_s=0.05, high_s=0.15)
@@ -51,6 +53,7 @@ async def measure(run: Run) -> list[Figure]:
     cells = {
         WITHOUT: partial(_times, run, shape, series, hanging=0),
         WITH: partial(_times, run, shape, series, hanging=shape.slow),
+        MORE: partial(_times, run, shape, series, hanging=0, answering=shape.slow),
     }
     found = await run.alternate(cells, pairs=run.sized(2, 1))
     p95, p50 = found.get("p95 s", {}), found.get("p50 s", {})
@@ -71,14 +74,21 @@ async def measure(run: Run) -> list[Figure]:
 
 
 async def _times(
-    run: Run, shape: Shape, series: dict[str, list[tuple[float, float]]], *, hanging: int
+    run: Run,
+    shape: Shape,
+    series: dict[str, list[tuple[float, float]]],
+    *,
+    hanging: int,
+    answering: int = 0,
 ) -> Mapping[str, float]:
     plans = {_host(f"fast{n}"): FAST_HOST for n in range(shape.fast)}
+    plans |= {_host(f"more{n}"): FAST_HOST for n in range(answering)}
     plans |= {_host(f"slow{n}"): HostPlan(is_silent=True) for n in range(shape.slow)}
     async with run.cell() as cell, origins(cell.folder / "origin", plans) as hosts:
         settings = {**hosts.settings, "PENSTOCK_FETCH_CLASSES": shape.classes}
         async with fetch_site(cell, settings) as site:
             names = [f"fast{n}" for n in range(shape.fast)] + [f"slow{n}" for n in range(hanging)]
+            names += [f"more{n}" for n in range(answering)]
             await site.set_customers(names, connections=CONNECTIONS)
             worker = site.work(slots=SLOTS)
             scheduler = site.schedule()
@@ -90,7 +100,7 @@ async def _times(
                 await scheduler.end()
     times = {key: results[key] - at_s for key, at_s in applied.items()}
     began_s = min(applied.values())
-    label = WITH if hanging else WITHOUT
+    label = WITH if hanging else MORE if answering else WITHOUT
     series[label] = sorted((applied[key] - began_s, times[key]) for key in applied)
     values = list(times.values())
     return {"p50 s": percentile(values, 0.5), "p95 s": percentile(values, 0.95)}

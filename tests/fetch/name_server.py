@@ -13,13 +13,14 @@ class NameServer(asyncio.DatagramProtocol):
     """Answers from `records[name]`: addresses, or a name for a CNAME; counts the questions.
 
     `turns[name]` are the answers of one look after the other, the last of them for good; names of
-    `silent` are never answered.
+    `silent` are not answered before `speak`.
     """
 
     def __init__(self) -> None:
         self.records: dict[str, list[str]] = {}
         self.turns: dict[str, list[list[str]]] = {}
         self.silent: set[str] = set()
+        self.unanswered: list[tuple[bytes, tuple[str, int]]] = []
         self.asked: list[str] = []
         self.port = 0
 
@@ -31,6 +32,7 @@ class NameServer(asyncio.DatagramProtocol):
         name, end = self._name(data)
         self.asked.append(name)
         if name in self.silent:
+            self.unanswered.append((data, peer))
             return
         (kind,) = struct.unpack_from(">H", data, end)
         if kind == A and self.turns.get(name):
@@ -40,6 +42,13 @@ class NameServer(asyncio.DatagramProtocol):
         flags = 0x8180 if name in self.records or name in self.turns else 0x8183
         head = data[:2] + struct.pack(">HHHHH", flags, 1, len(answers), 0, 0)
         self.transport.sendto(head + data[12 : end + 4] + b"".join(answers), peer)
+
+    def speak(self) -> None:
+        """No name is silent any more."""
+        self.silent = set()
+        unanswered, self.unanswered = self.unanswered, []
+        for data, peer in unanswered:
+            self.datagram_received(data, peer)
 
     def _name(self, data: bytes) -> tuple[str, int]:
         labels, at = [], 12

@@ -9,9 +9,11 @@ from contextlib import suppress
 
 from origin import Answer, Origin
 
+LOOK_S = 0.01
+
 
 class PacedOrigin(Origin):
-    """Answers a path after `delays_s[path]` (or of its longest prefix there), nothing while `is_jammed`.
+    """Answers a path after `delays_s[path]` (or of its longest prefix there), nothing while it is jammed.
 
     `dies_after[path]`: the request for it is read, and the connection closed without an answer, so often.
     """
@@ -25,6 +27,9 @@ class PacedOrigin(Origin):
         """What everything is answered while it is set."""
         self.open_now = 0
         self.open_most = 0
+        self.late_s = 0.0
+        """By how much its clock was late at most: a request may have come that long before it was noted."""
+        self._looking: asyncio.TimerHandle | None = None
         self.held_now = 0
         """Requests that `hold` keeps."""
         self._held: str | None = None
@@ -32,6 +37,17 @@ class PacedOrigin(Origin):
         self._free = asyncio.Event()
         self._free.set()
         self._released = asyncio.Event()
+
+    async def start(self, *addresses: str) -> None:
+        await super().start(*addresses)
+        self._look(time.monotonic())
+
+    def _look(self, due_s: float) -> None:
+        """Its loop is also the one of those who ask, on a machine that may have more to do."""
+        now_s = time.monotonic()
+        self.late_s = max(self.late_s, now_s - due_s + LOOK_S)
+        loop = asyncio.get_running_loop()
+        self._looking = loop.call_later(LOOK_S, self._look, now_s + LOOK_S)
 
     def jam(self) -> None:
         """From now on nothing is answered."""
@@ -49,7 +65,13 @@ class PacedOrigin(Origin):
     async def close(self) -> None:
         self._closing.set()
         self.release()
+        if self._looking is not None:
+            self._looking.cancel()
         await super().close()
+
+    def most_in_window(self, window_s: float) -> int:
+        """The most requests in any window, as far as its clock can tell."""
+        return most_in_window(self.times(), window_s - self.late_s)
 
     def times(self, prefix: str = "") -> list[float]:
         """When requests came."""

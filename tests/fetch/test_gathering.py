@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from penstock.fetch.gathering import ASKED_MAX, RUNS_AT_ONCE, Gathering
+from penstock.testing.waiting import wait_true
 
 
 async def test_questions_asked_together_share_an_answer_and_keep_their_order():
@@ -39,7 +40,9 @@ async def test_while_statements_are_under_way_the_next_one_gathers():
     gathering: Gathering[int, int] = Gathering(slow)
     first = [asyncio.create_task(gathering.ask(n)) for n in range(RUNS_AT_ONCE * ASKED_MAX)]
     rest = [asyncio.create_task(gathering.ask(n)) for n in range(ASKED_MAX + 50)]
-    await asyncio.wait([*first, *rest], timeout=0.05)
+    await wait_true(lambda: len(calls) == RUNS_AT_ONCE, what="as many as may are under way")
+    # No timer runs while they are: what waits goes when the first of them ends.
+    assert gathering._timer is None
     assert calls == [ASKED_MAX] * RUNS_AT_ONCE
     gate.set()
     assert await asyncio.gather(*first, *rest) == [

@@ -218,7 +218,7 @@ def test_a_row_of_very_many_names_takes_time_in_proportion(tmp_path):
     path = tmp_path / "wide.json"
     wide = {f"k{n}": "v" for n in range(50_000)}
     path.write_text(json.dumps([{"sku": "1", "title": "A", **wide}]))
-    started_s = time.perf_counter()
+    used_s = time.process_time()
     (row,) = open_catalogue(path, bytes_max=10**7).rows
-    assert time.perf_counter() - started_s < 10
+    assert time.process_time() - used_s < 10
     assert (row.item, row.fault.code) == ("1", "too_many_fields"), "its item is kept"

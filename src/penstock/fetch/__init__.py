@@ -24,7 +24,7 @@ lanes are the customers. **Limits**: `model.py`, section `fetch` of the configur
 | a run | `catalogues.py`, `staging.py`, `applying.py` (the diff is in `sql/runs.sql`), `sampling.py` (dry runs), `sent.py` (items without a file) |
 | a photo's job | `photos.py`, `asking.py` (one host for one photo), `ledger.py` with `gathering.py` (rows of many at a time) |
 | politeness | `starts.py`, `lanes.py`, `places.py`, `share.py`, `robots.py`, `speeds.py` (what was measured) |
-| a body from a stranger | `download.py`, `hop.py`, `names.py`, `transfers.py` |
+| a body from a stranger | `download.py`, `hop.py`, `body.py`, `names.py`, `transfers.py` |
 | a body becomes a photo | `keeping.py`, `images.py` (headers), `decoding/` (whole, in a guarded child), `outages.py` |
 | results | `publishing.py`, `consumers.py` (to whom), `webhooks.py` with `posting.py` |
 | in plain words | `texts/`, `outcomes.py`, `reports.py` |

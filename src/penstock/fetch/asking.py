@@ -10,6 +10,7 @@ until then by all photos of the customer, instead of being asked by each in turn
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from penstock.fetch.download import Download, Downloader
 from penstock.fetch.hop import Bounds, Known
 from penstock.fetch.images import NotAPhoto
 from penstock.fetch.keeping import Keeping
+from penstock.fetch.places import JAMMED_S
 from penstock.fetch.robots import Robots
 from penstock.fetch.routing import Classes, TimeClass, host_of
 from penstock.fetch.share import Share
@@ -31,6 +33,8 @@ from penstock.jobs.errors import LaneExhausted
 RATE_LIMITED_S: Final = 10.0
 """A host that answers 429 without a Retry-After is left alone for so long."""
 LATE_JOBS_MAX: Final = 10_000
+LATE_MAX: Final = 3
+LATE_S: Final = 0.25
 
 
 @dataclass(slots=True)
@@ -81,7 +85,8 @@ class Asking:
         self._robots = robots
         self._share = share
         self._photo_max_bytes = photo_max_bytes
-        self._late: OrderedDict[int, None] = OrderedDict()
+        self._late: OrderedDict[int, int] = OrderedDict()
+        """How often a job came back late."""
 
     @property
     def _classes(self) -> Classes:
@@ -116,7 +121,8 @@ class Asking:
     async def _download(
         self, job: JobInHand[Any], url: str, host: str, link: Any
     ) -> Download | Back:
-        starts = Starts(job.lane, job.start_before_s, may_return=job.id not in self._late)
+        is_often_late = self._late.get(job.id, 0) >= LATE_MAX
+        starts = Starts(job.lane, job.start_before_s, may_return=not is_often_late)
         try:
             away_s = await self._robots.stay_away_s(url, host, starts)
             if away_s > 0:
@@ -128,10 +134,23 @@ class Asking:
                 starts=starts,
             )
         except NotStarted as late:
-            self._note_late(job.id)
-            return Back(late.after_s)
+            return await self._later(job, starts, late.after_s)
         except LaneExhausted as refused:
             return Back(refused.retry_after_s or RATE_LIMITED_S)
+
+    async def _later(self, job: JobInHand[Any], starts: Starts, after_s: float) -> Back:
+        """Send a job back whose start was over before anything was sent.
+
+        Only who comes back at once gives the start back, too, so a short wait is spent here; where this
+        process was too slow, too: claimed anew at once it would make the others late.
+        """
+        if after_s == 0:
+            self._note_late(job.id)
+            after_s = LATE_S * (0.5 + random.random() / 2)
+        if starts.sent or after_s > JAMMED_S:
+            return Back(after_s)
+        await asyncio.sleep(after_s)
+        return Back()
 
     async def _kept(self, found: Download, last_sha256: str | None) -> Asked:
         """Check and store what came."""
@@ -159,8 +178,8 @@ class Asking:
         )
 
     def _note_late(self, job_id: int) -> None:
-        """The next time it pays for a start that comes too late, so that it gets on under load, too."""
-        self._late[job_id] = None
+        """After LATE_MAX times it pays for a start that comes too late, so that it gets on under load, too."""
+        self._late[job_id] = self._late.get(job_id, 0) + 1
         if len(self._late) > LATE_JOBS_MAX:
             self._late.popitem(last=False)
 

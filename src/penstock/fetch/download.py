@@ -12,7 +12,6 @@ Bodies are kept in memory up to 1 MiB, then on disk.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable
@@ -23,6 +22,7 @@ from urllib.parse import urljoin
 
 import pycurl
 
+from penstock.fetch.body import Body
 from penstock.fetch.errors import UrlRefused
 from penstock.fetch.guard import (
     OPEN_NETWORK,
@@ -83,7 +83,7 @@ class Download:
     """That were sent; each was counted in the lane."""
     took_s: float = 0.0
     """Of the hosts' time: without waits for places and starts."""
-    body: tempfile.SpooledTemporaryFile[bytes] | None = None
+    body: Body | None = None
     size_bytes: int = 0
     sha256: str | None = None
     etag: str | None = None
@@ -352,7 +352,7 @@ def _finish(hop: Hop, known: Known) -> Download:
             f"{hop.body_bytes:,} bytes",
             body=hop.body,
             size_bytes=hop.body_bytes,
-            sha256=hop.hash.hexdigest(),
+            sha256=hop.body.sha256(),
             etag=_validator(hop.headers.get("etag")),
             last_modified=_validator(hop.headers.get("last-modified")),
         )

@@ -9,10 +9,8 @@ also asks for the request's start, since libcurl silently sends again when a kep
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import socket
-import tempfile
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -20,6 +18,7 @@ from typing import Any, Final
 import certifi
 import pycurl
 
+from penstock.fetch.body import Body
 from penstock.fetch.guard import (
     OPEN_NETWORK,
     OPEN_PORT,
@@ -38,7 +37,6 @@ HEADER_BYTES_MAX: Final = 32 * 1024
 ERROR_BODY_BYTES_MAX: Final = 16 * 1024
 READ_BYTES: Final = 256 * 1024
 """Read at once; the buffer is shared by all transfers. With the usual 16 KiB a photo costs 70 us more, of 430."""
-SPOOL_BYTES: Final = 2**20
 IMAGES: Final = "image/avif,image/webp,image/png,image/jpeg,image/gif;q=0.9,*/*;q=0.1"
 
 
@@ -72,11 +70,8 @@ class Hop:
     status: int = 0
     header_bytes: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    body: tempfile.SpooledTemporaryFile[bytes] = field(
-        default_factory=lambda: tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - kept
-    )
+    body: Body = field(default_factory=Body)
     body_bytes: int = 0
-    hash: Any = field(default_factory=hashlib.sha256)
     stopped: tuple[str, str] | None = None
     """(outcome, text) where a callback of ours stopped the transfer."""
     is_sent: bool = False
@@ -127,7 +122,7 @@ class Hop:
         return None
 
     def on_body(self, block: bytes) -> int | None:
-        """Keep and hash a part of the body of a 200; read no more of others than keeps the connection."""
+        """Keep a part of the body of a 200; read no more of others than keeps the connection."""
         self.body_bytes += len(block)
         if self.status != 200:
             if self.status in REDIRECTS or self.body_bytes > ERROR_BODY_BYTES_MAX:
@@ -148,8 +143,7 @@ class Hop:
                 f"the body is over {self.bounds.bytes_max:,} bytes",
             )
             return -1
-        self.hash.update(block)
-        self.body.write(block)
+        self.body.add(block)
         return None
 
     def step(self, target: Target, address: Address, handle: Any) -> PhotoStep:

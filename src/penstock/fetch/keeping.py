@@ -13,10 +13,10 @@ from typing import Final
 from penstock.engines.blobs import Blobs
 from penstock.engines.postgres import Postgres
 from penstock.fetch import store
+from penstock.fetch.body import HELD_BYTES_MAX
 from penstock.fetch.decoding import Decoder
 from penstock.fetch.download import Download
 from penstock.fetch.gathering import Gathering
-from penstock.fetch.hop import SPOOL_BYTES
 from penstock.fetch.images import inspect_image
 from penstock.fetch.model import photo_key
 from penstock.fetch.outages import StoreWatch
@@ -42,7 +42,7 @@ class Keeping:
 
     async def keep(self, found: Download) -> NewPhoto:
         """Check the body of `found` and store its bytes. Raises: NotAPhoto; BlobsDown, DecoderDown."""
-        if found.size_bytes <= SPOOL_BYTES:
+        if found.size_bytes <= HELD_BYTES_MAX:
             return await self._keep(found)
         if self._large is None:
             self._large = asyncio.Semaphore(LARGE_AT_ONCE)
@@ -56,7 +56,6 @@ class Keeping:
     async def _keep(self, found: Download) -> NewPhoto:
         assert found.body is not None
         assert found.sha256 is not None
-        found.body.seek(0)
         data = found.body.read()
         image = inspect_image(data)
         key = photo_key(found.sha256, image.format)

@@ -74,7 +74,6 @@ class Robots:
             text = ""
             if found.body is not None:
                 with found.body:
-                    found.body.seek(0)
                     text = found.body.read().decode("utf-8", errors="replace")
             delay_s = crawl_delay_s(text, self._agent)
             await store.speeds.note_robots(self._postgres, host, delay_s)

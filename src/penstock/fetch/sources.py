@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -284,7 +283,7 @@ class Sources:
         )
         with tempfile.TemporaryDirectory(prefix="penstock-catalogue-") as folder:
             path = Path(folder) / "catalogue"
-            await asyncio.to_thread(_copy, download.body, path)
+            await asyncio.to_thread(download.body.copy_to, path)
             try:
                 run_id = await self._catalogues.run(path, order)
             except UNREADABLE as error:
@@ -345,12 +344,6 @@ def shown_name(url: str) -> str:
     parts = urlsplit(url)
     name = f"{parts.scheme}://{parts.netloc}{parts.path}"
     return "".join(c if c.isprintable() else "?" for c in name)[:200]
-
-
-def _copy(body: IO[bytes], path: Path) -> None:
-    body.seek(0)
-    with path.open("wb") as file:
-        shutil.copyfileobj(body, file, 2**20)
 
 
 def _source(row: Row, cron: Cron | None) -> Source:

@@ -14,14 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from typing import ClassVar, Final
 
 from penstock.jobs.errors import LaneExhausted
 from penstock.jobs.inhand import LaneInHand
 
 HUNG_S: Final = 5.0
-WAIT_MAX_S: Final = 10.0
-"""A further start that is not due by then is refused: the job comes back for it."""
+LEAD_S_MAX: Final = 0.1
+"""A start is left to others that much before its end, at most."""
+_FADING: Final = 0.9
+WAIT_MAX_S: Final = 1.0
+"""A further start that is not due by then is refused: the job comes back for it.
+
+One that is promised for later counts in the lane from now on: with 10 s of a window of 20 s a redirect could
+take half a start more than it sent.
+"""
 _OWED_WAIT_S: Final = 600.0
 _owed: Final[dict[str, int]] = {}
 """Starts that each lane is still to be charged, while a task of `_paying` is at it."""
@@ -40,6 +47,10 @@ class NotStarted(Exception):
 class Starts:
     """What one photo may send. Without a lane: whatever it likes."""
 
+    lead_s: ClassVar[float] = 0.0
+    """How long it lately took this process at most from a start in hand to the request: what would leave
+    late costs its lane a second start, so it goes back instead."""
+
     def __init__(
         self,
         lane: LaneInHand | None = None,
@@ -56,21 +67,25 @@ class Starts:
         self._lane = lane
         self._may_return = may_return
         self._is_free = True
+        self._taken_s = 0.0
 
     async def take(self) -> None:
         """Return with a start in hand. Raises: NotStarted; LaneExhausted, where none is due soon."""
         if self._lane is None:
             self._is_free = True
             return
-        if self._is_free and (self.before_s is None or time.monotonic() <= self.before_s):
+        now_s = self._taken_s = time.monotonic()
+        if self._is_free and (self.before_s is None or now_s + Starts.lead_s <= self.before_s):
             return
         if self._is_free and not self.sent and self._may_return:
             raise NotStarted
-        asked_s = time.monotonic()
+        if self._is_free and self.before_s is not None and now_s <= self.before_s:
+            return
         try:
             self.before_s = await self._lane.spend(1, wait_max_s=WAIT_MAX_S)
         finally:
-            self.waited_s += time.monotonic() - asked_s
+            self._taken_s = time.monotonic()
+            self.waited_s += self._taken_s - now_s
         self._is_free = True
 
     def send(self) -> bool:
@@ -79,8 +94,11 @@ class Starts:
             return False
         self._is_free = False
         self.sent += 1
-        if self.before_s is not None and time.monotonic() > self.before_s:
-            self.charge()
+        if self.before_s is not None:
+            now_s = time.monotonic()
+            Starts.lead_s = min(LEAD_S_MAX, max(now_s - self._taken_s, Starts.lead_s * _FADING))
+            if now_s > self.before_s:
+                self.charge()
         return True
 
     def charge(self) -> None:

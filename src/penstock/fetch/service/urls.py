@@ -45,7 +45,6 @@ class Urls:
         if found.body is None:
             return PhotoReport(outcome=found.outcome, text=found.text, **values)
         with found.body:
-            found.body.seek(0)
             data = found.body.read()
         values |= {"size_bytes": len(data), "sha256": found.sha256, "etag": found.etag}
         try:
