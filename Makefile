@@ -43,7 +43,7 @@ docs: $(SET_UP) ## Build the documentation as a site into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 screenshots: $(SET_UP) ## Take the documentation's pictures of the console, by its own tests
-	SCREENSHOTS=$(CURDIR)/docs/screenshots $(BIN)/python -m pytest -n 0 tests/console
+	SCREENSHOTS=$(CURDIR)/docs/screenshots $(BIN)/python -m pytest -n 0 tests/console/test_console_pictures.py
 
 reference: $(SET_UP) ## Write docs/reference anew from the code
 	$(BIN)/python -m tools.reference

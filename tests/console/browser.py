@@ -21,8 +21,10 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, Response, async_playwright
 
+from penstock.testing.waiting import wait_true
+
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 """For whatever a page is waited for."""
 SERIOUS = ("serious", "critical")
 WIDTHS = {"phone": 360, "laptop": 1280, "desk": 1920}
@@ -94,10 +96,17 @@ class Screen:
         """What a person reads in the first element of `selector`."""
         return await self.page.locator(selector).first.inner_text()
 
-    async def wait_text(self, text: str, selector: str = "main", *, deadline_s: float = 10) -> None:
-        """Wait until `text` stands in the first element of `selector`."""
-        place = self.page.locator(selector).first
-        await place.get_by_text(text).first.wait_for(timeout=deadline_s * 1000)
+    async def narrow(self) -> None:
+        """Make the window as narrow as a phone: nothing is wider than it once charts are drawn anew."""
+        await self.page.set_viewport_size({"width": WIDTHS["phone"], "height": 740})
+        await wait_true(self._fits, what="the page fits a phone")
+
+    async def _fits(self) -> bool:
+        return await self.overflow() == 0
+
+    async def wait_live(self) -> None:
+        """Wait until the page says that it is live."""
+        await self.page.locator("#live-state:text-is('live')").wait_for()
 
     async def press(self, selector: str) -> None:
         """Press a button or link that leads to another page, and wait for that."""

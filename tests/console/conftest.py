@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
-from browser import WIDTHS, Screen, browsing, running_chromium
+from browser import browsing, running_chromium
 from console_stack import ConsoleStack
-
-SHOTS = "SCREENSHOTS"
-"""A folder: where it is named, `shoot` leaves pictures for the documentation."""
 
 
 @pytest.fixture(scope="session")
@@ -43,25 +37,3 @@ async def screen(chromium, stack):
 def tab(chromium, stack):
     """`async with tab(width=360, scheme="dark", scripts=False) as screen`: one of another kind."""
     return lambda **options: browsing(chromium, stack.api, **options)
-
-
-@pytest.fixture
-def shoot(tab):
-    """`await shoot(name, path)`: pictures of a path, light and dark, wide and narrow, where they are asked for."""
-
-    async def run(name: str, path: str) -> None:
-        folder = os.environ.get(SHOTS)
-        if folder is None:
-            return
-        for size, scheme in (("laptop", "light"), ("laptop", "dark"), ("phone", "light")):
-            async with tab(width=WIDTHS[size], scheme=scheme) as screen:
-                await picture(screen, path, Path(folder) / f"{name}-{size}-{scheme}.png")
-
-    return run
-
-
-async def picture(screen: Screen, path: str, file: Path) -> None:
-    """Leave a picture of the whole page."""
-    await screen.open(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    await screen.page.screenshot(path=file, full_page=True)

@@ -38,7 +38,9 @@ async def serving(app: Penstock):
     host, port = ready.result()
     address = f"http://{host}:{port}"
     try:
-        async with httpx.AsyncClient(base_url=address, headers=PAGE, timeout=60) as client:
+        async with httpx.AsyncClient(
+            base_url=address, headers=PAGE, timeout=60, verify=False
+        ) as client:
             yield SimpleNamespace(app=app, address=address, client=client)
     finally:
         stop.set()

@@ -26,7 +26,7 @@ async def test_the_top_list_and_an_entity_say_what_was_counted(screen, stack):
     assert "118" in await screen.text(".tile:has-text('Views by people')")
     assert "7" in await screen.text(".tile:has-text('By bot')")
     assert "human" in text
-    assert await screen.page.locator("[data-chart=series].drawn canvas").count() == 1
+    await screen.page.locator("[data-chart=series].drawn canvas").wait_for()
 
 
 async def test_a_number_on_an_open_page_follows_what_happens(screen, stack):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from browser import WIDTHS, browsing
+from browser import browsing
 from served import app_of, serving
 
 from penstock.engines.endpoints import Endpoints
@@ -23,8 +23,7 @@ async def test_a_person_logs_in_and_out(chromium, tmp_path, database_url, runnin
         await screen.open("/console/jobs/crons?x=1")
         assert "/console/login?back=" in page.url
         assert not await screen.findings()
-        await page.set_viewport_size({"width": WIDTHS["phone"], "height": 740})
-        assert await screen.overflow() == 0
+        await screen.narrow()
         await page.locator("#token").fill("pst_wrong")
         await screen.press("main .primary")
         assert "not a valid token here" in await screen.text("#login-fault")

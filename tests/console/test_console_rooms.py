@@ -5,10 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlencode
 
 import pytest
-from browser import WIDTHS
 from console_stack import TRACK
-
-from penstock.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 SCREENS = {
@@ -35,7 +32,7 @@ SCREENS = {
     "media-traces": ("/console/media/traces", "Nothing is traced"),
 }
 
-PICTURED = {
+VARIED = {
     "media-node",
     "fetch-runs",
     "fetch-photos",
@@ -45,42 +42,28 @@ PICTURED = {
     "feed-why",
     "media-object",
 }
-"""Those that the documentation shows."""
-
-
-async def narrow(screen):
-    """Make the window as narrow as a phone: nothing is wider than it once charts are drawn anew."""
-    await screen.page.set_viewport_size({"width": WIDTHS["phone"], "height": 740})
-
-    async def fits():
-        return await screen.overflow() == 0
-
-    await wait_true(fits, what="the page fits a phone")
+"""Between them they have every piece that pages are made of."""
 
 
 @pytest.mark.parametrize("name", SCREENS)
-async def test_a_screen_is_right_for_everybody(screen, shoot, name):
+async def test_a_screen_is_right_for_everybody(screen, name):
     path, text = SCREENS[name]
     answer = await screen.open(path)
     assert answer.status == 200
     assert text in await screen.text("main")
     assert not await screen.findings()
     page = screen.page
-    await narrow(screen)
-    if name in PICTURED:
-        # Between them they have every piece that pages are made of.
+    await screen.narrow()
+    if name in VARIED:
         await page.emulate_media(color_scheme="dark")
         assert not await screen.findings(rules=["color-contrast", "scrollable-region-focusable"])
-        await shoot(name, path)
 
 
-async def test_a_runs_page_is_right_for_everybody(screen, shoot, stack):
+async def test_a_runs_page_is_right_for_everybody(screen, stack):
     runs = stack.call("GET", "/v1/fetch/runs?customer=bike-shop")["runs"]
-    path = f"/console/fetch/runs/{runs[-1]['run']}"
-    await screen.open(path)
+    await screen.open(f"/console/fetch/runs/{runs[-1]['run']}")
     assert not await screen.findings()
-    await narrow(screen)
-    await shoot("fetch-run", path)
+    await screen.narrow()
 
 
 async def test_every_page_and_form_is_there_without_scripts(tab, stack):

@@ -231,6 +231,18 @@ async def test_nobody_else_tells_a_visitor_what_was_done(at):
     assert (await at.client.get("/console/jobs")).status_code == 200
 
 
+async def test_what_was_done_is_told_by_the_next_page_and_by_no_piece_of_another(at):
+    await at.app.jobs.set_queue("q", create=True)
+    await send(at, "jobs.pause_queue", queue="q", back="/console/jobs")
+    piece = await at.client.get("/console/jobs", headers={"hx-request": "true"})
+    assert 'class="told' not in piece.text
+    assert "penstock_told" not in piece.headers.get("set-cookie", "")
+    page = await at.client.get("/console/jobs")
+    assert len(re.findall(r'class="told good"', page.text)) == 1
+    assert "penstock_told" in page.headers["set-cookie"]
+    assert 'class="told' not in (await at.client.get("/console/jobs")).text
+
+
 async def test_faults_of_a_form_stand_beside_their_fields(at):
     page = await at.client.get("/console/do/jobs.set_queue?queue=mail")
     mark = MARK.search(page.text)[1]

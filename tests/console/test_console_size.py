@@ -1,12 +1,12 @@
 """The jobs screens with 150 queues and 40 hosts: 200 ms of server time a page at most.
 
 Measured on 2026-11-21 (2 cores, busy with other work; CPU with the client's share, wall time at best of six): the fleet's
-table 26 ms and 84 ms, hosts with their map 20 and 55, the overview 13 and 49, a queue's page 8 and 33.
+table 26 ms and 84 ms, hosts with their map 20 and 55, the overview 13 and 49, a queue's page 8 and 33. What is asserted is
+CPU time against a yardstick's on the same machine, which took 25 ms on that one.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import statistics
 import time
@@ -21,7 +21,8 @@ from penstock.jobs.fleet.facts import QueueCounts
 from penstock.jobs.fleet.plan import Move
 
 QUEUES, HOSTS, SLOTS, TRIES = 150, 40, 32, 6
-PAGE_S_MAX = 0.2
+YARDSTICK_STEPS, YARDSTICKS_MAX = 80_000, 4.0
+"""Half of the promise: the other half is PostgreSQL's."""
 WATCHED_S = 4.0
 PAGES = ("/console/jobs", "/console/jobs/hosts", "/console", "/console/jobs/queues/queue-7")
 pytestmark = pytest.mark.slow
@@ -87,6 +88,15 @@ async def move_all(app):
     )
 
 
+def yardstick_s():
+    """CPU time of a fixed piece of work, as the pages are: names, dictionaries, text."""
+    began_s = time.process_time()
+    found: dict[str, int] = {}
+    for number in range(YARDSTICK_STEPS):
+        found[f"name-{number % 997}"] = found.get(f"name-{number % 991}", 0) + number
+    return time.process_time() - began_s
+
+
 async def test_pages_of_a_large_fleet_are_quick(tmp_path, database_url, running_engines):
     endpoints = Endpoints(
         database_url, running_engines.endpoints.valkey_url, (tmp_path / "blobs").as_uri()
@@ -95,19 +105,19 @@ async def test_pages_of_a_large_fleet_are_quick(tmp_path, database_url, running_
     async with serving(app) as at:
         await fill(app)
         for path in PAGES:
-            walls_s, cpus_s = [], []
+            walls_s, cpus_s, yards_s = [], [], []
             for _ in range(TRIES):
+                yards_s.append(yardstick_s())
                 wall_s, cpu_s = time.perf_counter(), time.process_time()
                 answer = await at.client.get(path)
                 walls_s.append(time.perf_counter() - wall_s)
                 cpus_s.append(time.process_time() - cpu_s)
                 assert answer.status_code == 200
-            cpu_s, wall_s = statistics.median(cpus_s), min(walls_s)
-            print(f"{path}: {cpu_s * 1000:.0f} ms CPU, {wall_s * 1000:.0f} ms at best,", end=" ")
+            cpu_s, yard_s = statistics.median(cpus_s), statistics.median(yards_s)
+            print(f"{path}: {cpu_s * 1000:.0f} ms CPU, {cpu_s / yard_s:.1f} yardsticks of", end=" ")
+            print(f"{yard_s * 1000:.0f} ms, {min(walls_s) * 1000:.0f} ms at best,", end=" ")
             print(f"{len(answer.content) / 1024:.0f} KiB")
-            assert cpu_s <= PAGE_S_MAX / 2
-            # On a machine that is busy otherwise, the clock tells of its other work.
-            assert wall_s <= PAGE_S_MAX or os.getloadavg()[0] > (os.cpu_count() or 1)
+            assert cpu_s <= YARDSTICKS_MAX * yard_s
         await watch(at)
 
 

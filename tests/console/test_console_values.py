@@ -225,9 +225,9 @@ def test_many_alerts_are_a_few_lines_and_one_that_counts_them():
         for n in range(100)
     ]
     plan = PlanHead(leader="a", term=1, version=1, planned_at=NOW, is_led=True)
-    fleet = Found(FleetState(hosts=[], plan=plan, decisions=[], alerts=alerts))
+    fleet = Found(FleetState(hosts=[], plan=plan, decisions=[], alerts_open=4_321, alerts=alerts))
     lines = list(wrong_fleet(fleet))
-    assert [line.subject for line in lines][-2:] == ["queue q4", "95 or more other alerts"]
+    assert [line.subject for line in lines][-2:] == ["queue q4", "4,316 other alerts"]
     assert lines[-1].href == "/console/jobs/alerts?open=1"
 
 

@@ -144,10 +144,12 @@ async def test_alerts_are_kept_until_they_are_old(postgres, sql):
     assert await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
     assert await store.alerts.raise_alert(postgres, "at_max", "mail", "again") is None
     assert [a.text for a in await store.alerts.find_alerts(postgres, is_open=True, alerts_max=9)]
+    assert await store.alerts.count_open_alerts(postgres) == 1
     cleared = await store.alerts.clear_alert(postgres, "at_max", "mail")
     assert cleared.cleared_at is not None
     assert await store.alerts.clear_alert(postgres, "at_max", "mail") is None
     assert await store.alerts.find_alerts(postgres, is_open=True, alerts_max=9) == []
+    assert await store.alerts.count_open_alerts(postgres) == 0
     await sql("UPDATE penstock.alert SET cleared_at = now() - interval '8 d'")
     assert await store.alerts.drop_alerts(postgres, kept_s=7 * 86400) == 1
 

@@ -192,7 +192,9 @@ class Door:
         return _cookie(TOLD_COOKIE, signature + plain, 60)
 
     def told(self, request: Any) -> tuple[str, str] | None:
-        """Tone and text of that cookie, if it is ours."""
+        """Tone and text of that cookie, if it is ours. A piece that a script asks for is no next page."""
+        if "hx-request" in request.headers:
+            return None
         given = request.cookies.get(TOLD_COOKIE, "")
         signature, plain = given[:32], given[32:]
         expected = self._key().sign(plain.encode("latin-1", "replace")).hex()[:32]

@@ -30,14 +30,22 @@ const penstockCharts = (() => {
     const time = `${two(at.getUTCHours())}:${two(at.getUTCMinutes())}`;
     return isLong ? `${two(at.getUTCMonth() + 1)}-${two(at.getUTCDate())} ${time}` : time;
   };
-  const latest = (values) => values.findLast((value) => value !== null && value !== undefined) ?? null;
+  const isKnown = (value) => value !== null && value !== undefined;
+  const latest = (values) => values.findLast(isKnown) ?? null;
+  // A value between two that are unknown has no line to be on: it is a point.
+  const alone = (plot, at) => {
+    const values = plot.data[at];
+    const found = [...values.keys()].filter((index) => isKnown(values[index]) && !isKnown(values[index - 1]) && !isKnown(values[index + 1]));
+    return found.length ? found : null;
+  };
 
   const series = (line, index, kind) => {
     const stroke = colour(tones[line.tone] || `--chart-${(index % 4) + 1}`);
     // Without a pointer over the chart the legend tells the latest values.
     const value = (plot, _, at, row) => short(row === null ? latest(plot.data[at]) : plot.data[at][row]);
-    const one = { label: line.label, stroke, width: 1.5, value, points: { show: false } };
+    const one = { label: line.label, stroke, width: 1.5, value, points: { show: false, filter: alone, size: 5 } };
     if (kind === "bars") {
+      one.points = { show: false };
       one.paths = uPlot.paths.bars({ size: [0.8, 40], gap: 1 });
       one.fill = stroke;
     }

@@ -27,6 +27,75 @@
     });
   };
 
+  // A press: from the pointer's down to its click nothing moves or is replaced, or what was pressed is no longer under it and
+  // the click is lost. What comes meanwhile waits. A tap's click may come a while after the finger went.
+  const PRESSABLE = "a, button, summary, label.check";
+  const CLICK_MS = 350;
+  let isPressed = false;
+  let isDown = false;
+  let releasing = null;
+  const late = [];
+  const owed = new Set();
+  const whenReleased = (act) => {
+    if (isPressed) late.push(act);
+    else act();
+  };
+  const askOwed = () => {
+    const asking = [...owed];
+    owed.clear();
+    for (const elt of asking) if (elt.isConnected) elt.closest("form").dispatchEvent(new Event("change"));
+  };
+  const release = () => {
+    isPressed = false;
+    for (const act of late.splice(0)) act();
+    askOwed();
+  };
+  const letGo = (ms) => {
+    isDown = false;
+    clearTimeout(releasing);
+    releasing = setTimeout(release, ms);
+  };
+  document.addEventListener("pointerdown", (event) => {
+    if (!event.isPrimary || event.button || !event.target.closest(PRESSABLE)) return;
+    clearTimeout(releasing);
+    isPressed = isDown = true;
+  });
+  for (const [name, ms] of [["pointerup", CLICK_MS], ["pointercancel", 0], ["click", 0]]) {
+    document.addEventListener(name, (event) => {
+      if (!isPressed) return;
+      // What leads away from the page leaves nothing to ask again.
+      const isLeaving = name === "click" && event.target.closest("a[href]") && !event.defaultPrevented;
+      if (isLeaving && !event.ctrlKey && !event.metaKey && !event.shiftKey) owed.clear();
+      letGo(ms);
+    });
+  }
+  document.addEventListener("pointermove", (event) => {
+    // It was let go where this page did not hear of it.
+    if (isDown && event.isPrimary && !event.buttons) letGo(CLICK_MS);
+  });
+
+  // What follows a form as it is filled in waits for a press, and for the answer to the form; then it is asked again.
+  const isFollower = (elt) => elt.matches(".filters, #form [hx-get]");
+  const isHeld = (elt) => isPressed || Boolean(elt.closest("#form form.htmx-request"));
+  document.addEventListener("htmx:confirm", (event) => {
+    const { elt, triggeringEvent } = event.detail;
+    if (!isFollower(elt) || !isHeld(elt) || triggeringEvent?.type === "submit") return;
+    event.preventDefault();
+    owed.add(elt);
+  });
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    const { elt } = event.detail;
+    if (!isFollower(elt)) return;
+    // What is answered to a form that was replaced meanwhile is not of the new one.
+    const judge = ({ detail }) => {
+      if (!elt.isConnected) detail.shouldSwap = false;
+    };
+    elt.addEventListener("htmx:beforeSwap", judge, { once: true });
+  });
+  document.addEventListener("htmx:afterRequest", (event) => {
+    if (!event.detail.successful) askOwed();
+  });
+
   // Live: one stream for the page, closed while nobody looks. It says something every 4 s.
   const SILENT_MS = 12000;
   const HIDDEN_MS = 5000;
@@ -85,7 +154,7 @@
       ? field.selectedIndex !== Math.max(0, [...field.options].findIndex((option) => option.defaultSelected))
       : "defaultValue" in field && field.value !== field.defaultValue;
   const isBusy = () => {
-    if (document.querySelector("dialog[open]")) return true;
+    if (isPressed || document.querySelector("dialog[open]")) return true;
     const field = document.activeElement;
     if (!field?.form || !main().contains(field)) return false;
     return isChanged(field) || Date.now() - typedAt < AGAIN_MS;
@@ -152,10 +221,11 @@
       });
     hear("beat", () => {});
     hear("stale", loadAnew);
-    hear("changes", (changes) => {
-      for (const [name, html] of Object.entries(changes)) change(name, html);
-      tellTimes();
-    });
+    hear("changes", (changes) =>
+      whenReleased(() => {
+        for (const [name, html] of Object.entries(changes)) change(name, html);
+        tellTimes();
+      }));
     hear("trouble", ({ text }) => {
       trouble = text;
     });
@@ -207,9 +277,14 @@
     if (event.target.matches("[data-sends]")) event.target.form.requestSubmit();
   });
   document.addEventListener("htmx:beforeSwap", (event) => {
-    // A filter was sent while the page was loaded anew: what comes is of the address before.
     const { elt, path } = event.detail.requestConfig;
-    if (elt === document.body && path !== address()) event.detail.shouldSwap = false;
+    if (elt === document.body) {
+      // A filter was sent while the page was loaded anew: what comes is of the address before.
+      if (isPressed || path !== address()) event.detail.shouldSwap = false;
+    } else if (isFollower(elt) && isHeld(elt)) {
+      event.detail.shouldSwap = false;
+      owed.add(elt);
+    }
   });
   document.addEventListener("htmx:afterSwap", (event) => {
     // The lines that follow what is typed are swapped as well: only a form that came itself takes the focus.
@@ -231,7 +306,8 @@
   document.addEventListener("htmx:sendError", () => refuse("the server does not answer"));
 
   // Keys.
-  let wentAt = 0;
+  const GO_MS = 2000;
+  let wentAt = -GO_MS;
   const rows = () => [...main().querySelectorAll("tbody tr, [data-row]")];
   const step = (by) => {
     const all = rows();
@@ -254,8 +330,8 @@
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     if (event.target.closest("input, textarea, select, dialog, audio, video")) return;
-    if (Date.now() - wentAt < 1200) {
-      wentAt = 0;
+    if (event.timeStamp - wentAt < GO_MS) {
+      wentAt = -GO_MS;
       root.classList.remove("keys-shown");
       const link = document.querySelector(`.rooms a[data-key="${CSS.escape(event.key)}"]`);
       if (link) {
@@ -265,9 +341,9 @@
       }
     }
     if (event.key === "g") {
-      wentAt = Date.now();
+      wentAt = event.timeStamp;
       root.classList.add("keys-shown");
-      setTimeout(() => root.classList.remove("keys-shown"), 1200);
+      setTimeout(() => root.classList.remove("keys-shown"), GO_MS);
       return;
     }
     const inRows = main().querySelector("tr.at, [data-row].at");
@@ -294,7 +370,7 @@
     listen();
   };
   setInterval(() => {
-    tellTimes();
+    whenReleased(tellTimes);
     lookAfter();
   }, 1000);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => penstockCharts.recolour());

@@ -21,7 +21,7 @@ def fleet() -> None:
 @fleet.command("show", short_help="Show the fleet.")
 @click.pass_obj
 def show(terminal: Terminal) -> None:
-    """Show hosts with their slots, who plans, the last decisions and the open alerts."""
+    """Show hosts with their slots, who plans, the last decisions and the newest open alerts."""
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.state())
     terminal.show(found, _describe(found))
 
@@ -60,7 +60,7 @@ def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
 @click.option("--open", "is_open", is_flag=True, help="Only those that are not cleared.")
 @click.pass_obj
 def alerts(terminal: Terminal, *, is_open: bool) -> None:
-    """List the newest alerts."""
+    """List the newest 100 alerts."""
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.alerts(is_open=is_open))
     terminal.show(found, _alerts(found))
 
@@ -134,6 +134,8 @@ def _describe(state: FleetState) -> str:
     ]
     if state.alerts:
         parts.append(_alerts(state.alerts))
+    if state.alerts_open > len(state.alerts):
+        parts.append(f"{state.alerts_open} alerts are open in all")
     if state.decisions:
         parts.append(_decisions(state.decisions[:10]))
     return "\n\n".join(parts)

@@ -105,11 +105,15 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet as it stands: its hosts, who plans it, the last decisions and the open alerts."""
+    """The fleet as it stands: its hosts, who plans it, the last decisions and the open alerts.
+
+    `alerts` has the newest 100 of `alerts_open`.
+    """
 
     hosts: list[FleetHost]
     plan: PlanHead
     decisions: list[Decision]
+    alerts_open: int
     alerts: list[Alert]
 
 

@@ -19,7 +19,7 @@ from penstock.kernel.limits import PAGE_ROWS_MAX
 
 @get("/v1/fleet", operation_id="getFleet", summary="Show the fleet", opt=READ)
 async def get_fleet(jobs: NamedDependency[Jobs]) -> FleetState:
-    """Show hosts with their slots, who plans, the last decisions and the open alerts."""
+    """Show hosts with their slots, who plans, the last decisions, how many alerts are open and the newest 100 of them."""
     return await jobs.fleet.state()
 
 
@@ -44,7 +44,7 @@ async def list_alerts(
     *,
     is_open: Annotated[bool, QueryParameter(name="open")] = False,
 ) -> list[Alert]:
-    """List the newest alerts; with `open` only those not cleared."""
+    """List the newest 100 alerts; with `open` only those not cleared."""
     return await jobs.fleet.alerts(is_open=is_open)
 
 

@@ -26,7 +26,7 @@ class Fleet:
         self._config = config
 
     async def state(self) -> FleetState:
-        """Hosts with their slots, who plans, the last decisions, the open alerts."""
+        """Hosts with their slots, who plans, the last decisions, the newest open alerts of how many."""
         hosts = await store.fleet.fleet_hosts(self._postgres, silent_s=self._config.host_silent_s)
         planned = await store.fleet.slot_map(self._postgres)
         return FleetState(
@@ -36,6 +36,7 @@ class Fleet:
             ],
             plan=await store.fleet.find_plan(self._postgres),
             decisions=await self.decisions(decisions_max=DECISIONS_SHOWN),
+            alerts_open=await store.alerts.count_open_alerts(self._postgres),
             alerts=await self.alerts(is_open=True),
         )
 
@@ -51,7 +52,7 @@ class Fleet:
         )
 
     async def alerts(self, *, is_open: bool = False) -> list[Alert]:
-        """The newest alerts; with `is_open` only those not cleared."""
+        """The newest 100 alerts; with `is_open` only those not cleared."""
         return await store.alerts.find_alerts(
             self._postgres, is_open=is_open, alerts_max=ALERTS_SHOWN
         )

@@ -14,6 +14,10 @@ RETURNING id, text, raised_at, cleared_at;
 SELECT id, rule, subject, text, raised_at, cleared_at FROM penstock.alert
 WHERE NOT :is_open OR cleared_at IS NULL ORDER BY raised_at DESC, id DESC LIMIT :alerts_max;
 
+-- name: count_open_alerts
+-- How many alerts are open.
+SELECT count(*) AS alerts FROM penstock.alert WHERE cleared_at IS NULL;
+
 -- name: drop_alerts
 -- Forget cleared alerts that were kept long enough.
 DELETE FROM penstock.alert WHERE cleared_at < now() - :kept_s::double precision * interval '1 s';

@@ -25,6 +25,12 @@ async def find_alerts(runner: Runner, *, is_open: bool, alerts_max: int) -> list
     return [Alert(**row) for row in rows]
 
 
+async def count_open_alerts(runner: Runner) -> int:
+    """How many alerts are open."""
+    [row] = await runner.all(SQL.count_open_alerts)
+    return int(row["alerts"])
+
+
 async def drop_alerts(runner: Runner, *, kept_s: float) -> int:
     """Forget cleared alerts that were kept long enough; how many."""
     return await runner.run(SQL.drop_alerts, kept_s=kept_s)

@@ -13,6 +13,7 @@ from typing import Final
 from penstock.console.seeing import Ask
 from penstock.jobs.fleet.load import FleetLoad, QueueLoad
 from penstock.jobs.model import QueueStatus
+from penstock.jobs.tasks.declared import SLOTS_MAX
 
 SORTS: Final = ("load", "name", "importance", "waiting", "leased", "failed", "oldest", "slots")
 STATES: Final = ("active", "waiting", "paused", "failed")
@@ -50,6 +51,11 @@ class QueueRow:
     def is_behind(self) -> bool:
         """Whether more is wanted than its slots do. What it wanted minutes ago and has done is no arrears."""
         return self.load is not None and self.load > 1 and self.status.ready > 0
+
+    @property
+    def slots_most(self) -> str:
+        """The most slots that it may have."""
+        return "any" if self.status.slots_max >= SLOTS_MAX else str(self.status.slots_max)
 
     @property
     def tone(self) -> str:

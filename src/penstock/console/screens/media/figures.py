@@ -25,8 +25,9 @@ OUTCOMES: Final = ("hit", "miss", "pass")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFigures:
-    """The figures of the node; None is not known."""
+    """The figures of the node; None is not known, of rates for now while `is_measuring`."""
 
+    is_measuring: bool
     connections: float | None
     requests_per_s: float | None
     bytes_per_s: Mapping[str, float | None]
@@ -51,6 +52,7 @@ async def read_figures(rates: Rates) -> NodeFigures | None:
     blocks = _by(rates, "media_blocks_total", "outcome", OUTCOMES)
     begun = sum(blocks.values())
     return NodeFigures(
+        is_measuring=rates.is_measuring,
         connections=rates.total("media_connections", OF_NODE),
         requests_per_s=rates.rate_per_s("media_requests_total", OF_NODE),
         bytes_per_s={

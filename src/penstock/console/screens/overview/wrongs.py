@@ -13,7 +13,6 @@ from penstock.jobs.crons import Cron
 from penstock.jobs.fleet.alerts import HOST_RULE, Alert
 from penstock.jobs.fleet.facts import FleetState
 from penstock.jobs.model import QueueStatus
-from penstock.jobs.service.fleet import ALERTS_SHOWN
 
 VIEWS_LAG_S: Final = 30.0
 FEED_LAG_S: Final = 60.0
@@ -68,11 +67,11 @@ def wrong_fleet(fleet: Found[FleetState]) -> Iterator[Wrong]:
     alerts = fleet.value.alerts
     for alert in alerts[:ALERTS_TOLD]:
         yield _of_alert(alert)
-    if len(alerts) > ALERTS_TOLD:
-        or_more = " or more" if len(alerts) >= ALERTS_SHOWN else ""
+    others = fleet.value.alerts_open - len(alerts[:ALERTS_TOLD])
+    if others > 0:
         yield Wrong(
             tone="bad",
-            subject=f"{len(alerts) - ALERTS_TOLD}{or_more} other alerts",
+            subject=shown.counted(others, "other alert", "other alerts"),
             href=f"{PREFIX}/jobs/alerts?open=1",
             text="rules that are broken now",
             mend="",
