@@ -446,8 +446,9 @@ async def client_of(postgres, jobs):
         running.result()
     host, port = ready.result()
     headers = {"authorization": f"Bearer {token.text}"}
+    # verify=False: reading the authorities, 20 ms of CPU a client, is for no one on a plain address.
     async with httpx.AsyncClient(
-        base_url=f"http://{host}:{port}", headers=headers, timeout=60
+        base_url=f"http://{host}:{port}", headers=headers, timeout=60, verify=False
     ) as client:
         yield client
     stop.set()

@@ -120,6 +120,30 @@ async def test_a_commit_brings_the_job_whole_and_a_savepoint_its_part(caller, ma
     assert len(await sql("SELECT 1 FROM mine")) == 1
 
 
+@pytest.mark.usefixtures("mail")
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("due", ["now", "at", "after"])
+async def test_jobs_that_differ_in_their_payloads_alone(caller, jobs, sql, count, due):
+    soon_at = datetime.now(UTC) + timedelta(hours=1)
+    when = {"now": {}, "at": {"at": soon_at}, "after": {"after_s": 3_600.5}}[due]
+    new = [
+        NewJob(queue="mail", payload={"to": f"{HARD}{number}"}, priority=3, **when)
+        for number in range(count)
+    ]
+    ids = await jobs.enqueue_many(new, tx=caller.tx)
+    assert await sql(WAITING) == []
+    await caller.commit()
+    assert ids == sorted(ids)
+    found = [await jobs.job(job_id) for job_id in ids]
+    assert [job.payload for job in found] == [job.payload for job in new]
+    assert {(job.queue, job.priority, job.lane, job.unique) for job in found} == {
+        ("mail", 3, None, None)
+    }
+    late_s = [(job.run_at - soon_at).total_seconds() for job in found]
+    low, high = {"now": (-3_700, -3_000), "at": (0, 0), "after": (0, 600)}[due]
+    assert all(low <= late <= high for late in late_s)
+
+
 @pytest.mark.slow
 async def test_ten_thousand_jobs_with_every_option(caller, jobs, mail, sql):
     soon = datetime.now(UTC) + timedelta(hours=1)

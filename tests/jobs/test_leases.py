@@ -115,9 +115,16 @@ async def test_the_lowest_priority_gets_its_turn():
     assert [order[0] for order in orders] == ([0] * 7 + [9]) * 2
 
 
+class Unhurried(Scan):
+    """As if no time went by: on a slow machine a second is over soon, and each look is a costly one."""
+
+    def note(self, claims, *, jobs_max, now_s, took_s=0.0):
+        super().note(claims, jobs_max=jobs_max, now_s=1.0)
+
+
 async def test_marks_move_on_full_claims_and_are_dropped_on_short_ones(jobs, registry, desk):
     await registry.get("q").enqueue_many([{"n": n} for n in range(5)])
-    queues, scan = await jobs.declare_queues(), Scan()
+    queues, scan = await jobs.declare_queues(), Unhurried()
     first = scan.marks[5]
     await claim_one(desk, queues["q"].id, 2, scan)
     lease = await claim_one(desk, queues["q"].id, 2, scan)

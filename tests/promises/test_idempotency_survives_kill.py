@@ -50,7 +50,9 @@ class Api:
 
     async def enqueue(self, key: str, *, at: str | None = None) -> httpx.Response:
         """One try."""
-        async with httpx.AsyncClient(base_url=f"http://{at or self.address}", timeout=60) as client:
+        async with httpx.AsyncClient(
+            base_url=f"http://{at or self.address}", timeout=60, verify=False
+        ) as client:
             headers = {**self._headers, "idempotency-key": key}
             return await client.post(PATH, headers=headers, json={"payload": {"key": key}})
 
@@ -71,7 +73,7 @@ class Api:
     async def _answers(self) -> bool:
         assert is_alive(self.process.pid), self.process.err
         try:
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(verify=False) as client:
                 return (await client.get(f"http://{self.address}/healthz")).status_code == 200
         except httpx.TransportError:
             return False
@@ -102,7 +104,7 @@ async def test_an_api_that_died_at_the_commit_does_it_once(api, postgres, point,
     assert second.json() == {"ids": [job["id"]]}
 
 
-@pytest.mark.parametrize("lost", ["COMMIT", "enqueue", "idempotency_key"])
+@pytest.mark.parametrize("lost", ["COMMIT", "job_ready", "idempotency_key"])
 async def test_an_answer_of_the_database_that_was_lost_does_it_once(
     api, postgres, database_url, lost
 ):

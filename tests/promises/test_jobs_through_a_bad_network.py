@@ -54,7 +54,7 @@ async def test_an_enqueue_of_unknown_outcome_was_done_once_or_not_at_all(
         if way is None:
             await fleet.enqueue([noted(key)], service=behind)
             continue
-        losses[way](b"penstock.enqueue")
+        losses[way](b"nextval('penstock.job_id')")
         with pytest.raises(PostgresDown):
             await fleet.enqueue([noted(key)], service=behind)
         unknown[way].add(key)
