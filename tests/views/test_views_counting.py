@@ -33,6 +33,28 @@ async def test_a_call_of_hits_counts_each_and_answers_in_order(views):
     assert found == {f"ad:{number}": 8 if number == 0 else 7 for number in range(7)}
 
 
+async def test_a_list_that_changes_after_the_call_was_counted_as_it_was(views):
+    for total in (1, 2):
+        ids = ["ad:1", "ad:2"]
+        counting = asyncio.create_task(views.hits(ids))
+        await asyncio.sleep(0)
+        ids.clear()
+        assert await counting == [Total(id="ad:1", total=total), Total(id="ad:2", total=total)]
+
+
+async def test_known_ids_among_new_and_wrong_ones(views):
+    await views.hits(["ad:1", "ad:2"])
+    assert [one.total for one in await views.hits(["ad:1", "new", Hit(id="ad:2", n=3)])] == [
+        2,
+        1,
+        4,
+    ]
+    for wrong in (["ad:1", "no id"], ["ad:1", None], ["ad:1", ["ad:2"]], ["ad:1", b"ad:1"]):
+        with pytest.raises(InvalidHit):
+            await views.hits(wrong)
+    assert await total_of(views, "ad:1") == 2
+
+
 async def test_many_callers_at_once_get_totals_that_each_of_them_raised(views):
     totals = await asyncio.gather(*[views.hit("ad:1") for _ in range(200)])
     # Those of the first call were filled together: they are told the total after all of it.

@@ -223,7 +223,7 @@ async def client_of(engines, views, *, scopes=SCOPES):
     headers = {"authorization": f"Bearer {token.text}"}
     try:
         async with httpx.AsyncClient(
-            base_url=f"http://{host}:{port}", headers=headers, timeout=60
+            base_url=f"http://{host}:{port}", headers=headers, timeout=60, verify=False
         ) as client:
             yield client
     finally:

@@ -3,7 +3,7 @@
 A room's `http` puts such a function into the `opt` of the Litestar handler whose fast path it is, under HOT. The floor
 that serves requests calls it for plain requests alone, before any routing of Litestar's; the function says None to
 whatever it does not know, and the handler is asked. So there is one route, described and guarded once, and the two
-must answer alike.
+must answer alike. The function of a GET changes nothing: where it fails the request may be answered a second time.
 """
 
 from __future__ import annotations

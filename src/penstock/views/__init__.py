@@ -25,6 +25,8 @@ event ids of a day, viewers of three days. Hits go on while PostgreSQL is away; 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from penstock.views.model import (
     Deleted,
     Difference,
@@ -37,8 +39,10 @@ from penstock.views.model import (
     Verified,
     traffic_of_user_agent,
 )
-from penstock.views.service import Views
 from penstock.views.settings import ViewsConfig
+
+if TYPE_CHECKING:
+    from penstock.views.service import Views as Views
 
 __all__ = [
     "Deleted",
@@ -54,3 +58,12 @@ __all__ = [
     "ViewsConfig",
     "traffic_of_user_agent",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the room on first use: whoever reads the configuration needs its settings alone."""
+    if name == "Views":
+        from penstock.views.service import Views
+
+        return Views
+    raise AttributeError(f"module 'penstock.views' has no attribute {name!r}")

@@ -15,7 +15,7 @@ Engines: PostgreSQL keeps the tokens. Nothing else is stored.
 
 Files: `model.py` settings, scopes and errors; `tokens.py` tokens and their store; `auth.py` who calls
 and may they; `bodies.py` JSON in; `problems.py` errors out; `guard.py` what holds for every request;
-`connection.py` deadlines and bounds of one connection; `http.py` the routes at the root; `openapi.py`
-the description; `pages.py` pages for people beside the API; `sessions.py` their logins; `audit.py` what was done there;
+`connection.py` deadlines and bounds of one connection; `hot.py` routes that are asked thousands of times a second,
+`shortcut.py` the short way of their reads; `http.py` the routes at the root; `openapi.py` the description; `pages.py` pages for people beside the API; `sessions.py` their logins; `audit.py` what was done there;
 `server.py` the app and its server; `cli.py` the commands.
 """

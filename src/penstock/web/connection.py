@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -33,10 +34,12 @@ from penstock.web.model import (
     HeadTooLarge,
     Overloaded,
     RequestTooSlow,
+    Stopping,
     TargetTooLong,
     WebConfig,
 )
 from penstock.web.problems import MEDIA_TYPE, headers_of, problem_of
+from penstock.web.shortcut import Asked, Shortcut, whole
 
 WHOLE_ANSWERS: Final[Any] = {WHOLE_ANSWER: {}}
 STALL_BYTES_MIN: Final = 4 * 1024
@@ -47,9 +50,19 @@ LINGER_BYTES_MAX: Final = 32 * 1024 * 1024
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol with deadlines and bounds."""
 
-    def __init__(self, *, limits: WebConfig, **uvicorn_arguments: Any) -> None:
+    def __init__(self, *, limits: WebConfig, shortcut: Shortcut, **uvicorn_arguments: Any) -> None:
         super().__init__(**uvicorn_arguments)
         self._limits = limits
+        self._shortcut = shortcut
+        self._short: bytes | None = None
+        """The request that is answered the short way just now."""
+        self._behind = b""
+        """What came behind it."""
+        self._is_last = False
+        """Whether the server stops: the answer under way the short way is the last one."""
+        self._new_head = b""
+        self._answered_s = float("-inf")
+        """When the last answer was given the short way."""
         self._refusal: PenstockError | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = True
@@ -81,7 +94,11 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; a head that grows over its bound is refused."""
+        """Feed the parser; a head that grows over its bound is refused. What has a known head takes the short way."""
+        if self._short is not None:
+            self._behind += data
+            self.flow.pause_reading()
+            return
         if self._lingering:
             self._linger_bytes += len(data)
             if self._linger_bytes > LINGER_BYTES_MAX:
@@ -89,6 +106,16 @@ class Connection(HttpToolsProtocol):
             return
         if self.transport.is_closing():
             return
+        self._new_head = b""
+        if self._is_between():
+            asked = self._shortcut.find(data)
+            if asked is not None:
+                self._go_short(data, asked)
+                return
+            self._new_head = self._shortcut.head_of(data)
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
         self._read_bytes = len(data)
         self._body_bytes += self._read_bytes
         was_in_head = self._in_head
@@ -128,7 +155,7 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = WHOLE_ANSWERS
         super().on_headers_complete()
         self.cycle.transport = self._lingering_transport  # type: ignore[assignment]
-        self.cycle.send = _Sending(self.cycle).send  # type: ignore[method-assign]
+        self.cycle.send = _Sending(self.cycle, self._learn).send  # type: ignore[method-assign]
         self._body_bytes = 0
 
     def on_message_complete(self) -> None:
@@ -168,16 +195,102 @@ class Connection(HttpToolsProtocol):
             self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that was idle so long."""
+        left_s = self._answered_s + self.timeout_keep_alive - self.loop.time()
+        if self._short is not None:
+            left_s = self.timeout_keep_alive
+        # Clocks of timers are whole milliseconds.
+        if left_s > 0.001:
+            self._plan_idle(left_s)
+        else:
+            self.timeout_keep_alive_task = None
+            super().timeout_keep_alive_handler()
+
     def is_body_open(self) -> bool:
         """Whether the peer still owes a part of a request."""
         return self._in_head or bool(self.cycle and self.cycle.more_body)
 
     def shutdown(self) -> None:
         """The server stops: idle and lingering connections, and answers without an end, go at once."""
-        if self._lingering or (self.cycle is not None and ENDLESS in self.scope):
+        if self._short is not None:
+            self._is_last = True
+        elif self._lingering or (self.cycle is not None and ENDLESS in self.scope):
             self.transport.close()
         else:
             super().shutdown()
+
+    def _is_between(self) -> bool:
+        """Whether the next byte is the first of a request, and nothing is under way or held back."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None:
+            is_between = not self._head_bytes and not self._is_head_cut
+        else:
+            is_between = cycle.response_complete and not self._in_head and not cycle.more_body
+        return is_between and not self.pipeline and not self.flow.write_paused
+
+    def _go_short(self, data: bytes, asked: Asked) -> None:
+        self._short = data
+        self._stop_timer()
+        task = self.loop.create_task(self._answer_short(asked))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer_short(self, asked: Asked) -> None:
+        try:
+            is_told = await self._shortcut.answer(asked, self._give)
+        except asyncio.CancelledError:
+            self._short = None
+            if not self.transport.is_closing():
+                self.refuse(stopped())
+            return
+        data, self._short = self._short or b"", None
+        if self.transport.is_closing():
+            return
+        if not is_told:
+            self._feed_again(data)
+            return
+        self._note_answered()
+        if self._behind:
+            self.flow.resume_reading()
+            data, self._behind = self._behind, b""
+            self.data_received(data)
+
+    def _note_answered(self) -> None:
+        """As uvicorn after an answer. The timer of an idle connection goes on, and looks at this moment when it is due."""
+        self.server_state.total_requests += 1
+        self._answered_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._plan_idle(self.timeout_keep_alive)
+
+    def _plan_idle(self, delay_s: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(
+            delay_s, self.timeout_keep_alive_handler
+        )
+
+    def _feed_again(self, data: bytes) -> None:
+        """The long way for a request that could not be answered the short way, and for what came behind it."""
+        behind, self._behind = self._behind, b""
+        self.flow.resume_reading()
+        self._feed(data)
+        if behind:
+            self.data_received(behind)
+        if self._is_last:
+            self.shutdown()
+
+    def _give(self, status: int, parts: list[bytes]) -> bool:
+        if self.transport.is_closing():
+            return False
+        defaults = self.server_state.default_headers
+        self.transport.write(whole(status, defaults, parts, last=self._is_last))
+        if self._is_last:
+            self.transport.close()
+        return True
+
+    def _learn(self, cycle: RequestResponseCycle) -> None:
+        """A hot route answered `cycle` well."""
+        if self._new_head:
+            self._shortcut.learn(self._new_head, list(cycle.scope["headers"]))
 
     def _check_sizes(self) -> None:
         """Refuse what is too long or too much; while a head comes in many reads it is bounded by `data_received`."""
@@ -262,10 +375,13 @@ class _Sending:
     house's own, and its length is known.
     """
 
-    __slots__ = ("_cycle", "_send")
+    __slots__ = ("_cycle", "_learn", "_send")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(
+        self, cycle: RequestResponseCycle, learn: Callable[[RequestResponseCycle], None]
+    ) -> None:
         self._cycle = cycle
+        self._learn = learn
         self._send = cycle.send
 
     async def send(self, message: Any) -> None:
@@ -291,6 +407,8 @@ class _Sending:
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
+        elif message["status"] == http.HTTPStatus.OK:
+            self._learn(cycle)
         cycle.on_response()
         self._let_go()
 
@@ -328,6 +446,11 @@ def answer_bytes(error: PenstockError) -> bytes:
     head = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return head.encode() + b"\r\n" + body
+
+
+def stopped() -> Stopping:
+    """What a request is told that a stop cut off."""
+    return Stopping("the server stops and the request took too long", retry_after_s=1)
 
 
 def _head_too_large() -> HeadTooLarge:

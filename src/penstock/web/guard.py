@@ -160,8 +160,9 @@ class Guard:
                 " host to web.allowed_hosts"
             )
 
-    def _record(self, method: str, route: str, answer: _Answer, seconds: float) -> None:
-        key = (route, method, f"{answer.status // 100}xx")
+    def record(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one answered request."""
+        key = (route, method, f"{status // 100}xx")
         bound = self._bound.get(key)
         if bound is None:
             bound = self._bound[key] = (
@@ -172,18 +173,22 @@ class Guard:
             )
         bound[0].inc()
         bound[1].observe(seconds)
-        if answer.status >= 500:
-            alike = self._failures.next_line(route, answer.status)
-            if alike is not None:
-                _LOG.warning(
-                    "request_answered_5xx",
-                    request_id=answer.request_id,
-                    method=method,
-                    route=route,
-                    status=answer.status,
-                    seconds=round(seconds, 4),
-                    alike_before=alike,
-                )
+
+    def _record(self, method: str, route: str, answer: _Answer, seconds: float) -> None:
+        self.record(method, route, answer.status, seconds)
+        if answer.status < 500:
+            return
+        alike = self._failures.next_line(route, answer.status)
+        if alike is not None:
+            _LOG.warning(
+                "request_answered_5xx",
+                request_id=answer.request_id,
+                method=method,
+                route=route,
+                status=answer.status,
+                seconds=round(seconds, 4),
+                alike_before=alike,
+            )
 
 
 class FailureLog:

@@ -51,7 +51,7 @@ class HotRoutes:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request."""
-        found = self._find(scope)
+        found = self.find(scope["method"], scope["path"])
         if found is None:
             await self._app(scope, receive, send)
             return
@@ -74,6 +74,28 @@ class HotRoutes:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
+    async def answer(
+        self,
+        route: HotRoute,
+        name: str,
+        query_string: bytes,
+        *,
+        authorization: str | None,
+        user_agent: str | None,
+        if_none_match: str | None = None,
+    ) -> HotAnswer | None:
+        """What `route` says to a request without a body, or None: it is Litestar's. Raises: what the route raises."""
+        query = _plain_query(query_string)
+        if query is None:
+            return None
+        if route.for_pages:
+            caller = await self._callers.require_caller_of(authorization, query_string)
+        else:
+            caller = await self._callers.require_caller(authorization)
+        require_scope(caller, route.scope)
+        asked = HotRequest(name, query, user_agent, if_none_match, caller.is_publishable)
+        return await route.run(route.service, asked)
+
     def _add(self, method: str, template: str, handler: Any, services: dict[str, Any]) -> None:
         prefix, brace, rest = template.partition("{")
         scope = scope_of(handler)
@@ -93,8 +115,8 @@ class HotRoutes:
         else:
             self._exact[method, template] = route
 
-    def _find(self, scope: Any) -> tuple[HotRoute, str] | None:
-        method, path = scope["method"], scope["path"]
+    def find(self, method: str, path: str) -> tuple[HotRoute, str] | None:
+        """The hot route of a request, and the name in its path."""
         exact = self._exact.get((method, path))
         if exact is not None:
             return exact, ""
@@ -112,27 +134,17 @@ class HotRoutes:
     async def _answer(self, route: HotRoute, name: str, scope: Any) -> HotAnswer | None:
         if b"%" in scope["raw_path"]:
             return None
-        query = _plain_query(scope["query_string"])
-        if query is None:
-            return None
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if not _REFUSED.isdisjoint(headers) or headers.get(b"content-length", b"0") != b"0":
             return None
-        authorization = _text(headers.get(b"authorization"))
-        if route.for_pages:
-            caller = await self._callers.require_caller_of(authorization, scope["query_string"])
-        else:
-            caller = await self._callers.require_caller(authorization)
-        require_scope(caller, route.scope)
-        scope["auth"] = caller
-        asked = HotRequest(
+        return await self.answer(
+            route,
             name,
-            query,
-            _text(headers.get(b"user-agent")),
-            _text(headers.get(b"if-none-match")),
-            caller.is_publishable,
+            scope["query_string"],
+            authorization=_text(headers.get(b"authorization")),
+            user_agent=_text(headers.get(b"user-agent")),
+            if_none_match=_text(headers.get(b"if-none-match")),
         )
-        return await route.run(route.service, asked)
 
 
 def _text(value: bytes | None) -> str | None:

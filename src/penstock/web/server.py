@@ -1,6 +1,7 @@
 """The app and its server: rooms' routes in one Litestar app, served by uvicorn in this process.
 
-A request passes the guard, the pages for people, the hot routes, and unless one of these answers, Litestar.
+A request passes the guard, the pages for people, the hot routes, and unless one of these answers, Litestar. Reads of hot
+routes whose head was seen before take the short way (`shortcut.py`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from penstock.web.openapi import (
 )
 from penstock.web.pages import Beside, Pages
 from penstock.web.problems import render_error
+from penstock.web.shortcut import Shortcut
 from penstock.web.tokens import Tokens
 
 
@@ -47,13 +49,18 @@ def create_api(house: House, pages: Pages | None = None) -> Guard:
 
     Asserts that each route names its scope and has a shape of its own.
     """
+    return _layers(house, pages)[0]
+
+
+def _layers(house: House, pages: Pages | None) -> tuple[Guard, HotRoutes]:
     callers = Callers(Tokens(house.engines.postgres))
     app = create_app(house, callers)
-    inner: Any = HotRoutes(app, callers, house.services())
+    hot = HotRoutes(app, callers, house.services())
+    inner: Any = hot
     templates = route_templates(app)
     if pages is not None:
         inner, templates = Beside(pages, inner), templates | pages.templates
-    return Guard(inner, house.config.section(WebConfig), templates)
+    return Guard(inner, house.config.section(WebConfig), templates), hot
 
 
 def create_app(house: House, callers: Callers | None = None) -> Litestar:
@@ -149,10 +156,11 @@ async def run_api(
     listener = bind(config.listen)
     try:
         host, port = listener.getsockname()[:2]
+        guard, hot = _layers(house, pages)
         server = _Server(
             uvicorn.Config(
-                create_api(house, pages),
-                http=partial(Connection, limits=config),  # type: ignore[arg-type]
+                guard,
+                http=partial(Connection, limits=config, shortcut=Shortcut(guard, hot)),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -22,6 +23,10 @@ from penstock.views.service.shards import Shards
 from penstock.views.settings import hits_counted
 
 ZONE_EVERY_S: Final = 60.0
+KNOWN_MAX: Final = 100_000
+"""Ids of which the shard is remembered, about 15 MB; then it begins anew."""
+NOT_CACHED: Final = "-"
+DELETED: Final = "x"
 _COUNTED: Final = hits_counted.labels(outcome="counted")
 _REFUSED: Final = hits_counted.labels(outcome="refused")
 
@@ -61,42 +66,67 @@ class Counting:
         self._zone = ZoneInfo(time_zone)
         self._zone_s = float("-inf")
         self._offset_s = 0
+        self._known: dict[str, int] = {}
         self._batches: dict[int, _Batch] = {}
         self._running: set[asyncio.Task[None]] = set()
 
     async def hits(self, hits: Iterable[Hit | str]) -> list[Total]:
         """Count all or none of each shard's; the total of each entity after it. Raises: InvalidHit, ValkeyDown."""
-        lines = require_hits(hits)
+        names, lines, shards = self._placed(hits)
         if not lines:
             return []
-        await self._shards.ready()
+        if not self._shards.is_ready:
+            await self._shards.ready()
         call = _Call(len(lines), asyncio.get_running_loop())
-        self._gather(lines, call)
+        self._gather(lines, shards, call)
         await call.done
-        missing = {
-            entity for (entity, _), total in zip(lines, call.totals, strict=True) if total == "-"
-        }
-        filled = await self._filling.fill(list(missing)) if missing else {}
+        totals, filled = call.totals, dict[str, Total]()
+        if NOT_CACHED in totals:
+            pairs = zip(names, totals, strict=True)
+            filled = await self._filling.fill(
+                list({name for name, told in pairs if told == NOT_CACHED})
+            )
         return [
-            filled[entity]
-            if total == "-"
-            else Total(id=entity, total=0 if total == "x" else int(total))
-            for (entity, _), total in zip(lines, call.totals, strict=True)
+            filled[name]
+            if told == NOT_CACHED
+            else Total(id=name, total=0 if told == DELETED else int(told))
+            for name, told in zip(names, totals, strict=True)
         ]
 
-    def _gather(self, lines: list[tuple[str, str]], call: _Call) -> None:
-        batches, shards = self._batches, self._shards.count
+    def _placed(self, hits: Iterable[Hit | str]) -> tuple[list[str], list[str], list[int]]:
+        """Entities, lines and shards. An id is judged and its shard found when it first comes: 0.7 us else, of 3.8 a hit."""
+        known = self._known
+        if type(hits) is list and len(hits) <= HITS_PER_CALL_MAX:
+            # The caller may change its list meanwhile.
+            names = list(hits)
+            with suppress(KeyError, TypeError):
+                return names, names, [known[name] for name in names]
+        pairs = require_hits(hits)
+        names, lines = [name for name, _ in pairs], [line for _, line in pairs]
+        shards = [shard_of(name, self._shards.count) for name in names]
+        if len(known) > KNOWN_MAX:
+            known.clear()
+        known.update(
+            [
+                (name, shard)
+                for name, line, shard in zip(names, lines, shards, strict=True)
+                if line is name
+            ]
+        )
+        return names, lines, shards
+
+    def _gather(self, lines: list[str], shards: list[int], call: _Call) -> None:
+        batches = self._batches
         if not batches:
             asyncio.get_running_loop().call_soon(self._send_all)
-        for place, (entity, line) in enumerate(lines):
-            shard = shard_of(entity, shards)
+        for place, shard in enumerate(shards):
             batch = batches.get(shard)
             if batch is None:
                 batch = batches[shard] = _Batch(shard)
             elif len(batch.lines) >= HITS_PER_CALL_MAX:
                 self._start(batch)
                 batch = batches[shard] = _Batch(shard)
-            batch.lines.append(line)
+            batch.lines.append(lines[place])
             batch.calls.append(call)
             batch.places.append(place)
 
