@@ -6,12 +6,15 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
+from compileall import compile_dir
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
+import penstock
 from own_cluster import own_cluster
 from penstock.app import PACKAGES
 from penstock.engines import Engines
@@ -20,6 +23,16 @@ from penstock.engines.multiplex import Multiplexer
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.valkey import Valkey, ValkeyConfig
 from penstock.testing.engines import engines_for_tests
+
+# How long an example takes says nothing but what else the machine does.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
+
+def pytest_configure(config):
+    """Compile Penstock once: where nothing may be written, each process of a test did so, a third of its start."""
+    if not hasattr(config, "workerinput"):
+        compile_dir(Path(penstock.__file__).parent, quiet=2, workers=0)
 
 
 @pytest.fixture(autouse=True)

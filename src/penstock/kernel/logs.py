@@ -13,9 +13,12 @@ from collections.abc import MutableMapping
 from typing import Any, Final
 
 import msgspec
-import structlog
 
 from penstock.kernel import trace
+from penstock.kernel.late import late
+
+with late("rich", "console", "pretty", "traceback"):
+    import structlog
 
 SECRET_FIELDS: Final = frozenset({"authorization", "cookie", "password", "secret", "token"})
 

@@ -28,6 +28,8 @@ class EnginesForTests:
     """Running engines whose PostgreSQL holds the template."""
 
     endpoints: Endpoints
+    admin: Postgres
+    """On the server's own database; kept, since to connect for each statement took as long as to copy a database."""
 
     def database_url(self, name: str) -> str:
         """The URL of a database on this server."""
@@ -36,12 +38,8 @@ class EnginesForTests:
 
     async def statement(self, text: str) -> None:
         """Run one statement on the server's own database."""
-        admin = Postgres(self.endpoints.postgres_url, PostgresConfig())
-        try:
-            async with admin.session() as session:
-                await session.connection.execute(text)
-        finally:
-            await admin.close()
+        async with self.admin.session() as session:
+            await session.connection.execute(text)
 
     @asynccontextmanager
     async def database(self, *, template: str = TEMPLATE) -> AsyncIterator[str]:
@@ -61,12 +59,14 @@ async def engines_for_tests(
     """Start the embedded engines in `folder` and make the template of `packages`."""
     embedded = EmbeddedEngines(folder, durable=False)
     endpoints = await embedded.start()
+    admin = Postgres(endpoints.postgres_url, PostgresConfig())
     try:
-        engines = EnginesForTests(endpoints)
+        engines = EnginesForTests(endpoints, admin)
         await engines.statement(f"CREATE DATABASE {TEMPLATE}")
         template = Postgres(engines.database_url(TEMPLATE), PostgresConfig())
         await apply_migrations(template, packages)
         await template.close()
         yield engines
     finally:
+        await admin.close()
         await embedded.stop()

@@ -19,14 +19,19 @@ Answer = TypeVar("Answer")
 
 
 def wait_until(ask: Callable[[], Answer | None], *, what: str, deadline_s: float = 60) -> Answer:
-    """Ask again until the answer is true. Raises: AssertionError naming `what` after the deadline."""
-    ends_s = time.monotonic() + deadline_s
+    """Ask again until the answer is true, as `waiting.wait_true` does.
+
+    Raises: AssertionError naming `what` after the deadline.
+    """
+    began_s = time.monotonic()
+    ends_s = began_s + deadline_s
     while True:
         answer = ask()
         if answer:
             return answer
-        assert time.monotonic() < ends_s, f"{what}: not within {deadline_s:.0f} s"
-        time.sleep(0.02)
+        now_s = time.monotonic()
+        assert now_s < ends_s, f"{what}: not within {deadline_s:.0f} s"
+        time.sleep(min(0.05, max(0.02, (now_s - began_s) / 20)))
 
 
 def is_alive(pid: int) -> bool:
