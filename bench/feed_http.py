@@ -8,10 +8,8 @@ next page is looked at.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Awaitable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Mapping
 
 import httpx
 
@@ -20,7 +18,7 @@ from bench.feed_stage import PER_PAGE, World, make_world, staged
 from bench.figures import Figure, Goal, Runs, figure, percentile
 from bench.harness import Run
 from bench.systems import Cell
-from bench.views_stage import Api, load, our_api, pin
+from bench.views_stage import Api, load, on_core, our_api
 from penstock import Penstock
 
 FOLLOWS = 1_000
@@ -62,17 +60,6 @@ async def _http(run: Run) -> Mapping[str, float]:
     rate = told["rate_per_s"]
     values = {"pages/s": rate, "p50": waited["p50"], "p99": waited["p99"]}
     return values | {"us a page": cpu / rate * 1e6}
-
-
-@contextmanager
-def on_core(pid: int, core: int) -> Iterator[None]:
-    """Keep a process on one core while the block lasts."""
-    before = os.sched_getaffinity(pid)
-    pin(pid, core)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(pid, before)
 
 
 async def _load(

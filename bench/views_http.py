@@ -9,9 +9,8 @@ reads the whole series.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from bench.children import cpu_of
 from bench.figures import Figure, Goal, figure
@@ -25,6 +24,7 @@ from bench.views_stage import (
     hits,
     load,
     make_token,
+    on_core,
     open_views,
     our_api,
     pin,
@@ -83,7 +83,7 @@ async def _most(run: Run, *, is_ours: bool) -> Mapping[str, float]:
         serve = our_api if is_ours else raw_api
         async with serve(cell, token) as api:
             pin(api.child.pid, 0)
-            with valkey_on(run, 1):
+            with on_core(run.engines.valkey_pid, 1):
                 seconds = run.sized(6, 3)
                 asked = [{"name": "read", "requests": reads(totals, checked=True)}]
                 told, cpu = await load(cell, api, asked, loop="closed", seconds=seconds, core=1)
@@ -220,15 +220,3 @@ async def _viewed(cell: Cell) -> AsyncIterator[tuple[Penstock, dict[str, int]]]:
         yield app, await view_items(app)
     finally:
         await app.close()
-
-
-@contextmanager
-def valkey_on(run: Run, core: int) -> Iterator[None]:
-    """Keep Valkey on one core while the block lasts."""
-    pid = run.engines.valkey_pid
-    before = os.sched_getaffinity(pid)
-    pin(pid, core)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(pid, before)

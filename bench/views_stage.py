@@ -10,8 +10,8 @@ import os
 import random
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -177,6 +177,17 @@ def pin(pid: int, core: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) > 1:
         os.sched_setaffinity(pid, {cores[core % len(cores)]})
+
+
+@contextmanager
+def on_core(pid: int, core: int) -> Iterator[None]:
+    """Keep a process on one core while the block lasts."""
+    before = os.sched_getaffinity(pid)
+    pin(pid, core)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(pid, before)
 
 
 def free_port() -> int:
