@@ -1635,6 +1635,31 @@ BEGIN
     END IF;
 END $$;
 
+CREATE FUNCTION penstock.set_lane_v4(p_limiter text, p_name text, p_is_own boolean, p_starts_max integer, p_window_s double precision, p_concurrency integer, p_paused boolean, p_weight integer) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    AS $$
+DECLARE
+    v penstock.limiter%ROWTYPE;
+BEGIN
+    FOR i IN 1..3 LOOP
+        PERFORM penstock.make_lanes_v1(ARRAY[p_limiter], ARRAY[p_name]);
+        SELECT * INTO v FROM penstock.limiter m WHERE m.name = p_limiter FOR SHARE;
+        UPDATE penstock.lane SET is_own = p_is_own, paused = coalesce(p_paused, paused), weight = coalesce(p_weight, weight)
+        WHERE limiter = p_limiter AND name = p_name;
+        EXIT WHEN FOUND;
+    END LOOP;
+    IF p_is_own THEN
+        PERFORM penstock.limit_lanes_v1(
+            p_limiter, ARRAY[p_name], p_starts_max, p_window_s,
+            greatest(coalesce(v.slack_s, 0.25), least(1, p_window_s / 60)), p_concurrency);
+    ELSE
+        PERFORM penstock.limit_lanes_v1(
+            p_limiter, ARRAY[p_name], v.starts_max, v.window_s, coalesce(v.slack_s, 0.25),
+            v.concurrency);
+    END IF;
+END $$;
+
 CREATE FUNCTION penstock.set_limiter_v1(p_name text, p_starts_max integer, p_window_s double precision, p_slack_s double precision, p_concurrency integer, p_is_set boolean) RETURNS boolean
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'

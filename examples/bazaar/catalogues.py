@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
-from examples.bazaar.shops import Shop, Ware, first_wares, next_wares
+from examples.bazaar.shops import CATEGORIES, Shop, Ware, first_wares, next_wares
 
 
 class Shelf:
@@ -76,8 +76,8 @@ class Shelf:
         return out.getvalue()
 
     def _yml(self, shop: Shop, wares: list[Ware]) -> str:
-        names = sorted({ware.category for ware in wares})
-        number = {name: index + 1 for index, name in enumerate(names)}
+        # A shop's categories keep their numbers: an item whose number changes is another row.
+        number = {name: index + 1 for index, name in enumerate(CATEGORIES)}
         lines = [
             '<?xml version="1.0" encoding="UTF-8"?>',
             '<yml_catalog date="2026-01-01T00:00:00+00:00">',
@@ -85,7 +85,7 @@ class Shelf:
             f"<url>{self._origin(shop)}/</url>",
             '<currencies><currency id="EUR" rate="1"/></currencies>',
             "<categories>",
-            *(f'<category id="{number[name]}">{escape(name)}</category>' for name in names),
+            *(f'<category id="{number[name]}">{escape(name)}</category>' for name in CATEGORIES),
             "</categories><offers>",
         ]
         for ware in wares:

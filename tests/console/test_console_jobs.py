@@ -266,7 +266,7 @@ async def test_keys(screen):
     await page.keyboard.press("Enter")
     await page.wait_for_url("**q=mail**")
     await page.locator("caption", has_text="1 of").wait_for()
-    await page.locator("h1").click()
+    await page.keyboard.press("Escape")
     await page.keyboard.press("j")
     await page.locator("tr.at").wait_for()
     await page.keyboard.press("Enter")

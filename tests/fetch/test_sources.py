@@ -298,6 +298,17 @@ async def test_a_source_is_replaced_with_its_cron(shop):
     assert (await shop.fetch.sources.all()) == [changed]
 
 
+async def test_a_source_that_rests_goes_on_resting_when_it_is_set_anew(shop):
+    await add(shop)
+    await shop.jobs.crons.pause("fetch:shop")
+    found = await shop.fetch.sources.set(
+        "shop", url=shop.origin.url("/b.csv"), cron="*/5 * * * *", tz="UTC"
+    )
+    assert found.next_at is None
+    (cron,) = await shop.jobs.crons.all()
+    assert (cron.paused, cron.spec) == (True, "*/5 * * * *")
+
+
 def test_names_of_crons_and_files_are_bounded():
     assert cron_name("shop") == "fetch:shop"
     assert len(cron_name("x" * 128)) <= 128

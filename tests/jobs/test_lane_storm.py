@@ -125,11 +125,12 @@ class Storm:
                 await self.cancel()
 
     async def cancel(self):
-        if self.enqueued:
-            with_luck = self.dice.choice(self.enqueued)
+        some = self.enqueued[-200:]
+        for job_id in self.dice.sample(some, min(20, len(some))):
             with suppress(JobNotWaiting):
-                await self.jobs.cancel(with_luck)
+                await self.jobs.cancel(job_id)
                 self.cancelled += 1
+                return
 
 
 @pytest.mark.slow

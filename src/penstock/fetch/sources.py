@@ -100,7 +100,7 @@ class Sources:
         format_name: str | None = None,
         mapping: str | None = None,
     ) -> Source:
-        """Bring the customer's catalogue at every moment of `cron`; replaces the source there was.
+        """Bring the customer's catalogue at every moment of `cron`; replaces the source there was, whose pause goes on.
 
         Raises: CustomerUnknown, MappingUnknown, UnknownFormat, UrlRefused, InvalidCron.
         """
@@ -128,7 +128,7 @@ class Sources:
             except CronExists:
                 is_new = False
         if not is_new:
-            await self._jobs.crons.change(name, spec=cron, tz=tz, paused=False)
+            await self._jobs.crons.change(name, spec=cron, tz=tz)
         return await self.get(customer)
 
     async def order(self, order: Order, url: str, *, tx: Tx | None = None) -> int:

@@ -329,6 +329,7 @@
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (event.key === "Escape" && event.target.closest(".filters")) event.target.blur();
     if (event.target.closest("input, textarea, select, dialog, audio, video")) return;
     if (event.timeStamp - wentAt < GO_MS) {
       wentAt = -GO_MS;

@@ -39,6 +39,8 @@ class Customers:
     ) -> CustomerSet:
         """Make a customer or change its limits; they hold for photos not started yet.
 
+        A pause of its lane goes on.
+
         `webhook`: the URL that its results are sent to, None for none, left out: as it is.
         Raises: InvalidId, InvalidRate, UrlRefused.
         """
@@ -56,6 +58,8 @@ class Customers:
                 starts_max=starts_max,
                 window_s=window_s,
                 concurrency=connections,
+                paused=None,
+                weight=None,
                 tx=tx,
             )
         return CustomerSet(

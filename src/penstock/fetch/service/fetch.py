@@ -129,6 +129,8 @@ class Fetch:
 
     def register(self, registry: Registry) -> None:
         """Add the room's tasks; every process that enqueues or works needs them."""
+        # Every customer's lane has limits of its own; one that a person resets is as polite as can be.
+        registry.limiter(LIMITER, rate="1/s", concurrency=1)
         for time_class in (*self._classes.listed, *self._classes.former):
             # A slot of its own for each: photos of slow hosts hold theirs for as long as it takes.
             slots_min = int(time_class in self._classes.listed)

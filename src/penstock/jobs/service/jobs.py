@@ -186,13 +186,13 @@ class Jobs:
         starts_max: int | None,
         window_s: float | None,
         concurrency: int | None,
-        paused: bool = False,
-        weight: int = 1,
+        paused: bool | None = False,
+        weight: int | None = 1,
         tx: Transaction | None = None,
     ) -> None:
         """Set a lane's limits, live: at most `starts_max` starts in any `window_s`, `concurrency` at once.
 
-        None means no limit. With `tx` the lane stands still until that ends: commit soon.
+        None means no limit; as `paused` or `weight`: as it is. With `tx` the lane stands still until that ends: commit soon.
         Raises: InvalidJob.
         """
         await self.lanes.set(

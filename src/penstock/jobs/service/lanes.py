@@ -35,14 +35,14 @@ class Lanes:
         starts_max: int | None,
         window_s: float | None,
         concurrency: int | None,
-        paused: bool = False,
-        weight: int = 1,
+        paused: bool | None = False,
+        weight: int | None = 1,
         create: bool = True,
         tx: Transaction | None = None,
     ) -> None:
         """Set a lane's own limits, live: at most `starts_max` starts in any `window_s`, `concurrency` at once.
 
-        None means no limit, whatever its limiter says. With `tx` the lane stands still until that ends:
+        None means no limit, whatever its limiter says; as `paused` or `weight`: as it is. With `tx` the lane stands still until that ends:
         commit soon. Without `create` its limiter has to be known: set, declared or named by a queue.
         Raises: InvalidJob, LimiterUnknown.
         """
@@ -52,7 +52,7 @@ class Lanes:
             starts_max=starts_max,
             window_s=window_s,
             concurrency=concurrency,
-            weight=weight,
+            weight=1 if weight is None else weight,
         )
         if not create:
             with suppress(LaneUnknown):

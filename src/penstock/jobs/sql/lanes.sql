@@ -1,8 +1,8 @@
 -- name: set_lane
--- Set a lane's own limits, pause and weight, live; or let it follow its limiter again.
-SELECT penstock.set_lane_v3(
+-- Set a lane's own limits, pause and weight, live, NULL for these two: as they are; or let it follow its limiter again.
+SELECT penstock.set_lane_v4(
     :limiter, :lane, :is_own, :starts_max::integer, :window_s::double precision,
-    :concurrency::integer, :is_paused, :weight);
+    :concurrency::integer, :is_paused::boolean, :weight::integer);
 
 -- name: pause_lane
 -- Pause or resume a lane; the rest of it stays.

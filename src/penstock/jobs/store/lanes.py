@@ -15,11 +15,11 @@ async def set_lane(
     starts_max: int | None,
     window_s: float | None,
     concurrency: int | None,
-    is_paused: bool,
-    weight: int,
+    is_paused: bool | None,
+    weight: int | None,
     is_own: bool = True,
 ) -> None:
-    """Set a lane's limits; holds its row until the transaction ends. Not `is_own`: its limiter's."""
+    """Set a lane's limits; holds its row until the transaction ends. Not `is_own`: its limiter's. None: as it is."""
     await runner.run(
         SQL.set_lane,
         limiter=limiter,
