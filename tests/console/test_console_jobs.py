@@ -271,9 +271,24 @@ async def test_keys(screen):
     await page.locator("tr.at").wait_for()
     await page.keyboard.press("Enter")
     await page.wait_for_url("**/console/jobs/queues/mail")
+    await page.wait_for_load_state()
     await page.keyboard.press("g")
     await page.keyboard.press("o")
     await page.wait_for_url("**/console")
+
+
+async def test_escape_leaves_a_filter_as_it_is_shown(screen):
+    await screen.open("/console/jobs?q=mail")
+    page = screen.page
+    await page.keyboard.press("/")
+    await page.keyboard.type("er")
+    async with page.expect_request("**/console/jobs?**") as asked:
+        await page.keyboard.press("Escape")
+        assert await page.evaluate("document.activeElement === document.body")
+        assert await page.locator("[name=q]").input_value() == "mail"
+        await page.keyboard.press("r")
+    assert "q=mail" in (await asked.value).url
+    assert "q=mail" in page.url
 
 
 async def test_the_skip_link_is_first_and_leads_to_the_content(screen):

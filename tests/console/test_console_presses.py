@@ -7,6 +7,7 @@ they do. A browser makes a click of a press only where the button is still under
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from browser import WIDTHS
@@ -145,3 +146,27 @@ async def test_a_filter_that_is_left_for_a_link_takes_no_link_from_under_the_pre
     await page.mouse.up()
     await page.wait_for_url("**/console/jobs/queues/filtered")
     assert not asked
+
+
+@pytest.mark.parametrize("key", ["r", "/"])
+async def test_a_row_chosen_while_rows_are_asked_for_stays_chosen(screen, key):
+    page, held = screen.page, HeldBack()
+    await screen.open("/console/jobs")
+    await page.evaluate(RECORD)
+    await page.route(re.compile(r"/console/jobs(\?|$)"), held)
+    await page.keyboard.press(key)
+    if key == "/":
+        await page.keyboard.type("mai")
+        await page.keyboard.press("Enter")
+        await page.locator("[name=q]").blur()
+    await held.wait_asked()
+    wanted = page.locator("tr.at", has_text="mail")
+    async with asyncio.timeout(60):
+        while not await wanted.count():
+            await page.keyboard.press("j")
+    held.let()
+    await wait_answered(page)
+    assert await wanted.count() == 1
+    assert await page.evaluate("document.activeElement.closest('tr.at') !== null")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/console/jobs/queues/mail")

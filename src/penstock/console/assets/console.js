@@ -159,17 +159,34 @@
     if (!field?.form || !main().contains(field)) return false;
     return isChanged(field) || Date.now() - typedAt < AGAIN_MS;
   };
-  // What was said of the last action, where each table was scrolled to, and which row was chosen.
+  // What was said of the last action, where each table was scrolled to, which row was chosen, and what had the focus: as they
+  // are when the answer comes, for a person goes on while it is asked for. Rows come and go: one is known by its first link.
   const boxes = () => [...main().querySelectorAll(".scroll")];
+  const linkOf = (row) => row?.querySelector("a[href]")?.getAttribute("href");
   let kept = null;
-  const keep = () => {
-    kept = { told: main().querySelector(":scope > .told"), scrolled: boxes().map((box) => [box.scrollLeft, box.scrollTop]), at: rows().findIndex((row) => row.matches(".at")), href: main().contains(document.activeElement) && document.activeElement.getAttribute("href") };
+  const keep = (isSamePage) => {
+    const at = rows().findIndex((row) => row.matches(".at"));
+    kept = { at, link: linkOf(rows()[at]), href: main().contains(document.activeElement) && document.activeElement.getAttribute("href"), told: null, scrolled: [], isSamePage };
+    if (!isSamePage) return;
+    kept.told = main().querySelector(":scope > .told");
+    kept.scrolled = boxes().map((box) => [box.scrollLeft, box.scrollTop]);
+  };
+  const chosen = () => {
+    const all = rows();
+    if (kept.link && linkOf(all[kept.at]) !== kept.link) {
+      const moved = all.find((row) => linkOf(row) === kept.link);
+      if (moved) return moved;
+    }
+    return kept.isSamePage || linkOf(all[kept.at]) === kept.link ? all[kept.at] : undefined;
   };
   const putBack = () => {
-    if (kept?.told && !main().querySelector(":scope > .told")) main().prepend(kept.told);
-    kept?.scrolled.forEach(([left, top], index) => boxes()[index]?.scrollTo(left, top));
-    if (kept) rows()[kept.at]?.classList.add("at");
-    if (kept?.href) main().querySelector(`a[href="${CSS.escape(kept.href)}"]`)?.focus({ preventScroll: true });
+    if (!kept) return;
+    if (kept.told && !main().querySelector(":scope > .told")) main().prepend(kept.told);
+    kept.scrolled.forEach(([left, top], index) => boxes()[index]?.scrollTo(left, top));
+    const row = chosen();
+    row?.classList.add("at");
+    const same = kept.href && `a[href="${CSS.escape(kept.href)}"]`;
+    if (same) (row?.querySelector(same) || main().querySelector(same))?.focus({ preventScroll: true });
     kept = null;
   };
   const address = () => main().dataset.liveUrl || location.pathname + location.search;
@@ -185,7 +202,6 @@
       isLoading = false;
       if (isStale) notBefore = Date.now() + AGAIN_MS;
     };
-    keep();
     htmx.ajax("GET", address(), { target: "#main", select: "#main", swap: "outerHTML" }).then(ended, ended);
   };
   const shut = () => {
@@ -281,12 +297,17 @@
     if (elt === document.body) {
       // A filter was sent while the page was loaded anew: what comes is of the address before.
       if (isPressed || path !== address()) event.detail.shouldSwap = false;
+      else keep(true);
     } else if (isFollower(elt) && isHeld(elt)) {
       event.detail.shouldSwap = false;
       owed.add(elt);
+    } else if (event.detail.target.id === "main") {
+      keep(false);
     }
   });
   document.addEventListener("htmx:afterSwap", (event) => {
+    // What has the focus is put back before anybody is told that nothing has it.
+    if (event.detail.target.id === "main") putBack();
     // The lines that follow what is typed are swapped as well: only a form that came itself takes the focus.
     const { id } = event.detail.target;
     if (id === "dialog-body") open("dialog");
@@ -327,9 +348,16 @@
     r: loadAnew,
     Enter: () => main().querySelector(".at a[href]")?.click(),
   };
+  const leave = (event) => {
+    // What was typed and not sent is gone, what is shown stays: by itself a browser would empty a search field and send that.
+    const field = event.target;
+    event.preventDefault();
+    if (isChanged(field) && "defaultValue" in field) field.value = field.defaultValue;
+    field.blur();
+  };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    if (event.key === "Escape" && event.target.closest(".filters")) event.target.blur();
+    if (event.key === "Escape" && event.target.closest(".filters")) leave(event);
     if (event.target.closest("input, textarea, select, dialog, audio, video")) return;
     if (event.timeStamp - wentAt < GO_MS) {
       wentAt = -GO_MS;
@@ -366,7 +394,6 @@
     showPlace();
     tellMoment(main().dataset.at, main().dataset.stamp);
     tellTimes();
-    putBack();
     penstockCharts.drawAll();
     listen();
   };
