@@ -70,11 +70,9 @@ class Buyers:
         if not links:
             return
         path, seller = dice.choice(links)
-        reply = await tab.ask("GET", path)
-        if reply.status == 404:
-            return  # sold since the listing was made
-        before = _views_on(tab.text(path, reply))
-        after = _views_on(await tab.get(path))
+        before, after = await _views_of(tab, path), await _views_of(tab, path)
+        if before is None or after is None:
+            return
         if after <= before:
             self.bought.fault(f"{path}: {before} views, and {after} when opened again")
         await tab.change(f"/sellers/{seller}/follow")
@@ -143,6 +141,12 @@ class Tab:
         if reply.status != 200:
             raise ServerFailedError(f"GET {path}: expected 200, got {reply.status}: {text[-400:]}")
         return text
+
+
+async def _views_of(tab: Tab, path: str) -> int | None:
+    """The views that an item's page shows once it was opened; None: it was sold since the listing was made."""
+    reply = await tab.ask("GET", path)
+    return None if reply.status == 404 else _views_on(tab.text(path, reply))
 
 
 def _views_on(page: str) -> int:

@@ -145,3 +145,29 @@ async def test_simulated_buyers_walk_play_and_notice_a_wrong_track(shop_url, pen
     await asyncio.gather(walking, return_exceptions=True)
     stop.set()
     await node
+
+
+async def test_buyers_do_not_mind_an_advert_that_is_sold_while_they_look_at_it(penstock, tmp_path):
+    adverts = Adverts(tmp_path / "sold.sqlite")
+    adverts.create()
+    adverts.show(ADVERTS[0], action="publish")
+    pages = make_web(penstock, adverts)
+    opened = 0
+
+    async def selling(scope, receive, send):
+        nonlocal opened
+        await pages(scope, receive, send)
+        if scope.get("path") == "/items/shop-01/sofa":
+            opened += 1
+            adverts.hide("shop-01", "sofa", version=2)
+
+    async with serving(selling) as url:
+        buyers = Buyers(url, url)
+        walking = asyncio.create_task(buyers.run())
+        seen = buyers.bought
+        await wait_true(
+            lambda: (opened >= 2 and seen.pages >= 10) or walking.done(), what="they went on"
+        )
+        walking.cancel()
+        await asyncio.gather(walking, return_exceptions=True)
+    assert not [fault for fault in seen.faults if "/items/" in fault]
