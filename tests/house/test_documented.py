@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
@@ -38,29 +36,47 @@ def test_every_route_says_which_scope_it_needs():
 TOLD = [*PAGES, *(path for path in ROOT.glob("deploy/**/*") if path.is_file())]
 
 
-@pytest.mark.parametrize("page", TOLD, ids=lambda page: str(page.relative_to(ROOT)))
-def test_an_application_has_no_name_of_the_standard_library(page):
-    """`site:app` can never be imported: Python has a module `site` of its own, loaded before."""
-    named = re.findall(r"\b([a-z_]\w*)(?:\.\w+)*:app\b", page.read_text())
-    assert not sys.stdlib_module_names & set(named)
-
-
-@pytest.mark.parametrize("page", TOLD, ids=lambda page: str(page.relative_to(ROOT)))
-def test_nobody_is_told_to_install_a_stranger_s_package(page):
-    """What is called `penstock` in the public index is another project."""
-    assert not re.search(
-        r"pip install [^`\n]*(?<=[ '\"])penstock(?:\[[\w,]+\])?['\"\s`]", page.read_text()
+def found_on(pages, search):
+    """A line for each thing that `search` finds on a page."""
+    assert pages
+    return "\n".join(
+        f"{page.relative_to(ROOT)}: {found}" for page in pages for found in search(page)
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_an_application_has_no_name_of_the_standard_library():
+    """`site:app` can never be imported: Python has a module `site` of its own, loaded before."""
+
+    def taken(page):
+        named = re.findall(r"\b([a-z_]\w*)(?:\.\w+)*:app\b", page.read_text())
+        return sys.stdlib_module_names & set(named)
+
+    assert found_on(TOLD, taken) == ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_are_named_exist(page):
-    for name in re.findall(r"`((?:src|tests|docs|examples|tools)/[\w/.-]+?)/?`", page.read_text()):
-        assert (ROOT / name).exists(), f"{page.name} names {name}"
+def test_nobody_is_told_to_install_a_stranger_s_package():
+    """What is called `penstock` in the public index is another project."""
+
+    def strangers(page):
+        told = r"pip install [^`\n]*(?<=[ '\"])penstock(?:\[[\w,]+\])?['\"\s`]"
+        return re.findall(told, page.read_text())
+
+    assert found_on(TOLD, strangers) == ""
+
+
+def test_links_lead_somewhere():
+    def lost(page):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                yield target
+
+    assert found_on(PAGES, lost) == ""
+
+
+def test_files_that_are_named_exist():
+    named = r"`((?:src|tests|docs|examples|tools)/[\w/.-]+?)/?`"
+
+    def missing(page):
+        return [name for name in re.findall(named, page.read_text()) if not (ROOT / name).exists()]
+
+    assert found_on(PAGES, missing) == ""

@@ -1,12 +1,12 @@
-"""The house rules that a machine can see; each failure names the remedy."""
+"""The house rules that a machine can see; each failure names the files and the remedy."""
 
 from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -16,6 +16,7 @@ EVERYTHING = [*SOURCES, *TESTS, *OTHERS]
 MODULE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 POSITIONAL_MAX = 4
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BANNED_NAMES = {"utils", "common", "helpers", "manager", "base", "misc"}
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError")
 MOCKS = re.compile(r"\b(MagicMock|AsyncMock|unittest\.mock|fakeredis)\b")
@@ -25,54 +26,96 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=name_of)
-def test_a_module_is_of_a_readable_size_and_says_what_it_is_for(path):
-    text = path.read_text()
-    lines = text.count("\n")
-    assert lines <= MODULE_LINES_MAX, f"{lines} lines: make it a folder of the same name"
-    assert ast.get_docstring(ast.parse(text)), "say in a docstring what the module is for"
-    assert path.stem not in BANNED_NAMES, f"{path.stem} is no name: use the field's own word"
+class Module(NamedTuple):
+    """What the rules ask of a module; its whole tree is not kept."""
+
+    says: bool
+    functions: tuple[tuple[str, int, tuple[str, ...]], ...]
+    """Names, lines, and those parameters that may be positional."""
+    silent: tuple[str, ...]
+    """Public functions and classes without a docstring."""
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=name_of)
-def test_a_function_is_of_a_readable_size(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or 0) - node.lineno + 1
-            assert lines <= FUNCTION_LINES_MAX, f"{node.name}: {lines} lines, split it"
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_many_parameters_are_keyword_only(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names = [a.arg for a in node.args.args if a.arg not in ("self", "cls")]
-            assert len(names) <= POSITIONAL_MAX, f"{node.name}{tuple(names)}: put a * before some"
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_public_functions_and_classes_have_docstrings(path):
+@cache
+def module_of(path):
     tree = ast.parse(path.read_text())
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            named = node.name.startswith("_") or ast.get_docstring(node)
-            assert named, f"{node.name}: say its effect or answer in one line"
+    functions = []
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTIONS):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            names = tuple(a.arg for a in node.args.args if a.arg not in ("self", "cls"))
+            functions.append((node.name, lines, names))
+    public = [node for node in tree.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))]
+    silent = [node.name for node in public if not ast.get_docstring(node)]
+    return Module(
+        says=bool(ast.get_docstring(tree)),
+        functions=tuple(functions),
+        silent=tuple(name for name in silent if not name.startswith("_")),
+    )
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=name_of)
-def test_nothing_is_left_unfinished(path):
-    if path == Path(__file__):
-        return
-    text = path.read_text()
-    assert not UNFINISHED.search(text), "finish it, or open an issue and remove the mark"
-    assert not MOCKS.search(text), "use the real engine: tests/conftest.py has one running"
+def told(paths, faults_of):
+    """A line for each fault of a file. A rule is one test: one a file and rule cost more than all else here."""
+    assert paths
+    return "\n".join(f"{name_of(path)}: {fault}" for path in paths for fault in faults_of(path))
 
 
-@pytest.mark.parametrize("path", TESTS, ids=name_of)
-def test_tests_do_not_sleep_to_let_things_settle(path):
-    sleeps = re.findall(r"(?:asyncio|time)\.sleep\((?!0\))[^)]*\)", path.read_text())
-    allowed = path == Path(__file__)
-    assert allowed or not sleeps, f"{sleeps}: wait for a condition with a deadline (wait_until)"
+def test_a_module_is_of_a_readable_size_and_says_what_it_is_for():
+    def faults(path):
+        lines = path.read_text().count("\n")
+        if lines > MODULE_LINES_MAX:
+            yield f"{lines} lines: make it a folder of the same name"
+        if not module_of(path).says:
+            yield "say in a docstring what the module is for"
+        if path.stem in BANNED_NAMES:
+            yield f"{path.stem} is no name: use the field's own word"
+
+    assert told(EVERYTHING, faults) == ""
+
+
+def test_a_function_is_of_a_readable_size():
+    def faults(path):
+        for name, lines, _ in module_of(path).functions:
+            if lines > FUNCTION_LINES_MAX:
+                yield f"{name}: {lines} lines, split it"
+
+    assert told(EVERYTHING, faults) == ""
+
+
+def test_many_parameters_are_keyword_only():
+    def faults(path):
+        for name, _, names in module_of(path).functions:
+            if len(names) > POSITIONAL_MAX:
+                yield f"{name}{names}: put a * before some"
+
+    assert told(SOURCES, faults) == ""
+
+
+def test_public_functions_and_classes_have_docstrings():
+    def faults(path):
+        for name in module_of(path).silent:
+            yield f"{name}: say its effect or answer in one line"
+
+    assert told(SOURCES, faults) == ""
+
+
+def test_nothing_is_left_unfinished():
+    def faults(path):
+        text = path.read_text()
+        if UNFINISHED.search(text):
+            yield "finish it, or open an issue and remove the mark"
+        if MOCKS.search(text):
+            yield "use the real engine: tests/conftest.py has one running"
+
+    assert told([path for path in EVERYTHING if path != Path(__file__)], faults) == ""
+
+
+def test_tests_do_not_sleep_to_let_things_settle():
+    def faults(path):
+        for sleep in re.findall(r"(?:asyncio|time)\.sleep\((?!0\))[^)]*\)", path.read_text()):
+            yield f"{sleep}: wait for a condition with a deadline (wait_until)"
+
+    assert told([path for path in TESTS if path != Path(__file__)], faults) == ""
 
 
 def test_the_repository_speaks_of_the_product_alone():
