@@ -28,7 +28,9 @@ import penstock
 from penstock.engines import Engines
 from penstock.engines.blobs import Blobs, BlobsConfig
 from penstock.engines.endpoints import Endpoints
+from penstock.engines.marked import RECORD_FILE, StoreRecord
 from penstock.engines.postgres import PostgresConfig
+from penstock.engines.shared_record import PostgresRecord
 from penstock.engines.valkey import ValkeyConfig
 from penstock.kernel.config import Loaded, load_config, parse_text, setting
 from penstock.kernel.errors import require_extra
@@ -190,8 +192,18 @@ class Penstock:
     @cached_property
     def blobs(self) -> Blobs:
         """The object store, which needs neither of the other two."""
-        urls = self._endpoints or self.configured_urls()
-        return Blobs(urls.blobs_url, self.config.section(BlobsConfig))
+        urls, configured = self._endpoints or self.configured_urls(), self.configured_urls()
+        record = self._store_record() if urls.blobs_url == configured.blobs_url else None
+        return Blobs(urls.blobs_url, self.config.section(BlobsConfig), record=record)
+
+    def _store_record(self) -> StoreRecord:
+        """Where it is recorded which folder holds the objects.
+
+        The data folder's own `blobs` is each host's, also where hosts share a database; one that is named is shared.
+        """
+        is_shared = self.config.section(PostgresConfig).url and self.config.section(BlobsConfig).url
+        shared = PostgresRecord(lambda: self.engines.postgres) if is_shared else None
+        return StoreRecord(self.data_folder / RECORD_FILE, shared)
 
     @cached_property
     def secret(self) -> str:

@@ -31,7 +31,7 @@ def act(kind: str, folder: str) -> int:
     if folder != "-":
         # Roles stop before engines: this one can still see both sockets.
         sockets = [path.name for path in (Path(folder) / "run").iterdir() if path.is_socket()]
-        (Path(folder) / "blobs" / "seen-at-the-end").write_text(" ".join(sorted(sockets)))
+        (Path(folder) / "logs" / "seen-at-the-end").write_text(" ".join(sorted(sockets)))
     return 0
 
 

@@ -93,7 +93,7 @@ def test_what_dies_is_restarted_and_reported_and_ctrl_c_ends_all_in_order(tmp_pa
     assert {up["ready"]["stubborn"]["pid"]} <= set(pids)
     os.killpg(supervised.process.pid, signal.SIGINT)
     supervised.wait_event("stopping")
-    seen = folder / "blobs" / "seen-at-the-end"
+    seen = folder / "logs" / "seen-at-the-end"
     wait_until(seen.exists, what="the polite role ended")
     # The stubborn one is given its grace, unless the person asks again.
     os.killpg(supervised.process.pid, signal.SIGINT)
@@ -111,7 +111,7 @@ def test_no_process_outlives_a_killed_supervisor(tmp_path, supervise):
     assert len(pids) > 4
     supervised.process.kill()
     supervised.process.wait(60)
-    wait_until(lambda: not any(map(is_alive, pids)), what="all ended", deadline_s=12)
+    wait_until(lambda: not any(map(is_alive, pids)), what="all ended")
     assert processes_in(folder) == []
 
 

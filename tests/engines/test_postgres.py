@@ -159,6 +159,17 @@ async def test_connections_are_kept_between_statements_until_nobody_needs_them(
     await postgres.close()
 
 
+async def test_whoever_waits_for_a_busy_connection_is_not_told_of_a_dead_server(database_url):
+    postgres = Postgres(database_url, PostgresConfig(connections_max=1))
+    nap = compile_query("nap", "-- Take a moment.\nSELECT pg_sleep(0.1) IS NULL")
+    async with postgres.session() as session:
+        postgres._config = PostgresConfig(connections_max=1, connect_timeout_s=0.001)
+        waiting = asyncio.create_task(postgres.value(ONE))
+        await session.run(nap)
+    assert await waiting == 1
+    await postgres.close()
+
+
 async def test_a_cancelled_transaction_leaves_its_connection_fit(database_url):
     postgres = Postgres(database_url, PostgresConfig(connections_max=1))
     await postgres.run(MAKE)

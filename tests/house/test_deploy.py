@@ -32,8 +32,8 @@ from penstock.__main__ import main
 told = []
 for words in json.loads(sys.argv[1]):
     sys.modules.pop(sys.argv[2], None)  # each command stands on an application of its own
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        told.append((main(words), said.getvalue()))
+    with contextlib.redirect_stderr(io.TextIOWrapper(io.BytesIO(), write_through=True)) as said:
+        told.append((main(words), said.buffer.getvalue().decode()))
 print(json.dumps(told))
 """
 

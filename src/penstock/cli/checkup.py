@@ -26,9 +26,10 @@ from penstock.cli.checkup_media import (
 from penstock.cli.findings import CHECK_S, Finding
 from penstock.cli.house import App
 from penstock.engines import Engines
-from penstock.engines.blobs import Blobs
+from penstock.engines.blobs import Blobs, StoreNotThere
 from penstock.engines.embedded import FolderUnusable, NotRunning
 from penstock.engines.embedded.folder import require_owner
+from penstock.engines.marked import RECORD_FILE
 from penstock.engines.migrate import plan_migrations
 from penstock.engines.sql import load_queries
 from penstock.engines.valkey import Node
@@ -66,7 +67,10 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
         if serves_media_alone(app):
             findings.append(Finding("engines", "ok", "none: this machine serves media alone"))
             return [*findings, *await _run_checks([*_media_checks(app)])]
-        return [*findings, Finding("engines", "fail", error.text, "run `penstock up`")]
+        findings.append(Finding("engines", "fail", error.text, "run `penstock up`"))
+        # A store that is not there may be why they do not run.
+        has_store = (app.data_folder / RECORD_FILE).exists()
+        return [*findings, *await _run_checks(_media_checks(app)[:1] if has_store else [])]
     except PenstockError as error:
         return [*findings, Finding("engines", "fail", error.text)]
     checks: list[Check] = [
@@ -350,7 +354,12 @@ async def check_flusher(app: App) -> list[Finding]:
 
 
 async def check_blobs(blobs: Blobs) -> list[Finding]:
-    """Whether an object can be stored, read and removed."""
+    """Whether the store is the one in use, and an object can be stored, read and removed."""
+    try:
+        await blobs.settle()
+    except StoreNotThere as error:
+        mend = "mount its disk or put it back; `penstock blobs adopt` begins with it as it is now"
+        return [Finding("blobs", "fail", f"folder {blobs.folder}: {error.fault}", mend)]
     key, data = f"penstock-probe/{secrets.token_hex(8)}", b"penstock"
     await blobs.put(key, data)
     same = await blobs.get(key) == data

@@ -38,7 +38,7 @@ NAMES: Final = {
     "penstock.cli.init": ("init",),
     "penstock.cli.up": ("up",),
     "penstock.cli.roles": ("api", "agent", "work", "zygote", "scheduler", "flusher", "media"),
-    "penstock.cli.upkeep": ("migrate", "config", "doctor"),
+    "penstock.cli.upkeep": ("migrate", "config", "doctor", "blobs"),
     "penstock.jobs.cli": ("jobs", "queues", "lanes", "crons", "fleet"),
     "penstock.views.cli": ("views",),
     "penstock.feed.cli": ("feed",),

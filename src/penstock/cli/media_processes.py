@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.house import App
+from penstock.engines.marked import RECORD_FILE
 
 if TYPE_CHECKING:
     from penstock.media.worker.telling import Orders
@@ -24,6 +25,7 @@ def orders_of(app: App) -> Orders:
     return Orders(
         settings=settings,
         blobs_url=app.configured_urls().blobs_url,
+        store_record=str(app.data_folder / RECORD_FILE),
         data_folder=str(app.data_folder),
         run_folder=str(app.media.folder),
         log_level=app.config.sections["data"].log_level,

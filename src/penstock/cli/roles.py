@@ -26,6 +26,7 @@ from penstock.cli.house import App
 from penstock.cli.media_processes import orders_of
 from penstock.cli.supervisor import announce_ready, watch_parent
 from penstock.cli.terminal import CommandLine
+from penstock.engines.blobs import BlobsDown
 from penstock.engines.migrate import check_schema
 from penstock.kernel import metrics
 from penstock.kernel.errors import ExtraMissing
@@ -323,6 +324,11 @@ def serve_media(line: CommandLine, application: str | None) -> None:
             log.info("media_serves", listen=f"{host}:{port}")
             announce_ready(listen=f"{host}:{port}")
 
+        try:
+            await app.blobs.settle()
+        except BlobsDown as error:
+            # What is on the node's own disks is served, and the rest once the folder is there.
+            log.warning("object_store_not_there", error=error.text)
         await run_node(app.media, stop, on_ready, orders=orders_of(app))
 
     # The standard loop: uvloop has no sendfile.

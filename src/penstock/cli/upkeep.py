@@ -1,4 +1,4 @@
-"""The commands that look after an installation: `migrate`, `config show`, `doctor`."""
+"""The commands that look after an installation: `migrate`, `config show`, `doctor`, `blobs adopt`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from penstock.cli.terminal import CommandLine
 from penstock.engines.endpoints import masked_url
 from penstock.engines.migrate import apply_migrations, plan_migrations
 from penstock.kernel.config import setting_rows
+from penstock.kernel.errors import InvalidInput
 from penstock.kernel.terminal import table
 
 
@@ -86,4 +87,36 @@ def doctor(line: CommandLine) -> None:
         raise click.exceptions.Exit(7)
 
 
-COMMANDS: Final[list[Any]] = [migrate, config, doctor]
+@click.group("blobs")
+def blobs() -> None:
+    """The object store."""
+
+
+@blobs.command("adopt", short_help="Begin with the object store's folder as it is now.")
+@click.pass_obj
+def adopt_blobs(line: CommandLine) -> None:
+    """Expect the object store's folder as it is now, also where it is new, empty or of a backup.
+
+    After its first use Penstock makes that folder never again: one that is missing or another is taken for a disk
+    that is not mounted. This makes it if it is missing and marks it if it has no mark. No object is changed.
+    """
+
+    async def work(app: App) -> tuple[str, str]:
+        mark = await app.blobs.adopt()
+        if mark is None:
+            raise NoFolder(
+                "blobs.url names no folder, and a bucket has no mark: there is nothing to adopt"
+            )
+        return str(app.blobs.folder), mark
+
+    folder, mark = line.run_app(work, checked=False)
+    line.show({"folder": folder, "store": mark}, f"{folder} is the object store now: {mark}")
+
+
+class NoFolder(InvalidInput):
+    """`blobs adopt` where objects are kept in a bucket."""
+
+    code = "cli.no_folder"
+
+
+COMMANDS: Final[list[Any]] = [migrate, config, doctor, blobs]

@@ -5,6 +5,7 @@ valkey     hot keys, may be lost (valkey-py)    functions  its versioned Lua lib
 multiplex  the same over one shared connection, for what is asked thousands of times a second
 slots      which primary of a Valkey Cluster has a key
 blobs      bytes, in a folder or S3 (obstore)   migrate    schema changes, `pre` and `post`
+marked     a folder made once is never made anew
 embedded   all three on a new machine, out of PyPI wheels, in one data folder
 
 `Engines` is the opened set that rooms are given (`opened`). It opens nothing by itself, and is imported on first use: a

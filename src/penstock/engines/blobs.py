@@ -2,7 +2,8 @@
 
 obstore gives one API over folders and S3 with retries in Rust, but its local put never syncs (seen with
 strace: open, write, rename). A photo whose row is committed must outlive a power cut, so the local put is
-ours (`folder.py`). A key is a relative path of plain segments; the store never sees another.
+ours (`folder.py`). A key is a relative path of plain segments; the store never sees another. An application's
+folder is marked and never made a second time (`marked.py`).
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.store import LocalStore, from_url
 
-from penstock.engines.folder import FolderPuts, put_file
+from penstock.engines.folder import Check, FolderPuts, put_file
+from penstock.engines.marked import MarkedFolder, StoreRecord
 from penstock.kernel.config import parse_count, parse_url, setting
 from penstock.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
 from penstock.kernel.trace import onward
@@ -51,6 +53,27 @@ class BlobsDown(Unavailable):
     """The object store does not answer or refuses to store."""
 
     code = "blobs.unavailable"
+
+
+class StoreNotThere(BlobsDown):
+    """The object store's folder is missing, unmounted or another than the one that was used before; nothing was made."""
+
+    code = "blobs.not_there"
+
+    def __init__(self, folder: Path, fault: str) -> None:
+        super().__init__(
+            f"the object store in folder {folder} is not the one in use ({fault}): mount its disk or put the folder"
+            " back; to begin with the folder as it is now, run `penstock blobs adopt`",
+            retry_after_s=5,
+        )
+        self.fault = fault
+
+    @property
+    def public_text(self) -> str:
+        """Without the folder, which is no caller's business."""
+        return (
+            "the object store is not there: check its disk with `penstock doctor`, then try again"
+        )
 
 
 class BlobChanged(Conflict):
@@ -96,34 +119,41 @@ def require_key(key: str) -> str:
 
 
 class Blobs:
-    """An object store; `folder` is set when it is a local one, so that files can be sent by sendfile."""
+    """An object store; `folder` is set when it is a local one, so that files can be sent by sendfile.
 
-    def __init__(self, url: str, config: BlobsConfig | None = None) -> None:
+    With a `record` the folder is looked at when it is first used, and made only if none was ever recorded. Without
+    one, for a folder of the caller's own, it is made here if it is missing.
+    """
+
+    def __init__(
+        self, url: str, config: BlobsConfig | None = None, *, record: StoreRecord | None = None
+    ) -> None:
         parts = urlsplit(url)
         self._url = url
         self._told: tuple[tuple[tuple[str, str], ...], Any] | None = None
         self.folder: Path | None = None
-        self._store: Any
-        if parts.scheme == "file":
-            self.folder = Path(unquote(parts.path))
+        self._marked: MarkedFolder | None = None
+        self._puts: FolderPuts | None = None
+        self._store: Any = None
+        if parts.scheme != "file":
+            self._store = from_url(url)
+            return
+        self.folder = Path(unquote(parts.path))
+        if record is not None:
+            self._marked = MarkedFolder(self.folder, record)
+        else:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise BlobsDown(
-                    f"the object store in folder {self.folder} cannot be used ({error.strerror}): run as a"
-                    " user who may write there, or set blobs.url (PENSTOCK_BLOBS_URL)"
-                ) from error
+                raise _unusable(self.folder, error) from error
             self._store = LocalStore(self.folder)
-        else:
-            self._store = from_url(url)
-        self._puts: FolderPuts | None = None
-        if self.folder is not None:
-            self._puts = FolderPuts(self.folder, max(1, (config or BlobsConfig()).put_threads))
+        check = self._marked.check if self._marked is not None else None
+        self._puts = FolderPuts(self.folder, max(1, (config or BlobsConfig()).put_threads), check)
 
     async def put(self, key: str, data: bytes) -> None:
         """Store `data` durably; an object of that key is replaced in one step. Raises: BlobsDown."""
         require_key(key)
-        with _translated(key, is_put=True):
+        async with self._use(key, is_put=True):
             if self._puts is None:
                 await obstore.put_async(self._store, key, data, use_multipart=False)
             else:
@@ -135,7 +165,7 @@ class Blobs:
         Raises: BlobChanged, BlobsDown.
         """
         require_key(key)
-        with _translated(key, is_put=True):
+        async with self._use(key, is_put=True):
             try:
                 if self.folder is not None:
                     await asyncio.to_thread(self._put_if, self.folder, key, data, etag)
@@ -151,7 +181,8 @@ class Blobs:
                 ) from error
 
     def _put_if(self, folder: Path, key: str, data: bytes, etag: str | None) -> None:
-        with (folder / LOCK_FILE).open("ab") as lock:
+        check = self._marked.check if self._marked is not None else None
+        with _lock_of(folder, check) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 found = obstore.head(self._store, key)["e_tag"]
@@ -159,7 +190,7 @@ class Blobs:
                 found = None
             if found != etag:
                 raise obstore.exceptions.PreconditionError(key)
-            put_file(folder, key, data)
+            put_file(folder, key, data, check=check)
 
     async def read(self, key: str, *, unless: str | None = None) -> tuple[bytes, str] | None:
         """All bytes and their etag, or None while it is the one of etag `unless`.
@@ -167,7 +198,7 @@ class Blobs:
         The etag is the store's own spelling, good for `put_if` and `unless` alone.
         Raises: BlobMissing, BlobsDown.
         """
-        with _translated(key):
+        async with self._use(key):
             self._require_plain(key)
             try:
                 options: Any = {"if_none_match": unless} if unless else {}
@@ -178,14 +209,14 @@ class Blobs:
 
     async def get(self, key: str) -> bytes:
         """All bytes. Raises: BlobMissing, BlobsDown."""
-        with _translated(key):
+        async with self._use(key):
             self._require_plain(key)
             result = await obstore.get_async(self._store, key)
             return bytes(await result.bytes_async())
 
     async def read_range(self, key: str, start: int, length_bytes: int) -> bytes:
         """`length_bytes` bytes from `start`; fewer at the end. Raises: BlobMissing, BlobsDown."""
-        with _translated(key):
+        async with self._use(key):
             self._require_plain(key)
             found = await obstore.get_range_async(
                 self._reader(), key, start=start, length=length_bytes
@@ -197,7 +228,7 @@ class Blobs:
 
         Raises: BlobMissing, BlobsDown.
         """
-        with _translated(key):
+        async with self._use(key):
             self._require_plain(key)
             wanted: Any = {"range": (start, start + length_bytes)}
             result = await obstore.get_async(self._reader(), key, options=wanted)
@@ -206,7 +237,7 @@ class Blobs:
 
     async def info(self, key: str) -> BlobInfo:
         """Size, etag and time. Raises: BlobMissing, BlobsDown."""
-        with _translated(key):
+        async with self._use(key):
             self._require_plain(key)
             return _info(key, await obstore.head_async(self._reader(), key))
 
@@ -214,7 +245,8 @@ class Blobs:
         """Remove the object; one that is gone already is no error. Raises: BlobsDown."""
         require_key(key)
         try:
-            with _translated(key):
+            async with self._use(key):
+                self.require_there()
                 await obstore.delete_async(self._store, key)
         except BlobMissing:
             return
@@ -224,7 +256,8 @@ class Blobs:
 
         Files in a folder that no put could have named (drafts of a killed put, links) are left out.
         """
-        with _translated(prefix):
+        async with self._use(prefix):
+            self.require_there()
             async for batch in obstore.list(self._store, prefix):
                 for meta in batch:
                     etag = str(meta["e_tag"] or "").strip('"')
@@ -233,7 +266,7 @@ class Blobs:
                         yield info
 
     def _require_plain(self, key: str) -> None:
-        """Raises: InvalidBlobKey; FileNotFoundError, also for a link or a device; OSError: no folder."""
+        """Raises: InvalidBlobKey; FileNotFoundError, also for a link or a device."""
         require_key(key)
         if self.folder is None:
             return
@@ -241,10 +274,66 @@ class Blobs:
             is_plain = is_plain_file(self.folder, key)
         except (FileNotFoundError, NotADirectoryError):
             is_plain = False
-        if not is_plain and not self.folder.is_dir():
-            raise OSError(errno.EIO, "the object store's folder is gone", str(self.folder))
         if not is_plain:
             raise FileNotFoundError(key)
+
+    def require_there(self) -> None:
+        """Return if the folder is the right one now, as far as this host knows; a bucket always is. Raises: BlobsDown."""
+        if self.folder is None:
+            return
+        if self._marked is None:
+            if not self.folder.is_dir():
+                raise _unusable(self.folder, FileNotFoundError(errno.ENOENT, "it is gone"))
+            return
+        try:
+            fault = self._marked.lost()
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+        if fault is not None:
+            raise StoreNotThere(self.folder, fault)
+
+    async def settle(self) -> None:
+        """See that a folder is the one that was recorded; at its first use, make and record it. Raises: BlobsDown."""
+        if self._marked is None or self._marked.is_settled:
+            return
+        assert self.folder is not None, "what is marked is a folder"
+        try:
+            fault = await self._marked.settle()
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+        except (Unavailable, Conflict) as error:
+            raise StoreNotThere(self.folder, f"it cannot be recorded: {error.text}") from error
+        if fault is not None:
+            raise StoreNotThere(self.folder, fault)
+        self._store = LocalStore(self.folder)
+
+    async def adopt(self) -> str | None:
+        """Make the folder if it is missing, and expect it as it is from now on; its id, None if it has none.
+
+        Raises: BlobsDown, Unavailable, SchemaBehind.
+        """
+        if self._marked is None or self.folder is None:
+            return None
+        try:
+            mark = await self._marked.adopt()
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+        self._store = LocalStore(self.folder)
+        return mark
+
+    @asynccontextmanager
+    async def _use(self, key: str, *, is_put: bool = False) -> AsyncIterator[None]:
+        await self.settle()
+        try:
+            yield
+        except FileNotFoundError as error:
+            self.require_there()
+            if is_put:
+                raise _down(key, error) from error
+            raise BlobMissing(f"no object {key!r} is stored") from error
+        except (OSError, obstore.exceptions.BaseError) as error:
+            self.require_there()
+            raise _down(key, error) from error
 
     def _reader(self) -> Any:
         """The store, for one read: it is told whom that is for (`trace.onward`), unless it is a folder.
@@ -295,16 +384,24 @@ def _info(key: str, meta: Any) -> BlobInfo:
     return BlobInfo(key, meta["size"], etag, meta["last_modified"])
 
 
-@contextmanager
-def _translated(key: str, *, is_put: bool = False) -> Iterator[None]:
+def _lock_of(folder: Path, check: Check | None) -> BinaryIO:
+    """The lock of `folder`, opened; no folder is made for it. Raises: OSError."""
+    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield
-    except FileNotFoundError as error:
-        if is_put:
-            raise _down(key, error) from error
-        raise BlobMissing(f"no object {key!r} is stored") from error
-    except (OSError, obstore.exceptions.BaseError) as error:
-        raise _down(key, error) from error
+        if check is not None:
+            check(root)
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        return open(os.open(LOCK_FILE, flags, 0o666, dir_fd=root), "ab")  # noqa: PTH123 - of a descriptor
+    finally:
+        os.close(root)
+
+
+def _unusable(folder: Path, error: OSError) -> BlobsDown:
+    return BlobsDown(
+        f"the object store in folder {folder} cannot be used ({error.strerror}): run as a"
+        " user who may write there, or set blobs.url (PENSTOCK_BLOBS_URL)",
+        retry_after_s=5,
+    )
 
 
 def _down(key: str, error: Exception) -> BlobsDown:

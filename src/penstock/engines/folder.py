@@ -20,7 +20,7 @@ import re
 import secrets
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -33,18 +33,28 @@ TOGETHER_BYTES_MAX: Final = 16 * 2**20
 FOLDERS_KNOWN_MAX: Final = 200_000
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DRAFT: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+Check = Callable[[int], None]
+"""Raises OSError where the open folder is not the store's, such as one beneath a disk that was unmounted."""
 
 
-def put_file(folder: Path, key: str, data: bytes, known: set[str] | None = None) -> None:
+def put_file(
+    folder: Path,
+    key: str,
+    data: bytes,
+    known: set[str] | None = None,
+    *,
+    check: Check | None = None,
+) -> None:
     """Write `data` under `key` so that it survives a power cut once this returns. Raises: OSError.
 
+    Folders below `folder` are made where they are missing, `folder` itself never.
     `known` are folders whose names were synced by this process, and grows: one that somebody else made may
     not have come so far, so its name is synced too, once.
     """
     known = set() if known is None else known
     with ExitStack() as opened:
         path, _, name = key.rpartition("/")
-        parent, changed = _walk(folder, path, known, opened)
+        parent, changed = _walk(_open_root(folder, check, opened), path, known, opened)
         draft = f".{name}.{secrets.token_hex(4)}"
         descriptor = os.open(draft, _DRAFT, 0o644, dir_fd=parent)
         try:
@@ -63,10 +73,16 @@ def put_file(folder: Path, key: str, data: bytes, known: set[str] | None = None)
     known.update(_folders_of(key))
 
 
-def _walk(folder: Path, path: str, known: set[str], opened: ExitStack) -> tuple[int, list[int]]:
-    """Descriptors of the folder `path`, and of those above it that got an entry or perhaps did."""
-    above = os.open(folder, _FOLDER)
-    opened.callback(os.close, above)
+def _open_root(folder: Path, check: Check | None, opened: ExitStack) -> int:
+    root = os.open(folder, _FOLDER)
+    opened.callback(os.close, root)
+    if check is not None:
+        check(root)
+    return root
+
+
+def _walk(above: int, path: str, known: set[str], opened: ExitStack) -> tuple[int, list[int]]:
+    """Descriptors of the folder `path` below `above`, and of those over it that got an entry or perhaps did."""
     changed = []
     so_far = ""
     for step in path.split("/") if path else ():
@@ -121,18 +137,19 @@ def _sync_disk(root: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _put_together(folder: Path, puts: Sequence[_Put], known: set[str]) -> None:
-    """Store all of `puts`, each durably or with its `error` set.
+def _put_together(
+    folder: Path, puts: Sequence[_Put], known: set[str], check: Check | None = None
+) -> None:
+    """Store all of `puts`, each durably or with its `error` set. Raises: OSError of `folder` itself.
 
     Opened before anything is written, the descriptor that is synced hears of every error since.
     """
     with ExitStack() as opened:
-        root = os.open(folder, _FOLDER)
-        opened.callback(os.close, root)
-        device = os.fstat(root).st_dev
+        root = _open_root(folder, check, opened)
         for put in puts:
             try:
-                _write_draft(folder, put, device, known)
+                if not _write_draft(root, put, known):
+                    put_file(folder, put.key, put.data, check=check)
             except OSError as error:
                 put.error = error
         try:
@@ -149,14 +166,13 @@ def _put_together(folder: Path, puts: Sequence[_Put], known: set[str]) -> None:
                 known.update(_folders_of(put.key))
 
 
-def _write_draft(folder: Path, put: _Put, device: int, known: set[str]) -> None:
+def _write_draft(root: int, put: _Put, known: set[str]) -> bool:
+    """Write it without its name; not where its folder is on another disk, which is not synced with the store's."""
     path, _, name = put.key.rpartition("/")
     with ExitStack() as opened:
-        parent, _changed = _walk(folder, path, known, opened)
-        if os.fstat(parent).st_dev != device:
-            # Another disk, which is not synced with the store's.
-            put_file(folder, put.key, put.data)
-            return
+        parent, _changed = _walk(root, path, known, opened)
+        if os.fstat(parent).st_dev != os.fstat(root).st_dev:
+            return False
         put.parent = os.dup(parent)
     put.draft = f".{name}.{secrets.token_hex(4)}"
     descriptor = os.open(put.draft, _DRAFT, 0o644, dir_fd=put.parent)
@@ -164,6 +180,7 @@ def _write_draft(folder: Path, put: _Put, device: int, known: set[str]) -> None:
         _write(descriptor, put.data)
     finally:
         os.close(descriptor)
+    return True
 
 
 def _name(put: _Put) -> None:
@@ -187,10 +204,11 @@ def _let_go(put: _Put) -> None:
 
 
 class FolderPuts:
-    """Stores files below a folder in a few threads; each takes all that wait."""
+    """Stores files below a folder in a few threads; each takes all that wait. `check` is asked at each write."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, check: Check | None = None) -> None:
         self._folder = folder
+        self._check = check
         self._threads_max = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="folder")
         self._waiting: deque[_Put] = deque()
@@ -217,7 +235,7 @@ class FolderPuts:
         while puts := self._take():
             try:
                 if len(puts) >= TOGETHER_MIN and _SYNCFS is not None:
-                    _put_together(self._folder, puts, self._known)
+                    _put_together(self._folder, puts, self._known, self._check)
                     alone = [put for put in puts if isinstance(put.error, FileNotFoundError)]
                 else:
                     alone = puts
@@ -245,11 +263,11 @@ class FolderPuts:
         put.error = None
         try:
             try:
-                put_file(self._folder, put.key, put.data, self._known)
+                put_file(self._folder, put.key, put.data, self._known, check=self._check)
             except FileNotFoundError:
                 # Somebody removed a folder that was known.
                 self._known.clear()
-                put_file(self._folder, put.key, put.data, self._known)
+                put_file(self._folder, put.key, put.data, self._known, check=self._check)
         except OSError as error:
             put.error = error
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.engines.blobs import Blobs, BlobsConfig
+from penstock.engines.marked import StoreRecord
 from penstock.kernel.config import load_config
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import configure_logs
@@ -53,8 +54,11 @@ def media_of(orders: Orders) -> Media:
     """The room as the parent configured it. Raises: InvalidConfig."""
     sections = {"blobs": BlobsConfig, "media": MediaConfig}
     loaded = load_config(sections, env={}, flags=orders.settings)
+    record = None
+    if orders.store_record:
+        record = StoreRecord(Path(orders.store_record), may_make=False)
     return Media(
-        Blobs(orders.blobs_url, loaded.section(BlobsConfig)),
+        Blobs(orders.blobs_url, loaded.section(BlobsConfig), record=record),
         loaded.section(MediaConfig),
         secret=lambda: _root_secret(orders),
         folder=Path(orders.run_folder),

@@ -10,6 +10,7 @@ executable and working directory before any process is ended.
     <folder>/lock              held for the starter's life; its pid inside
     <folder>/postgres, valkey  the engines' data       <folder>/blobs   objects
     <folder>/run               the two sockets, 0700   <folder>/logs    one log an engine
+    <folder>/object-store      which store of objects is expected (`engines.marked`)
 
 pair.py             start, stop, restart, wait      identity.py  which user may run PostgreSQL
 postgres_server.py  initdb, settings, command       launch.py    the program between us and an engine

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.engines.embedded.errors import FolderUnusable
+from penstock.engines.marked import RECORD_FILE
 
 MARKER: Final = "layout"
 MARKER_TEXT: Final = "penstock data folder, layout 1\n"
@@ -18,7 +19,9 @@ PATH_BYTES_MAX: Final = 900
 """PostgreSQL holds paths of 1024 bytes and appends its own to ours (MAXPGPATH)."""
 NEW_FOLDER_BYTES_MIN: Final = 256 * 2**20
 """A fresh PostgreSQL takes 40 MB and preallocates its log; less than this ends in the middle of it."""
-_NAMES_BEFORE_MARKER: Final = frozenset({"secret", "token", "lock", "run", "blobs", "lost+found"})
+_NAMES_BEFORE_MARKER: Final = frozenset(
+    {"secret", "token", "lock", "run", "blobs", RECORD_FILE, "lost+found"}
+)
 
 
 def usable_folder(folder: Path) -> Path:
@@ -78,7 +81,7 @@ def lay_out(path: Path) -> None:
     try:
         if path.stat().st_uid == os.geteuid():
             path.chmod(0o700)
-        for name in ("valkey", "blobs", "run", "logs"):
+        for name in ("valkey", "run", "logs"):  # `blobs` is made by the object store, once
             (path / name).mkdir(mode=0o700, exist_ok=True)
         (path / MARKER).write_text(MARKER_TEXT)
     except OSError as error:

@@ -40,6 +40,8 @@ async def enqueue(
 
 def _are_alike(rows: Rows, queue_ids: list[int]) -> bool:
     """Whether they differ in their payloads alone, and nothing hangs on them."""
+    if len(rows) == 1:
+        return rows.lanes[0] is None and rows.keys[0] is None
     alike: tuple[list[Any], ...] = (
         queue_ids, rows.priorities, rows.run_ats, rows.delays_s, rows.versions,
     )  # fmt: skip

@@ -36,10 +36,11 @@ GaugeKey = tuple[str, tuple[tuple[str, str], ...]]
 
 class Orders(msgspec.Struct, kw_only=True):
     """What a child goes by. `settings` are those of the sections `blobs` and `media`, as they were written; the
-    listeners are descriptors that it inherits."""
+    listeners are descriptors that it inherits; `store_record` is the file that says which folder of objects is meant."""
 
     settings: dict[str, str]
     blobs_url: str
+    store_record: str = ""
     data_folder: str
     run_folder: str
     log_level: str
