@@ -105,9 +105,12 @@ async def test_what_stands_between_a_viewer_and_an_author_is_changed(screen, sta
         ("unblock", "blocks", False),
         ("unfollow", "follows", False),
     ):
-        await act(screen, f"feed-{verb}", **given)
+        told = await act(screen, f"feed-{verb}", **given)
+        assert told.startswith("viewer tester ")
+        assert "bike-shop" in told
         assert names(part) == (["bike-shop"] if is_there else [])
-    assert "it was so before" in await act(screen, "feed-unfollow", **given)
+    told = await act(screen, "feed-unfollow", **given)
+    assert told == "viewer tester did not follow bike-shop: nothing is changed"
 
 
 async def test_a_post_is_removed_and_the_index_is_proved_and_built_anew(screen, stack):

@@ -59,6 +59,7 @@ def test_the_command_of_an_action_can_be_typed(action):
             "penstock lanes limiter --concurrency 2 -- -q",
         ),
         ("jobs.pause_queue", {"queue": "-x"}, "penstock queues pause -- -x"),
+        ("jobs.pause_queue", {"queue": "-x y"}, "penstock queues pause -- '-x y'"),
         (
             "jobs.add_job",
             {"queue": "q", "payload": "-5", "lane": "-l"},

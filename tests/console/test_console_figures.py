@@ -75,6 +75,8 @@ def test_the_flush_is_as_bad_as_its_worst_shard():
     flush = flush_of(Found(shards)).value
     assert (flush.pending, flush.oldest_s, flush.alone, flush.tone) == (3, 90.0, 0, "bad")
     assert flush_of(Found(error="away")).error == "away"
+    words = [flush_of(Found(found)).value.word for found in (shards, shards[:1], [])]
+    assert words == ["flush is late", "flushing", "flushed"]
 
 
 def test_every_state_of_a_run_has_words_and_a_tone():

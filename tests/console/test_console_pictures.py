@@ -25,7 +25,7 @@ FOLDER_BYTES_MAX = 1_500_000
 HEIGHT = 480
 COLOURS = 256
 LOADED = "Promise.all([...document.images].map((image) => image.decode()))"
-ENDED = "document.querySelectorAll('.u-legend .u-value')[1].textContent"
+ENDED = "document.querySelectorAll('.u-legend .u-value')[1]?.textContent ?? '0'"
 """How many jobs ended in the last minute of the first chart."""
 pytestmark = pytest.mark.slow
 

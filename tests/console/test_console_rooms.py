@@ -77,6 +77,6 @@ async def test_every_page_and_form_is_there_without_scripts(tab, stack):
         await screen.press("a.button:has-text('Follow')")
         await screen.page.locator("#a-author").fill("bike-shop")
         await screen.press("#form .primary")
-        assert "follow plain bike-shop" in await screen.text(".told")
+        assert "viewer plain follows bike-shop" in await screen.text(".told")
     people = stack.call("GET", "/v1/feed/viewers/plain/follows")["people"]
     assert [one["id"] for one in people] == ["bike-shop"]

@@ -51,7 +51,9 @@ async def fill(app):
         )
     for _ in range(3):
         counts = [
-            QueueCounts(queue_id=one, done=50, failed=1, run_s=20.0, wait_s=9.0, slot_s=60.0)
+            QueueCounts(
+                queue_id=one, done=50, failed=1, claimed=51, run_s=20.0, wait_s=9.0, slot_s=60.0
+            )
             for one in queue_ids.values()
         ]
         await store.fleet.add_counts(postgres, host_id, counts)
@@ -82,7 +84,13 @@ async def move_all(app):
         app.engines.postgres,
         0,
         [
-            QueueCounts(queue_id=row.id, done=number, run_s=1.3 * number, wait_s=0.7 * number)
+            QueueCounts(
+                queue_id=row.id,
+                done=number,
+                claimed=number,
+                run_s=1.3 * number,
+                wait_s=0.7 * number,
+            )
             for number, row in enumerate(rows.values(), 1)
         ],
     )

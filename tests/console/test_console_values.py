@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import subprocess
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from penstock.console import shown
-from penstock.console.actions import Action, Field
+from penstock.console.actions import Action, Field, quoted
 from penstock.console.model import FieldsInvalid, QueryInvalid
 from penstock.console.rates import Rates, parse_series
+from penstock.console.screens import ROOMS
 from penstock.console.screens.jobs.fleet import QueueRow
 from penstock.console.screens.overview.systems import sweep_lag_s
 from penstock.console.screens.overview.wrongs import wrong_fleet, wrong_roles
@@ -19,6 +23,7 @@ from penstock.console.security import safe_back
 from penstock.console.seeing import Found, Query
 from penstock.jobs.fleet.alerts import Alert
 from penstock.jobs.fleet.facts import FleetState, PlanHead
+from penstock.kernel.terminal import is_visible
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -144,7 +149,8 @@ def test_what_is_left_empty_is_left_out():
     [
         ({"n": "3"}, "item"),
         ({"item": "a", "n": "three"}, "n"),
-        ({"item": "a", "n": "9" * 30}, "n"),
+        ({"item": "a", "n": "9" * 20}, "n"),
+        ({"item": "a", "n": "9" * 5_000}, "n"),
         ({"item": "a", "n": "3", "how": "c"}, "how"),
         ({"item": "a\0", "n": "3"}, "item"),
     ],
@@ -153,6 +159,60 @@ def test_faults_of_a_form_are_told_by_field(given, named):
     with pytest.raises(FieldsInvalid) as raised:
         ACTION.parse(given)
     assert [problem.pointer for problem in raised.value.problems] == [named]
+
+
+def test_of_a_number_out_of_range_the_range_is_told():
+    importance = Field(name="x", label="X", kind="number", numbers=(0, 9))
+    assert (importance.parse("9"), importance.parse("-0"), importance.parse("0" * 30)) == (9, 0, 0)
+    for text in ("9" * 20, "10", "-1"):
+        with pytest.raises(ValueError, match=r"a whole number from 0 to 9$"):
+            importance.parse(text)
+    for text in ("1e3", "", "٣", "1_0", "+1"):
+        with pytest.raises(ValueError, match=r"a whole number$|is needed"):
+            importance.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["a\u202etxt.exe", "it's \\ \u2066x\u2069", "\u00a0", "a\tb\x1b[1m", "\u3164f", "'"]
+)
+def test_what_nobody_would_see_is_seen_in_a_command_that_does_the_same(text):
+    word = quoted(text)
+    assert all(map(is_visible, word))
+    shell = shutil.which("bash")
+    assert shell is not None
+    typed = subprocess.run(
+        [shell, "-c", f"printf %s {word}"], env={"LC_ALL": "C"}, capture_output=True, check=True
+    )
+    assert typed.stdout.decode() == text
+
+
+def test_what_nobody_would_see_is_seen_wherever_an_action_is_shown():
+    action = dataclasses.replace(ACTION, body=lambda given: {"place": given["place"]})
+    values = action.sketch({"item": "a\u202eb", "place": "x\u00a0y", "n": "3"})
+    shown = [action.as_command(values), action.as_http(values), action.described(values)]
+    assert shown[0] == "penstock shop move $'a\\xe2\\x80\\xaeb' --to $'x\\xc2\\xa0y' --n 3"
+    assert "/v1/items/a%E2%80%AEb\n" in shown[1]
+    assert msgspec.json.decode(shown[1].partition("\n\n")[2])["place"] == "x\u00a0y"
+    assert shown[2] == "Moves a\\u202eb to x\\u00a0y."
+    assert all(c == "\n" or is_visible(c) for text in shown for c in text)
+
+
+def test_an_empty_form_calls_what_would_be_done():
+    actions = {action.name: action for room in ROOMS for action in room.actions}
+    for name, given, body in (
+        ("media-purge", {}, {"keys": []}),
+        ("media-purge", {"key": "a"}, {"keys": ["a"]}),
+        ("media-purge", {"prefix": "a/"}, {"prefix": "a/"}),
+        ("jobs.add_job", {"queue": "q"}, {"payload": None}),
+    ):
+        call = actions[name].as_http(actions[name].sketch(given))
+        assert msgspec.json.decode(call.partition("\n\n")[2]) == body
+    cron = actions["jobs.add_cron"].as_http(actions["jobs.add_cron"].sketch({}))
+    assert '"payload": null' in cron
+    for verb in ("pause", "resume"):
+        action = actions[f"jobs.{verb}_lane"]
+        call = action.as_http(action.sketch({"limiter": "l", "lane": "a/b"}))
+        assert call == f"POST /v1/limiters/l/lanes/a%2Fb/{verb}"
 
 
 def test_kinds_of_fields():

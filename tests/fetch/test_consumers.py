@@ -165,6 +165,16 @@ async def test_removed_deliveries_stay_dropped_when_the_name_comes_back(shop, pr
     assert site.told == [("publish", "a", 1)]
 
 
+async def test_items_that_are_to_be_told_again_were_told(shop, process):
+    site = Consumer("publish")
+    async with process(site):
+        await wait_published(shop, await shop.run(HEAD + "a,A,5,\nb,B,5,\n"))
+        await wait_items_waiting(shop, 0)
+    assert await shop.fetch.replay("site.publish") == 2
+    [found] = await shop.fetch.consumers()
+    assert found.items == 2
+
+
 async def test_a_replay_tells_what_is_published_once_more(shop, process):
     await shop.fetch.set_customer("other", starts_max=10, window_s=1, connections=1)
     site = Consumer("publish")

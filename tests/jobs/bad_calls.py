@@ -164,6 +164,8 @@ LANES = [
     ("lane", {"limiter": "mail", "lane": "nobody"}, LANE_UNKNOWN),
     ("lane", {"limiter": "\0", "lane": "x"}, LANE_UNKNOWN),
     ("reset_lane", {"limiter": "mail", "lane": "nobody"}, LANE_UNKNOWN),
+    ("pause_lane", {"limiter": "mail", "lane": "nobody"}, LANE_UNKNOWN),
+    ("resume_lane", {"limiter": "mail", "lane": "nobody"}, LANE_UNKNOWN),
     ("lanes", {"limiter": "mail", "limit": 0}, {**BY_SHAPE, "else": INVALID_FILTER}),
     ("lanes", {"limiter": "mail", "limit": 1001}, {**BY_SHAPE, "else": INVALID_FILTER}),
     ("reset_limiter", {"limiter": "nobody"}, LIMITER_UNKNOWN),
@@ -301,8 +303,6 @@ COMMANDS = [
     (("lanes", "limiter", "mail", "--as-declared", "--rate", "1/m"), INVALID_JOB),
     (("lanes", "spend", "mail", "x", "--starts", "0"), INVALID_JOB),
     (("lanes", "spend", "mail", "x", "--wait", "soon"), INVALID_JOB),
-    (("lanes", "pause", "mail", "nobody"), LANE_UNKNOWN),
-    (("lanes", "resume", "mail", "nobody"), LANE_UNKNOWN),
     (("crons", "add", "new", "0 4 * * *", "mail", "{"), INVALID_CRON),
     (("fleet", "minutes", "mail", "--from", "yesterday"), "422 usage"),
 ]

@@ -103,6 +103,14 @@ class PythonSurface(PythonVerbs):
         await self._jobs.lanes.set(limiter, lane, **{**UNLIMITED, **limits})
         return await self._jobs.lanes.get(limiter, lane)
 
+    async def pause_lane(self, *, limiter, lane):
+        await self._jobs.lanes.pause(limiter, lane)
+        return await self._jobs.lanes.get(limiter, lane)
+
+    async def resume_lane(self, *, limiter, lane):
+        await self._jobs.lanes.resume(limiter, lane)
+        return await self._jobs.lanes.get(limiter, lane)
+
     async def reset_lane(self, *, limiter, lane):
         return await self._jobs.lanes.reset(limiter, lane)
 
@@ -167,6 +175,8 @@ ROUTES = {
     "lane": ("GET", "/v1/limiters/{limiter}/lanes/{lane}"),
     "set_lane": ("PUT", "/v1/limiters/{limiter}/lanes/{lane}"),
     "reset_lane": ("DELETE", "/v1/limiters/{limiter}/lanes/{lane}"),
+    "pause_lane": ("POST", "/v1/limiters/{limiter}/lanes/{lane}/pause"),
+    "resume_lane": ("POST", "/v1/limiters/{limiter}/lanes/{lane}/resume"),
     "limiters": ("GET", "/v1/limiters"),
     "limiter": ("GET", "/v1/limiters/{limiter}"),
     "set_limiter": ("PUT", "/v1/limiters/{limiter}"),
@@ -253,6 +263,8 @@ WORDS = {
     "lanes": "lanes ls {limiter}",
     "lane": "lanes show {limiter} {lane}",
     "reset_lane": "lanes reset {limiter} {lane}",
+    "pause_lane": "lanes pause {limiter} {lane}",
+    "resume_lane": "lanes resume {limiter} {lane}",
     "limiters": "lanes limiters",
     "reset_limiter": "lanes limiter {limiter} --as-declared",
     "crons": "crons ls",

@@ -306,7 +306,7 @@ async def test_a_job_due_in_a_moment_is_given_then_and_not_at_the_next_poll(open
         await wait_true(lambda: floor.lines["a"].was_empty)
         await fill(jobs, "a", 1, after_s=0.3)
         floor.dispatcher.hint(floor.lines["a"].queue_id)
-        await wait_true(lambda: seat.place.works, deadline_s=15)
+        await wait_true(lambda: seat.place.works, deadline_s=45)
 
 
 async def test_a_hint_that_comes_while_an_empty_claim_is_under_way_survives_it(open_floor):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from penstock.jobs import store
+from penstock.jobs.agent.lines import Counts
 from penstock.jobs.fleet.facts import QueueCounts
 from penstock.jobs.fleet.load import QueueLoad
 
 
 def load(**figures):
-    nothing = dict.fromkeys(("done", "failed", "retried", "lost", "calls"), 0)
+    nothing = dict.fromkeys(("done", "failed", "retried", "lost", "calls", "claimed"), 0)
     times = dict.fromkeys(("run_s", "wait_s", "wait_max_s", "slot_s"), 0.0)
     return QueueLoad(queue="mail", **{**nothing, **times, **figures})
 
@@ -30,9 +33,27 @@ def test_load_is_what_is_wanted_against_what_there_was(figures, waiting, ratio):
 
 
 def test_means_are_of_what_ran_and_of_what_was_claimed():
-    one = load(done=2, failed=1, retried=1, lost=1, run_s=8.0, wait_s=10.0)
+    one = load(done=2, failed=1, retried=1, lost=1, claimed=8, run_s=8.0, wait_s=16.0)
     assert (one.run_mean_s, one.wait_mean_s) == (2.0, 2.0)
     assert (load().run_mean_s, load().wait_mean_s) == (None, None)
+
+
+def test_no_mean_wait_is_longer_than_the_longest_whatever_goes_back_unstarted():
+    counts, due_at = Counts(), datetime(2026, 11, 21, tzinfo=UTC)
+    for wait_s in (1, 2, 2):
+        counts.note_claim([due_at, due_at], due_at + timedelta(seconds=wait_s))
+    counts.note_words(["done"])
+    figures = {name: getattr(counts, name) for name in ("done", "claimed", "wait_s", "wait_max_s")}
+    one = load(**figures)
+    assert one.wait_mean_s == pytest.approx(5 / 3)
+    assert one.wait_mean_s <= one.wait_max_s
+
+
+async def test_the_span_is_no_longer_than_there_are_minutes_here(jobs, sql):
+    await sql("UPDATE penstock.migration SET applied_at = now() - interval '90 s'")
+    assert 90 <= (await jobs.fleet.load()).span_s < 300
+    await sql("UPDATE penstock.migration SET applied_at = now() + interval '1 s'")
+    assert (await jobs.fleet.load()).span_s == 1
 
 
 async def test_the_last_minutes_are_added_up(jobs, registry, postgres, sql):
@@ -44,8 +65,10 @@ async def test_the_last_minutes_are_added_up(jobs, registry, postgres, sql):
 
     queue_id = (await jobs.declare_queues())["mail"].id
     counts = QueueCounts(
-        queue_id=queue_id, done=3, failed=1, run_s=4.0, wait_s=2.0, wait_max_s=1.5, slot_s=60.0
-    )
+        queue_id=queue_id, done=3, failed=1, claimed=5,
+        run_s=4.0, wait_s=5.0, wait_max_s=1.5, slot_s=60.0,
+    )  # fmt: skip
+    await sql("UPDATE penstock.migration SET applied_at = now() - interval '1 d'")
     for age in ("2 min", "4 min", "3 h"):
         await store.fleet.add_counts(postgres, 0, [counts])
         await sql(
@@ -56,5 +79,6 @@ async def test_the_last_minutes_are_added_up(jobs, registry, postgres, sql):
     assert 300 <= found.span_s < 361
     [one] = found.queues
     assert (one.queue, one.done, one.failed, one.wait_max_s) == ("mail", 6, 2, 1.5)
+    assert (one.claimed, one.wait_mean_s) == (10, 1.0)
     assert one.ratio(0) == pytest.approx(8 / 120)
     assert [minute.done for minute in found.minutes] == [3, 3]

@@ -123,12 +123,12 @@ async def test_of_lanes_counts_what_may_start(jobs, postgres, queue_ids, sql):
 
 
 async def test_one_leads_until_its_time_is_over(postgres, sql):
-    assert await store.fleet.lead_fleet(postgres, "a", lead_s=5) == 1
-    assert await store.fleet.lead_fleet(postgres, "b", lead_s=5) is None
-    assert await store.fleet.lead_fleet(postgres, "a", lead_s=5) == 1
+    assert await store.fleet.lead_fleet(postgres, "a", lead_s=300) == 1
+    assert await store.fleet.lead_fleet(postgres, "b", lead_s=300) is None
+    assert await store.fleet.lead_fleet(postgres, "a", lead_s=300) == 1
     await sql("UPDATE penstock.fleet_plan SET leads_until = now()")
-    assert await store.fleet.lead_fleet(postgres, "b", lead_s=5) == 2
-    assert await store.fleet.lead_fleet(postgres, "a", lead_s=5) is None
+    assert await store.fleet.lead_fleet(postgres, "b", lead_s=300) == 2
+    assert await store.fleet.lead_fleet(postgres, "a", lead_s=300) is None
     await store.fleet.stop_leading(postgres, "a")
     assert (await store.fleet.find_plan(postgres)).is_led
     await store.fleet.stop_leading(postgres, "b")

@@ -34,10 +34,14 @@ async def fleet(postgres, jobs, registry, sql):
     host_id = await store.hosts.add_host(postgres, "a:1", [queue_id], 30)
     slots = [{"queue": "mail", "pid": 7, "busy_s": 1.0}]
     await store.fleet.report_host(postgres, host_id, capacity=5, load_per_core=0.5, slots=slots)
-    counts = [QueueCounts(queue_id=queue_id, done=8, failed=2, wait_s=5.0, wait_max_s=1.5)]
+    counts = [
+        QueueCounts(queue_id=queue_id, done=8, failed=2, claimed=10, wait_s=5.0, wait_max_s=1.5)
+    ]
     await store.fleet.add_counts(postgres, host_id, counts)
     await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
     await Planner(postgres, jobs, "me").run_once()
+    # It leads on, however long the test takes.
+    await sql("UPDATE penstock.fleet_plan SET leads_until = now() + interval '1 h'")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from penstock.jobs import (
     Snooze,
 )
 from penstock.jobs.errors import JobNotEnded, JobNotWaiting, JobUnknown, KeyTaken
-from penstock.jobs.hints import Hints
+from penstock.jobs.hints import BURST, GAP_S, Hints, Ration
 from penstock.kernel.trace import current_traceparent, new_traceparent
 from penstock.testing.waiting import wait_true
 
@@ -133,7 +133,7 @@ async def test_a_handler_over_its_timeout_is_a_failed_attempt(jobs, registry, wo
 
 
 async def test_sync_handlers_run_beside_each_other(registry, working):
-    barrier, seen = threading.Barrier(3, timeout=10), []
+    barrier, seen = threading.Barrier(3, timeout=60), []
 
     @registry.task("sync", concurrency=3)
     def work(number: int):
@@ -420,8 +420,6 @@ async def test_hints_that_are_being_sent_are_waited_for(postgres, jobs, registry
     registry.task("q")(_nothing)
     queue_id = (await jobs.declare_queues())["q"].id
     hints, before = Hints(postgres), asyncio.all_tasks()
-    assert hints.is_due({queue_id})
-    assert not hints.is_due({queue_id})
     hints.tell_later({queue_id})
     [trailing] = asyncio.all_tasks() - before
     while hints._trailing:
@@ -429,6 +427,26 @@ async def test_hints_that_are_being_sent_are_waited_for(postgres, jobs, registry
     assert not trailing.done(), "it left the list, and is on its way"
     await hints.close()
     assert trailing.done()
+
+
+def test_hints_of_a_queue_go_out_a_few_at_once_and_one_a_gap_in_the_long_run():
+    ration, now_s = Ration(), 1_000.0
+    for _ in range(BURST):
+        assert ration.wait_s(1, now_s) <= 0
+        ration.take(1, now_s)
+    assert ration.wait_s(1, now_s) == pytest.approx(GAP_S)
+    assert ration.wait_s(2, now_s) <= 0, "each queue has its own"
+    sent = 0
+    for step in range(1, 1_001):
+        at_s = now_s + step * GAP_S / 10
+        if ration.wait_s(1, at_s) <= 1e-9:
+            ration.take(1, at_s)
+            sent += 1
+    assert sent == 100
+    for _ in range(100):
+        ration.take(1, at_s)
+    assert ration.wait_s(1, at_s) == pytest.approx(GAP_S), "what others tell of it is no debt"
+    assert ration.wait_s(1, at_s + BURST * GAP_S) == pytest.approx(-(BURST - 1) * GAP_S)
 
 
 async def _nothing(job: dict | None):

@@ -24,7 +24,9 @@ async def mail(jobs, registry):
 
 
 async def test_minutes_of_a_span(jobs, postgres, mail, sql):
-    await store.fleet.add_counts(postgres, 0, [QueueCounts(queue_id=mail, done=3, wait_s=1.5)])
+    await store.fleet.add_counts(
+        postgres, 0, [QueueCounts(queue_id=mail, done=3, claimed=3, wait_s=1.5)]
+    )
     await sql("UPDATE penstock.queue_minute SET minute = minute - interval '90 minutes'")
     await store.fleet.add_counts(postgres, 0, [QueueCounts(queue_id=mail, done=4)])
     assert [minute.done for minute in await jobs.minutes("mail")] == [4]

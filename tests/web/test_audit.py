@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from click.testing import CliRunner
 
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.kernel.clock import VirtualClock
 from penstock.kernel.errors import Unavailable
 from penstock.web.audit import Audit
+from penstock.web.cli import audit
 from penstock.web.model import TokenRefused
 from penstock.web.sessions import Sessions
 from penstock.web.tokens import Tokens
@@ -16,32 +20,44 @@ KEPT_S = 3600.0
 
 
 async def test_lines_tell_what_was_begun_and_what_became_of_it(postgres):
-    audit = Audit(postgres, kept_s=KEPT_S)
+    kept = Audit(postgres, kept_s=KEPT_S)
     given = {"actor": "ann", "place": "10.0.0.1", "action": "jobs.pause_queue"}
-    ids = [await audit.begin(**given, command=f"do {n}\0" + "x" * 9_000) for n in range(3)]
-    await audit.end(ids[0], "done", "it is paused")
-    await audit.end(ids[1], "refused", "no such queue")
-    lines = await audit.lines()
+    ids = [await kept.begin(**given, command=f"do {n}\0" + "x" * 9_000) for n in range(3)]
+    await kept.end(ids[0], "done", "it is paused")
+    await kept.end(ids[1], "refused", "no such queue")
+    lines = await kept.lines()
     assert [line.outcome for line in lines] == ["begun", "refused", "done"]
     assert lines[2].told == "it is paused"
     assert len(lines[2].command) == 4_000
-    assert [line.id for line in await audit.lines(before=ids[1])] == [ids[0]]
-    assert await audit.lines(before=-5) == []
-    assert len(await audit.lines(before=10**30, lines_max=1)) == 1
+    assert [line.id for line in await kept.lines(before=ids[1])] == [ids[0]]
+    assert await kept.lines(before=-5) == []
+    assert len(await kept.lines(before=10**30, lines_max=1)) == 1
 
 
 async def test_lines_are_kept_so_long_and_go_a_few_at_a_time(postgres):
-    audit = Audit(postgres, kept_s=KEPT_S)
+    kept = Audit(postgres, kept_s=KEPT_S)
     given = {"actor": "ann", "place": "-", "action": "a.b", "command": "do"}
-    ids = [await audit.begin(**given) for _ in range(30)]
+    ids = [await kept.begin(**given) for _ in range(30)]
     async with postgres.session() as session:
         await session.connection.execute(
             "UPDATE penstock.audit SET at = now() - interval '61 minutes' WHERE id <> $1", ids[-1]
         )
-    newest = await audit.begin(**given)
-    assert len(await audit.lines()) == 30 - 20 + 1
-    last = await audit.begin(**given)
-    assert [line.id for line in await audit.lines()] == [last, newest, ids[-1]]
+    newest = await kept.begin(**given)
+    assert len(await kept.lines()) == 30 - 20 + 1
+    last = await kept.begin(**given)
+    assert [line.id for line in await kept.lines()] == [last, newest, ids[-1]]
+
+
+async def test_the_command_shows_what_nobody_would_see(postgres):
+    kept = Audit(postgres, kept_s=KEPT_S)
+    await kept.begin(actor="ann", place="-", action="a.b", command="do a\u202eb")
+    lines, shown = await kept.lines(), []
+    terminal = SimpleNamespace(
+        run=lambda kind, verb: lines, show=lambda value, text: shown.append(text)
+    )
+    CliRunner().invoke(audit, obj=terminal, args=[], catch_exceptions=False)
+    assert "do a\\u202eb" in shown[0]
+    assert "\u202e" not in shown[0]
 
 
 async def test_the_audit_is_for_those_who_may_everything(api, postgres, token):
@@ -53,6 +69,27 @@ async def test_the_audit_is_for_those_who_may_everything(api, postgres, token):
     [line] = (await api.get("/v1/audit", headers=headers)).json()
     assert (line["actor"], line["outcome"]) == ("ann", "begun")
     assert (await api.get(f"/v1/audit?before={line['id']}", headers=headers)).json() == []
+
+
+async def test_a_session_is_a_use_of_its_token_and_is_noted_once_a_minute(postgres):
+    tokens = Tokens(postgres)
+
+    async def used_at():
+        [token] = await tokens.list()
+        return token.last_used_at
+
+    made = await tokens.create("ann", ("jobs:read",))
+    cookie = await Sessions(postgres).begin(made.text, lasts_s=60)
+    login_at = await used_at()
+    assert login_at is not None
+    await Sessions(postgres).find(cookie)
+    assert await used_at() == login_at
+    async with postgres.session() as session:
+        await session.connection.execute(
+            "UPDATE penstock.token SET last_used_at = now() - interval '61 seconds'"
+        )
+    await Sessions(postgres).find(cookie)
+    assert await used_at() > login_at
 
 
 async def test_a_session_is_of_a_valid_token_and_ends_with_it(postgres):

@@ -6,6 +6,7 @@ its fields. `run` calls the one public verb and gives back a sentence; the audit
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,9 +18,11 @@ import msgspec
 
 from penstock.console.model import FieldsInvalid
 from penstock.kernel.errors import FieldProblem
+from penstock.kernel.terminal import is_visible, visible
 
 TEXT_CHARACTERS_MAX: Final = 64 * 1024
 INT64_MAX: Final = 2**63 - 1
+_DIGITS_MAX: Final = 19
 _PLACE: Final = re.compile(r"\{(\w+)(?:\|(\w+))?\}")
 _FLAG: Final = re.compile(r"(--[\w-]+) ([?!])([\w,]+)")
 _OPTIONAL: Final = re.compile(r" ?\[([^\[\]]*)\]")
@@ -36,6 +39,8 @@ class Field:
     hint: str = ""
     options: tuple[tuple[str, str], ...] = ()
     default: str = ""
+    numbers: tuple[int, int] = (-INT64_MAX, INT64_MAX)
+    """Of a number: the least and the most."""
 
     def parse(self, given: str | None) -> Any:
         """The value of what was typed; None where nothing was. Raises: ValueError with what was expected."""
@@ -55,9 +60,12 @@ def _parse_text(_: Field, text: str) -> str:
     return text
 
 
-def _parse_number(_: Field, text: str) -> int:
-    if re.fullmatch(r"-?[0-9]{1,19}", text) is None or abs(int(text)) > INT64_MAX:
+def _parse_number(field: Field, text: str) -> int:
+    if re.fullmatch(r"-?[0-9]+", text) is None:
         raise ValueError("expected a whole number")
+    least, most = field.numbers
+    if len(text.lstrip("-0")) > _DIGITS_MAX or not least <= int(text) <= most:
+        raise ValueError(f"expected a whole number from {least:,} to {most:,}")
     return int(text)
 
 
@@ -145,7 +153,7 @@ class Action:
 
     def described(self, values: Mapping[str, Any]) -> str:
         """The sentence on the form."""
-        return _PLACE.sub(lambda m: _shown(values.get(m[1])), self.what)
+        return _PLACE.sub(lambda m: visible(_shown(values.get(m[1]))), self.what)
 
     def as_command(self, values: Mapping[str, Any]) -> str:
         """The command line that does the same."""
@@ -159,12 +167,12 @@ class Action:
             return f" {match[1]}" if is_given else ""
 
         def typed(match: re.Match[str]) -> str:
-            return shlex.quote(self._typed(match[1], values) or match[2] or "")
+            return quoted(self._typed(match[1], values) or match[2] or "")
 
         words = _OPTIONAL.sub(optional, self.command).split()
         line = [_PLACE.sub(typed, word) for word in words]
         at = [number for number, word in enumerate(words) if _is_argument(word, words[number - 1])]
-        if not any(line[number].startswith("-") for number in at):
+        if not any(line[number].startswith(("-", "'-", "$'-")) for number in at):
             return " ".join(line)
         # Behind -- nothing is taken for an option.
         options = [word for number, word in enumerate(line) if number not in at]
@@ -186,7 +194,31 @@ class Action:
             body = msgspec.json.format(msgspec.json.encode(self.body(dict(values))), indent=2)
         except (TypeError, ValueError, KeyError):
             return line
-        return f"{line}\nContent-Type: application/json\n\n{body.decode()}"
+        return f"{line}\nContent-Type: application/json\n\n{_seen(body.decode())}"
+
+
+def quoted(text: str) -> str:
+    """A word of a command line, for a shell.
+
+    What nobody would see, or what turns the letters around it, stands as its bytes, which Bash, Zsh and Ksh read as the same:
+    a command looks like what it does.
+    """
+    if all(map(is_visible, text)):
+        return shlex.quote(text)
+    return "$'" + "".join(map(_as_bytes, text)) + "'"
+
+
+def _as_bytes(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if is_visible(character):
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
+
+
+def _seen(document: str) -> str:
+    """JSON with escapes for what nobody would see; the lines stay."""
+    return "".join(c if c == "\n" or is_visible(c) else json.dumps(c)[1:-1] for c in document)
 
 
 def _is_argument(word: str, before: str) -> bool:

@@ -20,6 +20,7 @@ from penstock.console.security import Visitor, new_once, place_of, safe_back
 from penstock.console.seeing import Ask
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
+from penstock.kernel.terminal import visible
 
 _log: Final = logger(__name__)
 Asked = Request[Any, Any, Any]
@@ -97,7 +98,7 @@ class Doing:
         audit = self._pages.audit
         try:
             self._door.require_unsent(once)
-            text = await action.run(ask, values)
+            text = visible(await action.run(ask, values))
         except PenstockError as refusal:
             await audit.end(line_id, "refused", refusal.public_text)
             return "bad", refusal.public_text
@@ -143,7 +144,7 @@ class Doing:
             back = safe_back(given.get("back", ""))
             ask = self._pages.ask(visitor.caller, path=back, params={}, query={})
             try:
-                preview = await action.preview(ask, values)
+                preview = visible(await action.preview(ask, values))
             except PenstockError as refusal:
                 preview = refusal.public_text
         return {

@@ -25,9 +25,13 @@ from markupsafe import Markup, escape
 from penstock.console import shown
 from penstock.console.actions import Action
 from penstock.console.model import PREFIX
+from penstock.kernel.terminal import visible
 
 COMPRESSED_FROM_BYTES: Final = 1_024
 _ROW_EDGE: Final = re.compile(r"</?tr\b")
+_WORDS: Final = re.compile(r"(\s+)")
+_SHORT_WORD: Final = re.compile(r"(?=.*\W)\S{2,24}")
+"""A word that browsers may break, as behind a hyphen, and that fits the narrowest box of code."""
 
 
 def _ticks(text: str) -> Markup:
@@ -38,6 +42,16 @@ def _ticks(text: str) -> Markup:
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if index % 2 else escape(part)
         for index, part in enumerate(parts)
+    )
+
+
+def _whole(text: str) -> Markup:
+    """A command or call in which no short word is broken over two lines, such as an option behind its hyphens."""
+    return Markup("").join(
+        Markup('<span class="whole">{}</span>').format(part)
+        if _SHORT_WORD.fullmatch(part)
+        else part
+        for part in _WORDS.split(text)
     )
 
 
@@ -53,6 +67,8 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "tone": shown.tone_of,
     "points": shown.spark_points,
     "ticks": _ticks,
+    "visible": visible,
+    "whole": _whole,
 }
 
 

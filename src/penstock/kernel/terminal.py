@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 Service = TypeVar("Service")
 Answer = TypeVar("Answer")
+_BLANK: Final = frozenset(
+    "\N{COMBINING GRAPHEME JOINER}\N{HANGUL CHOSEONG FILLER}\N{HANGUL JUNGSEONG FILLER}"
+    "\N{HANGUL FILLER}\N{HALFWIDTH HANGUL FILLER}\N{BRAILLE PATTERN BLANK}"
+)
+"""Letters and signs that look like nothing."""
 
 
 class Terminal(Protocol):
@@ -42,6 +47,21 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in texts]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def is_visible(character: str) -> bool:
+    """Whether a character shows itself, and only itself: no control, nothing that turns what is around it, no odd space."""
+    return character.isprintable() and character not in _BLANK
+
+
+def visible(text: str) -> str:
+    """`text` with what nobody would see as its number: `\\u202e`."""
+    return "".join(c if is_visible(c) else _number(c) for c in text)
+
+
+def _number(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 def parse_moment(text: str) -> datetime:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from penstock.kernel.config import parse_duration_s
-from penstock.kernel.terminal import Terminal, table
+from penstock.kernel.terminal import Terminal, table, visible
 from penstock.web.audit import Audit, AuditLine
 from penstock.web.model import PUBLISHABLE_SCOPES, SCOPES
 from penstock.web.tokens import NewToken, Token, Tokens
@@ -108,7 +108,7 @@ def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
             line.actor,
             line.place,
             line.outcome,
-            line.command,
+            visible(line.command),
         )
         for line in found
     ]

@@ -109,7 +109,9 @@
   let refusedUntil = 0;
   let isOver = false;
   let isStale = false;
+  let staleAt = 0;
   let isLoading = false;
+  let isJoining = false;
   let notBefore = 0;
   let typedAt = 0;
   let hiding = null;
@@ -124,10 +126,11 @@
     if (Date.now() < refusedUntil) liveState(refusal, "off");
     else if (isOver) liveState("not live: the login has ended, load the page to log in again", "off");
     else if (!stream) liveState("still" in main().dataset ? "stands still: r loads it anew" : "", "");
-    else if (stream.readyState !== EventSource.OPEN) liveState("not live: the numbers stand still", "off");
+    else if (stream.readyState !== EventSource.OPEN && !(isJoining && Date.now() - listenedAt < AGAIN_MS)) liveState("not live: the numbers stand still", "off");
     else if (Date.now() - heardAt > SILENT_MS) liveState("not live: the server says nothing", "off");
     else if (trouble) liveState(`the numbers stand still: ${trouble}`, "off");
-    else if (isStale) liveState("not all is live: what came or went is shown once you are done here", "off");
+    else if (isStale && isBusy()) liveState("not all is live: what came or went is shown once you are done here", "off");
+    else if (isStale && Date.now() - staleAt > 2 * AGAIN_MS) liveState("not all is live: what came or went is not shown yet", "off");
     else liveState("live", "on");
   };
   const tellMoment = (moment, stamp) => {
@@ -159,14 +162,19 @@
     if (!field?.form || !main().contains(field)) return false;
     return isChanged(field) || Date.now() - typedAt < AGAIN_MS;
   };
-  // What was said of the last action, where each table was scrolled to, which row was chosen, and what had the focus: as they
-  // are when the answer comes, for a person goes on while it is asked for. Rows come and go: one is known by its first link.
+  // What was said of the last action, where each table and the page were scrolled to, which row was chosen, and what had the
+  // focus: as they are when the answer comes, for a person goes on while it is asked for. Rows come and go: one is known by its
+  // first link.
   const boxes = () => [...main().querySelectorAll(".scroll")];
   const linkOf = (row) => row?.querySelector("a[href]")?.getAttribute("href");
   let kept = null;
+  let scrolledTo = [0, 0];
   const keep = (isSamePage) => {
     const at = rows().findIndex((row) => row.matches(".at"));
-    kept = { at, link: linkOf(rows()[at]), href: main().contains(document.activeElement) && document.activeElement.getAttribute("href"), told: null, scrolled: [], isSamePage };
+    const focused = main().contains(document.activeElement) ? document.activeElement : null;
+    const { id } = focused || {};
+    kept = { at, link: linkOf(rows()[at]), focused, id, href: focused?.getAttribute("href"), box: boxes().indexOf(focused), told: null, scrolled: [], isSamePage };
+    scrolledTo = [scrollX, scrollY];
     if (!isSamePage) return;
     kept.told = main().querySelector(":scope > .told");
     kept.scrolled = boxes().map((box) => [box.scrollLeft, box.scrollTop]);
@@ -179,19 +187,25 @@
     }
     return kept.isSamePage || linkOf(all[kept.at]) === kept.link ? all[kept.at] : undefined;
   };
+  // What had the focus, or is in its place where that has gone.
+  const sameIn = (row) => {
+    const same = kept.href && `a[href="${CSS.escape(kept.href)}"]`;
+    const found = same ? row?.querySelector(same) || main().querySelector(same) || row?.querySelector("a[href]") : boxes()[kept.box];
+    return found || (kept.id && byId(kept.id)) || main();
+  };
   const putBack = () => {
     if (!kept) return;
     if (kept.told && !main().querySelector(":scope > .told")) main().prepend(kept.told);
     kept.scrolled.forEach(([left, top], index) => boxes()[index]?.scrollTo(left, top));
     const row = chosen();
     row?.classList.add("at");
-    const same = kept.href && `a[href="${CSS.escape(kept.href)}"]`;
-    if (same) (row?.querySelector(same) || main().querySelector(same))?.focus({ preventScroll: true });
+    if (kept.focused) sameIn(row).focus({ preventScroll: true });
     kept = null;
   };
   const address = () => main().dataset.liveUrl || location.pathname + location.search;
   const loadAnew = () => {
-    // What somebody types into is left alone; the page is loaded once that is over.
+    // What somebody types into is left alone; the page is loaded once that is over, and by itself once in AGAIN_MS at most.
+    if (!isStale) staleAt = Date.now();
     isStale = true;
     if (isBusy() || isLoading || Date.now() < notBefore) {
       tellLive();
@@ -200,7 +214,7 @@
     isLoading = true;
     const ended = () => {
       isLoading = false;
-      if (isStale) notBefore = Date.now() + AGAIN_MS;
+      notBefore = Date.now() + AGAIN_MS;
     };
     htmx.ajax("GET", address(), { target: "#main", select: "#main", swap: "outerHTML" }).then(ended, ended);
   };
@@ -209,6 +223,8 @@
     stream = null;
   };
   const listen = () => {
+    // From one stream that was heard to the next: what stands here is of a moment ago.
+    isJoining = stream?.readyState === EventSource.OPEN && Date.now() - heardAt <= SILENT_MS;
     shut();
     trouble = "";
     const { page, frame, liveUrl } = main().dataset;
@@ -227,7 +243,10 @@
       opened = page;
       tellLive();
     };
-    own.onerror = tellLive;
+    own.onerror = () => {
+      isJoining = false;
+      tellLive();
+    };
     const hear = (name, act) =>
       own.addEventListener(name, (event) => {
         heardAt = Date.now();
@@ -305,9 +324,12 @@
       keep(false);
     }
   });
+  document.addEventListener("htmx:beforeCleanupElement", (event) => {
+    // The new content stands before the old one: the focus goes straight from one to the other, and never to nothing.
+    if (event.target.id === "main") putBack();
+  });
   document.addEventListener("htmx:afterSwap", (event) => {
-    // What has the focus is put back before anybody is told that nothing has it.
-    if (event.detail.target.id === "main") putBack();
+    if (event.detail.target.id === "main") scrollTo(...scrolledTo);
     // The lines that follow what is typed are swapped as well: only a form that came itself takes the focus.
     const { id } = event.detail.target;
     if (id === "dialog-body") open("dialog");
@@ -345,7 +367,10 @@
     "?": () => open("help"),
     j: () => step(1),
     k: () => step(-1),
-    r: loadAnew,
+    r: () => {
+      notBefore = 0;
+      loadAnew();
+    },
     Enter: () => main().querySelector(".at a[href]")?.click(),
   };
   const leave = (event) => {

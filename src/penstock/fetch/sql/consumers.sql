@@ -14,9 +14,10 @@ SELECT EXISTS (SELECT FROM penstock.fetch_result);
 SELECT name, id FROM penstock.fetch_consumer ORDER BY name;
 
 -- name: consumers
--- Every consumer, and how many items it was told of.
-SELECT c.name, c.added_at,
-    (SELECT count(*) FROM penstock.fetch_delivery d WHERE d.consumer = c.name AND d.version > 0) AS items
+-- Every consumer, and how many items it was told of; those that it shows and is to be told of again are of them.
+SELECT c.name, c.added_at, (
+    SELECT count(*) FROM penstock.fetch_delivery d WHERE d.consumer = c.name AND (d.version > 0 OR d.is_shown)
+) AS items
 FROM penstock.fetch_consumer c
 ORDER BY c.name;
 

@@ -254,6 +254,7 @@ def _counts_row(line: Line, counts: Counts) -> QueueCounts:
         retried=counts.retried,
         lost=counts.lost,
         calls=counts.calls,
+        claimed=counts.claimed,
         run_s=counts.run_s,
         wait_s=counts.wait_s,
         wait_max_s=counts.wait_max_s,

@@ -70,6 +70,7 @@ class Counts:
     retried: int = 0
     lost: int = 0
     calls: int = 0
+    claimed: int = 0
     run_s: float = 0.0
     wait_s: float = 0.0
     wait_max_s: float = 0.0
@@ -85,6 +86,7 @@ class Counts:
     def note_claim(self, run_ats: Sequence[datetime], claimed_at: datetime) -> None:
         """Add how long the jobs of a lease had been due."""
         waits = [claimed_at - run_at for run_at in run_ats]
+        self.claimed += len(waits)
         self.wait_s += sum(waits, timedelta()).total_seconds()
         self.wait_max_s = max(self.wait_max_s, max(waits).total_seconds())
 

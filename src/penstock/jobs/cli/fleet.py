@@ -182,7 +182,6 @@ def _alerts(found: list[Alert]) -> str:
 
 
 def _minute_row(minute: QueueMinute) -> tuple[object, ...]:
-    ended = max(1, minute.done + minute.failed)
     counts = (minute.done, minute.failed, minute.retried, minute.lost)
-    waits = (f"{minute.wait_s / ended:.3f}", f"{minute.wait_max_s:.3f}")
+    waits = (_mean(minute.wait_mean_s), f"{minute.wait_max_s:.3f}")
     return (f"{minute.minute:%m-%d %H:%M}", *counts, f"{minute.run_s:.1f}", *waits)

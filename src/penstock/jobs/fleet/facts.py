@@ -34,10 +34,11 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     """Went back at once, since their process died."""
     calls: int = 0
+    claimed: int = 0
     run_s: float = 0.0
     """Slot time of handler calls; where c calls may run side by side in a slot, their time divided by c."""
     wait_s: float = 0.0
-    """From due to claimed, summed over jobs."""
+    """From due to claimed, summed over the jobs claimed."""
     wait_max_s: float = 0.0
     slot_s: float = 0.0
     """How long slots belonged to the queue, busy or not."""
@@ -126,10 +127,16 @@ class QueueMinute(msgspec.Struct, frozen=True, kw_only=True):
     retried: int
     lost: int
     calls: int
+    claimed: int
     run_s: float
     wait_s: float
     wait_max_s: float
     slot_s: float
+
+    @property
+    def wait_mean_s(self) -> float | None:
+        """From due to claimed, of a job; None where none was claimed."""
+        return self.wait_s / self.claimed if self.claimed else None
 
 
 class QueueSeen(msgspec.Struct, frozen=True, kw_only=True):

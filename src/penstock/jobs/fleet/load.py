@@ -21,10 +21,11 @@ class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
     retried: int
     lost: int
     calls: int
+    claimed: int
     run_s: float
     """Slot time of handler calls."""
     wait_s: float
-    """From due to claimed, summed over jobs."""
+    """From due to claimed, summed over the jobs claimed."""
     wait_max_s: float
     slot_s: float
     """How long slots belonged to the queue, busy or not."""
@@ -38,8 +39,7 @@ class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def wait_mean_s(self) -> float | None:
         """From due to claimed, of a job; None where none was claimed."""
-        claimed = self.done + self.failed + self.retried + self.lost
-        return self.wait_s / claimed if claimed else None
+        return self.wait_s / self.claimed if self.claimed else None
 
     def ratio(self, waiting: int) -> float | None:
         """Slot time wanted by what ran and by the `waiting` jobs that are due, against what slots there were.
@@ -68,5 +68,6 @@ class FleetLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What each queue did lately, and all of them in the minutes of the last hour, oldest first."""
 
     span_s: float
+    """Of `queues`: LOAD_MINUTES and the minute under way, or since there are minutes here at all."""
     queues: list[QueueLoad]
     minutes: list[FleetMinute]

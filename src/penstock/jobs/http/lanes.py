@@ -148,6 +148,36 @@ async def reset_lane(
 
 
 @post(
+    "/v1/limiters/{limiter:str}/lanes/{lane:str}/pause",
+    operation_id="pauseLane",
+    summary="Pause a lane",
+    status_code=200,
+    opt=WRITE,
+)
+async def pause_lane(
+    jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
+) -> Lane:
+    """Hand out no more jobs of a lane, whose limits and weight stay; those in hand go on."""
+    await jobs.lanes.pause(limiter, lane)
+    return await jobs.lanes.get(limiter, lane)
+
+
+@post(
+    "/v1/limiters/{limiter:str}/lanes/{lane:str}/resume",
+    operation_id="resumeLane",
+    summary="Let a lane go on",
+    status_code=200,
+    opt=WRITE,
+)
+async def resume_lane(
+    jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
+) -> Lane:
+    """Hand out the jobs of a lane again, within the limits that it has."""
+    await jobs.lanes.resume(limiter, lane)
+    return await jobs.lanes.get(limiter, lane)
+
+
+@post(
     "/v1/limiters/{limiter:str}/lanes/{lane:str}/spend",
     operation_id="spendLane",
     summary="Take starts out of a lane",
@@ -174,5 +204,7 @@ ROUTES: Final[list[Any]] = [
     get_lane,
     put_lane,
     reset_lane,
+    pause_lane,
+    resume_lane,
     spend_lane,
 ]

@@ -6,9 +6,9 @@ WHERE id = :host AND expires_at > now() RETURNING is_draining;
 
 -- name: add_counts
 -- Add to the minute and the totals of queues what a host did.
-SELECT penstock.add_counts_v1(
+SELECT penstock.add_counts_v2(
     :host, :queues::integer[], :done::bigint[], :failed::bigint[], :retried::bigint[],
-    :lost::bigint[], :calls::bigint[], :run_s::double precision[], :wait_s::double precision[],
+    :lost::bigint[], :calls::bigint[], :claimed::bigint[], :run_s::double precision[], :wait_s::double precision[],
     :wait_max_s::double precision[], :slot_s::double precision[]);
 
 -- name: planned_slots

@@ -1,6 +1,6 @@
 -- name: queue_minutes
 -- What a queue did in each minute from :from_at up to before :to_at, oldest first; not minutes of idle slots alone.
-SELECT m.minute, m.done, m.failed, m.retried, m.lost, m.calls, m.run_s, m.wait_s, m.wait_max_s, m.slot_s
+SELECT m.minute, m.done, m.failed, m.retried, m.lost, m.calls, m.claimed, m.run_s, m.wait_s, m.wait_max_s, m.slot_s
 FROM penstock.queue_minute m
 WHERE m.queue = :queue AND m.minute >= :from_at AND m.minute < :to_at
   AND m.done + m.failed + m.retried + m.lost + m.calls > 0
@@ -12,17 +12,20 @@ SELECT m.queue, sum(m.done)::bigint AS done, sum(m.failed)::bigint AS failed FRO
 WHERE m.minute >= date_trunc('minute', now()) - :minutes::integer * interval '1 minute' GROUP BY m.queue;
 
 -- name: queue_loads
--- What each queue did since the minute began that was :minutes minutes ago, and how long ago that was.
+-- What each queue did since the minute began that was :minutes minutes ago.
 SELECT q.name AS queue, sum(m.done)::bigint AS done, sum(m.failed)::bigint AS failed, sum(m.retried)::bigint AS retried,
-    sum(m.lost)::bigint AS lost, sum(m.calls)::bigint AS calls, sum(m.run_s)::float8 AS run_s, sum(m.wait_s)::float8 AS wait_s,
+    sum(m.lost)::bigint AS lost, sum(m.calls)::bigint AS calls, sum(m.claimed)::bigint AS claimed, sum(m.run_s)::float8 AS run_s,
+    coalesce(sum(m.wait_s) FILTER (WHERE m.claimed > 0), 0)::float8 AS wait_s,
     max(m.wait_max_s)::float8 AS wait_max_s, sum(m.slot_s)::float8 AS slot_s
 FROM penstock.queue_minute m JOIN penstock.queue q ON q.id = m.queue
 WHERE m.minute >= date_trunc('minute', now()) - :minutes::integer * interval '1 minute'
 GROUP BY q.name ORDER BY q.name;
 
 -- name: load_span
--- Seconds since the minute began that was :minutes minutes ago.
-SELECT extract(epoch FROM now() - date_trunc('minute', now()))::float8 + :minutes::integer * 60.0;
+-- Seconds since the minute began that was :minutes minutes ago, or since there are minutes here at all.
+SELECT greatest(1.0, extract(epoch FROM now() - greatest(
+    date_trunc('minute', now()) - :minutes::integer * interval '1 minute', min(applied_at)))::float8)
+FROM penstock.migration WHERE room = 'jobs';
 
 -- name: fleet_minutes
 -- What all queues did in each of the last :minutes minutes, this one included, oldest first.

@@ -55,6 +55,7 @@ async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]
         retried=[count.retried for count in counts],
         lost=[count.lost for count in counts],
         calls=[count.calls for count in counts],
+        claimed=[count.claimed for count in counts],
         run_s=[count.run_s for count in counts],
         wait_s=[count.wait_s for count in counts],
         wait_max_s=[count.wait_max_s for count in counts],

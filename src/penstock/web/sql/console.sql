@@ -1,20 +1,32 @@
 -- name: begin_session
--- Store the session of a valid token that is not publishable; no row if there is no such token. Old sessions go.
+-- Store the session of a valid token that is not publishable, which is a use of it; no row if there is no such token. Old
+-- sessions go.
 WITH old AS (
     DELETE FROM penstock.console_session WHERE expires_at < now()
+), used AS (
+    UPDATE penstock.token SET last_used_at = now()
+    WHERE sha256 = :token_sha256 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+    RETURNING id, expires_at
 )
 INSERT INTO penstock.console_session (sha256, token_id, expires_at)
-SELECT :sha256, id, least(now() + :lasts_s::float8 * interval '1 second', expires_at)
-FROM penstock.token
-WHERE sha256 = :token_sha256 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+SELECT :sha256, id, least(now() + :lasts_s::float8 * interval '1 second', expires_at) FROM used
 RETURNING token_id;
 
 -- name: find_session
--- The caller of a session whose token is still valid.
-SELECT t.id, t.name, t.scopes
-FROM penstock.console_session s JOIN penstock.token t ON t.id = s.token_id
-WHERE s.sha256 = :sha256 AND s.expires_at > now()
-  AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now());
+-- The caller of a session whose token is still valid; notes its use at most once a minute, so that looks stay looks.
+WITH found AS (
+    SELECT t.id, t.name, t.scopes, t.last_used_at
+    FROM penstock.console_session s JOIN penstock.token t ON t.id = s.token_id
+    WHERE s.sha256 = :sha256 AND s.expires_at > now()
+      AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now())
+), used AS (
+    UPDATE penstock.token SET last_used_at = now()
+    WHERE id IN (
+        SELECT id FROM found
+        WHERE last_used_at IS NULL OR last_used_at < now() - interval '1 minute'
+    )
+)
+SELECT id, name, scopes FROM found;
 
 -- name: end_session
 -- Forget a session.

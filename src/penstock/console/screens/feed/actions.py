@@ -16,15 +16,20 @@ AUTHOR: Final = Field(name="author", label="Author")
 POST: Final = Field(name="post", label="Post")
 _VERBS: Final = (
     ("follow", "Follow an author", "{viewer} follows {author}, and sees his posts on the next page.",
-     "PUT", "follows"),
+     "PUT", "follows", "follows {author}", "followed {author} already"),
     ("unfollow", "Unfollow an author", "{viewer} follows {author} no more; his posts are gone on the next page.",
-     "DELETE", "follows"),
-    ("mute", "Mute an author", "{viewer} is not shown {author}, followed or not.", "PUT", "mutes"),
-    ("unmute", "End a mute", "{viewer} is shown {author} again, where he follows him.", "DELETE", "mutes"),
-    ("block", "Block an author", "Neither of {viewer} and {author} is shown the other.", "PUT", "blocks"),
-    ("unblock", "End a block", "The block of {author} by {viewer} ends.", "DELETE", "blocks"),
+     "DELETE", "follows", "follows {author} no more", "did not follow {author}"),
+    ("mute", "Mute an author", "{viewer} is not shown {author}, followed or not.",
+     "PUT", "mutes", "is not shown {author} any more", "had muted {author} already"),
+    ("unmute", "End a mute", "{viewer} is shown {author} again, where he follows him.",
+     "DELETE", "mutes", "has {author} muted no more", "had not muted {author}"),
+    ("block", "Block an author", "Neither of {viewer} and {author} is shown the other.",
+     "PUT", "blocks", "and {author} are not shown each other any more", "had blocked {author} already"),
+    ("unblock", "End a block", "The block of {author} by {viewer} ends.",
+     "DELETE", "blocks", "blocks {author} no more", "had not blocked {author}"),
 )  # fmt: skip
-"""Verbs between a viewer and an author: name, title, what it does, method and the list it changes."""
+"""Verbs between a viewer and an author: name, title, what it does, method, the list it changes, and what is told of the viewer
+once it is done, or where it was so before."""
 
 
 async def delete_post(ask: Ask, given: dict[str, Any]) -> str:
@@ -58,11 +63,11 @@ async def verify(ask: Ask, given: dict[str, Any]) -> str:  # noqa: ARG001 - ever
     )
 
 
-def _between(verb: str) -> Callable[[Ask, dict[str, Any]], Awaitable[str]]:
+def _between(verb: str, done: str, before: str) -> Callable[[Ask, dict[str, Any]], Awaitable[str]]:
     async def run(ask: Ask, given: dict[str, Any]) -> str:
         changed = await getattr(ask.service("feed"), verb)(given["viewer"], given["author"])
-        was = "" if changed else ": it was so before"
-        return f"{verb} {given['viewer']} {given['author']}{was}"
+        told = done if changed else f"{before}: nothing is changed"
+        return f"viewer {given['viewer']} {told.format(author=given['author'])}"
 
     return run
 
@@ -77,10 +82,10 @@ ACTIONS: Final = (
             command=f"penstock feed {verb} {{viewer}} {{author}}",
             method=method,
             path=f"/v1/feed/viewers/{{viewer}}/{part}/{{author}}",
-            run=_between(verb),
+            run=_between(verb, done, before),
             fields=(VIEWER, AUTHOR),
         )
-        for verb, title, what, method, part in _VERBS
+        for verb, title, what, method, part, done, before in _VERBS
     ),
     Action(
         name="feed-delete",

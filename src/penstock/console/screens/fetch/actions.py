@@ -9,6 +9,7 @@ from penstock.console.actions import Action, Field
 from penstock.console.seeing import Ask
 from penstock.fetch.errors import InvalidRate
 from penstock.fetch.model import parse_rate
+from penstock.fetch.service.customers import CONNECTIONS_MAX
 
 WRITE: Final = "fetch:write"
 CUSTOMER: Final = Field(name="customer", label="Customer")
@@ -176,7 +177,13 @@ ACTIONS: Final = (
         fields=(
             CUSTOMER,
             Field(name="rate", label="Rate", hint="requests, such as 10/s, 20/5s or 600/m"),
-            Field(name="connections", label="At once", kind="number", default="8"),
+            Field(
+                name="connections",
+                label="At once",
+                kind="number",
+                default="8",
+                numbers=(1, CONNECTIONS_MAX),
+            ),
             Field(
                 name="webhook",
                 label="Webhook",

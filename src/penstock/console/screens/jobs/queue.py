@@ -67,9 +67,8 @@ def _charts(
     found = {int(one.minute.timestamp()): one for one in minutes}
     rows = [found.get(x) for x in xs]
 
-    def mean(row: QueueMinute | None, total_s: float) -> float | None:
-        ended = 0 if row is None else row.done + row.failed + row.retried
-        return round(total_s / ended, 4) if ended else None
+    def mean(total_s: float, jobs: int) -> float | None:
+        return round(total_s / jobs, 4) if jobs else None
 
     ended = Chart(
         xs=xs,
@@ -84,8 +83,14 @@ def _charts(
         xs=xs,
         unit="s",
         lines=[
-            Line("mean run", [mean(row, row.run_s) if row else None for row in rows]),
-            Line("mean wait", [mean(row, row.wait_s) if row else None for row in rows]),
+            Line(
+                "mean run",
+                [
+                    mean(row.run_s, row.done + row.failed + row.retried) if row else None
+                    for row in rows
+                ],
+            ),
+            Line("mean wait", [mean(row.wait_s, row.claimed) if row else None for row in rows]),
             Line("longest wait", [row.wait_max_s if row else None for row in rows], "warn"),
         ],
     )

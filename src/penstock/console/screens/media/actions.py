@@ -87,7 +87,9 @@ def trace_body(given: dict[str, Any]) -> Any:
 
 def purge_body(given: dict[str, Any]) -> Any:
     """The body of the call."""
-    return {"prefix": given["prefix"]} if given["prefix"] else {"keys": [given["key"]]}
+    if given["prefix"]:
+        return {"prefix": given["prefix"]}
+    return {"keys": [given["key"]] if given["key"] else []}
 
 
 DISK: Final = Field(name="disk", label="Disk", hint="its id or path")

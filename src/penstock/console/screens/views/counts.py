@@ -54,6 +54,13 @@ class Flush:
         """How that is."""
         return "bad" if self.alone or self.oldest_s > LATE_S else "good"
 
+    @property
+    def word(self) -> str:
+        """The same in a word or two."""
+        if self.tone == "bad":
+            return "flush is late"
+        return "flushing" if self.pending else "flushed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopView:

@@ -51,8 +51,9 @@ async def remove_cron(ask: Ask, values: dict[str, Any]) -> str:
 
 
 def _new(values: dict[str, Any]) -> dict[str, Any]:
-    given = {name: values.get(name) for name in ("name", "spec", "queue", "tz", "payload")}
-    return {name: value for name, value in given.items() if value is not None}
+    given = {name: values.get(name) for name in ("name", "spec", "queue", "tz")}
+    rest = {name: value for name, value in given.items() if value is not None}
+    return {**rest, "payload": values.get("payload")}
 
 
 def _simple(

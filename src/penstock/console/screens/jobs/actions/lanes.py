@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from penstock.console.actions import Action, Field
 from penstock.console.seeing import Ask
+from penstock.jobs.intake import LIMIT_MAX
+from penstock.jobs.model import WEIGHT_MAX, WINDOW_S_MAX
 from penstock.jobs.service.lanes import SLACK_S
 
 WRITE: Final = "jobs:write"
@@ -18,14 +20,22 @@ LIMITS: Final = (
         kind="number",
         required=False,
         hint="Empty: without limit.",
+        numbers=(1, LIMIT_MAX),
     ),
-    Field(name="window_s", label="Window in seconds", kind="number", required=False),
+    Field(
+        name="window_s",
+        label="Window in seconds",
+        kind="number",
+        required=False,
+        numbers=(1, int(WINDOW_S_MAX)),
+    ),
     Field(
         name="concurrency",
         label="Jobs at once",
         kind="number",
         required=False,
         hint="Empty: without limit.",
+        numbers=(1, LIMIT_MAX),
     ),
 )
 RATE: Final = "[--rate {starts_max}/{window_s}s] [--concurrency {concurrency}]"
@@ -92,13 +102,13 @@ def _limits(values: dict[str, Any]) -> dict[str, Any]:
     return {name: _whole(values.get(name)) for name in ("starts_max", "window_s", "concurrency")}
 
 
-def _lane_body(*, paused: bool | None = None) -> Any:
-    def body(values: dict[str, Any]) -> dict[str, Any]:
-        is_paused = bool(values.get("paused")) if paused is None else paused
-        weight = _whole(values.get("weight"))
-        return {**_limits(values), "weight": 1 if weight is None else weight, "paused": is_paused}
-
-    return body
+def _lane_body(values: dict[str, Any]) -> dict[str, Any]:
+    weight = _whole(values.get("weight"))
+    return {
+        **_limits(values),
+        "weight": 1 if weight is None else weight,
+        "paused": bool(values.get("paused")),
+    }
 
 
 def _limiter_body(values: dict[str, Any]) -> dict[str, Any]:
@@ -106,11 +116,6 @@ def _limiter_body(values: dict[str, Any]) -> dict[str, Any]:
     return {**_limits(values), **({} if slack_s is None else {"slack_s": slack_s})}
 
 
-HELD: Final = tuple(
-    Field(name=name, label=name, kind="fixed", required=False)
-    for name in ("starts_max", "window_s", "concurrency", "weight")
-)
-"""A lane's limits as they are, which the HTTP call sets along with its pause."""
 LANE_PATH: Final = "/v1/limiters/{limiter}/lanes/{lane}"
 ACTIONS: Final[tuple[Action, ...]] = (
     Action(
@@ -121,7 +126,7 @@ ACTIONS: Final[tuple[Action, ...]] = (
         command=f"penstock lanes set {{limiter}} {{lane}} {RATE} [--weight {{weight}}] [--paused ?paused]",
         method="PUT",
         path=LANE_PATH,
-        body=_lane_body(),
+        body=_lane_body,
         fields=(
             LIMITER,
             Field(name="lane", label="Lane"),
@@ -131,7 +136,8 @@ ACTIONS: Final[tuple[Action, ...]] = (
                 label="Weight",
                 kind="number",
                 required=False,
-                hint="Its share against other lanes, 1 to 100.",
+                hint=f"Its share against other lanes, 1 to {WEIGHT_MAX}.",
+                numbers=(1, WEIGHT_MAX),
             ),
             Field(name="paused", label="Paused", kind="check", required=False),
         ),
@@ -143,10 +149,9 @@ ACTIONS: Final[tuple[Action, ...]] = (
         scope=WRITE,
         what="Hands out no more jobs of lane {lane}; those in hand go on. Its limits stay.",
         command="penstock lanes pause {limiter} {lane}",
-        method="PUT",
-        path=LANE_PATH,
-        body=_lane_body(paused=True),
-        fields=(LIMITER, LANE, *HELD),
+        method="POST",
+        path=f"{LANE_PATH}/pause",
+        fields=(LIMITER, LANE),
         run=pause_lane,
     ),
     Action(
@@ -155,10 +160,9 @@ ACTIONS: Final[tuple[Action, ...]] = (
         scope=WRITE,
         what="Hands out jobs of lane {lane} again, within its limits.",
         command="penstock lanes resume {limiter} {lane}",
-        method="PUT",
-        path=LANE_PATH,
-        body=_lane_body(paused=False),
-        fields=(LIMITER, LANE, *HELD),
+        method="POST",
+        path=f"{LANE_PATH}/resume",
+        fields=(LIMITER, LANE),
         run=resume_lane,
     ),
     Action(

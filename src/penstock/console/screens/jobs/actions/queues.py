@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from penstock.console.actions import Action, Field
 from penstock.console.seeing import Ask
-from penstock.jobs.model import NewJob
+from penstock.jobs.model import AT_AWAY_S_MAX, IMPORTANCE_LAST, PRIORITY_LAST, NewJob
+from penstock.jobs.tasks.declared import RETRIES_MAX, SLOTS_MAX
 
 WRITE: Final = "jobs:write"
 QUEUE: Final = Field(name="queue", label="Queue", kind="fixed")
@@ -67,10 +68,9 @@ def _bounds(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _job(values: dict[str, Any]) -> dict[str, Any]:
-    given = {
-        name: values.get(name) for name in ("payload", "after_s", "priority", "lane", "unique")
-    }
-    return {name: value for name, value in given.items() if value is not None}
+    given = {name: values.get(name) for name in ("after_s", "priority", "lane", "unique")}
+    rest = {name: value for name, value in given.items() if value is not None}
+    return {"payload": values.get("payload"), **rest}
 
 
 ACTIONS: Final[tuple[Action, ...]] = (
@@ -115,16 +115,20 @@ ACTIONS: Final[tuple[Action, ...]] = (
                 label="Importance",
                 kind="number",
                 required=False,
-                hint="0 to 9: what the plan gives slots to first.",
+                hint=f"0 to {IMPORTANCE_LAST}: what the plan gives slots to first.",
+                numbers=(0, IMPORTANCE_LAST),
             ),
-            Field(name="slots_min", label="Fewest slots", kind="number", required=False),
-            Field(name="slots_max", label="Most slots", kind="number", required=False),
+            *(
+                Field(name=name, label=label, kind="number", required=False, numbers=(0, SLOTS_MAX))
+                for name, label in (("slots_min", "Fewest slots"), ("slots_max", "Most slots"))
+            ),
             Field(
                 name="retries",
                 label="Retries",
                 kind="number",
                 required=False,
                 hint="How often a job that failed runs again.",
+                numbers=(0, RETRIES_MAX),
             ),
         ),
         run=set_queue,
@@ -142,13 +146,20 @@ ACTIONS: Final[tuple[Action, ...]] = (
         fields=(
             QUEUE,
             Field(name="payload", label="Payload, as JSON", kind="json", default="null"),
-            Field(name="after_s", label="Seconds until it is due", kind="number", required=False),
+            Field(
+                name="after_s",
+                label="Seconds until it is due",
+                kind="number",
+                required=False,
+                numbers=(0, int(AT_AWAY_S_MAX)),
+            ),
             Field(
                 name="priority",
                 label="Priority",
                 kind="number",
                 required=False,
-                hint="0 first to 9 last; empty: 5.",
+                hint=f"0 first to {PRIORITY_LAST} last; empty: 5.",
+                numbers=(0, PRIORITY_LAST),
             ),
             Field(name="lane", label="Lane", required=False),
             Field(
