@@ -59,6 +59,7 @@ from penstock.testing.processes import descendants
 FRAMES, FRAMES_QUICK = 4_194_304, 262_144
 BACK_S = 30.0
 CACHES = (10_000, 50_000, 150_000, 500_000)
+PLAYS_A_TRACK = 240
 POLICIES = {
     "sieve_sets": "SIEVE in sets of 16",
     "lru": "LRU",
@@ -85,9 +86,15 @@ async def measure_restart(run: Run) -> list[Figure]:
 
 
 async def measure_hits(run: Run) -> list[Figure]:
-    """Simulated, all numbers divided alike; the second half of the plays is counted."""
+    """Simulated, all numbers divided alike; the second half of the plays is counted.
+
+    At least PLAYS_A_TRACK for each track that fits: LRU is at its end after 10, SIEVE still learns at 60.
+    """
     requests, scale = run.sized(3_000_000, 600_000), run.sized(10, 100)
-    rows = await asyncio.to_thread(simulate, CACHES, requests=requests, scale=scale)
+    rows = []
+    for tracks in CACHES:
+        plays = max(requests, PLAYS_A_TRACK * tracks // scale)
+        rows += await asyncio.to_thread(simulate, [tracks], requests=plays, scale=scale)
     lines = {
         name: [(row.frames, getattr(row, field)) for row in rows]
         for field, name in POLICIES.items()

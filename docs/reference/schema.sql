@@ -63,6 +63,42 @@ BEGIN
     WHERE id = p_host AND r.ended > 0;
 END $$;
 
+CREATE FUNCTION penstock.add_counts_v2(p_host bigint, p_queues integer[], p_done bigint[], p_failed bigint[], p_retried bigint[], p_lost bigint[], p_calls bigint[], p_claimed bigint[], p_run_s double precision[], p_wait_s double precision[], p_wait_max_s double precision[], p_slot_s double precision[]) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    AS $$
+BEGIN
+    INSERT INTO penstock.queue_minute AS m
+        (queue, minute, done, failed, retried, lost, calls, claimed, run_s, wait_s, wait_max_s, slot_s)
+    SELECT r.queue, date_trunc('minute', now()), sum(r.done), sum(r.failed), sum(r.retried), sum(r.lost),
+           sum(r.calls), sum(r.claimed), sum(r.run_s), sum(r.wait_s), max(r.wait_max_s), sum(r.slot_s)
+    FROM unnest(p_queues, p_done, p_failed, p_retried, p_lost, p_calls, p_claimed, p_run_s, p_wait_s,
+                p_wait_max_s, p_slot_s)
+        AS r(queue, done, failed, retried, lost, calls, claimed, run_s, wait_s, wait_max_s, slot_s)
+    GROUP BY r.queue ORDER BY r.queue
+    ON CONFLICT (queue, minute) DO UPDATE SET
+        done = m.done + excluded.done, failed = m.failed + excluded.failed,
+        retried = m.retried + excluded.retried, lost = m.lost + excluded.lost,
+        calls = m.calls + excluded.calls, claimed = m.claimed + excluded.claimed,
+        run_s = m.run_s + excluded.run_s, wait_s = m.wait_s + excluded.wait_s,
+        slot_s = m.slot_s + excluded.slot_s, wait_max_s = greatest(m.wait_max_s, excluded.wait_max_s);
+    INSERT INTO penstock.queue_total AS t
+        (queue, done, failed, retried, lost, calls, run_s, wait_s, slot_s)
+    SELECT r.queue, sum(r.done), sum(r.failed), sum(r.retried), sum(r.lost), sum(r.calls),
+           sum(r.run_s), sum(r.wait_s), sum(r.slot_s)
+    FROM unnest(p_queues, p_done, p_failed, p_retried, p_lost, p_calls, p_run_s, p_wait_s, p_slot_s)
+        AS r(queue, done, failed, retried, lost, calls, run_s, wait_s, slot_s)
+    GROUP BY r.queue ORDER BY r.queue
+    ON CONFLICT (queue) DO UPDATE SET
+        done = t.done + excluded.done, failed = t.failed + excluded.failed,
+        retried = t.retried + excluded.retried, lost = t.lost + excluded.lost,
+        calls = t.calls + excluded.calls, run_s = t.run_s + excluded.run_s,
+        wait_s = t.wait_s + excluded.wait_s, slot_s = t.slot_s + excluded.slot_s;
+    UPDATE penstock.host SET jobs_ended = jobs_ended + r.ended
+    FROM (SELECT sum(done + failed) AS ended FROM unnest(p_done, p_failed) AS c(done, failed)) r
+    WHERE id = p_host AND r.ended > 0;
+END $$;
+
 CREATE FUNCTION penstock.add_groups_v2(p_pending integer[], p_queues integer[], p_priorities smallint[], p_run_ats timestamp with time zone[], p_delays_s double precision[], p_lanes text[], p_keys text[], p_payloads bytea[], p_versions smallint[], p_traceparent text) RETURNS bigint[]
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -3073,6 +3109,13 @@ CREATE TABLE penstock.migration (
     CONSTRAINT migration_phase_check CHECK ((phase = ANY (ARRAY['pre'::text, 'post'::text])))
 );
 
+CREATE TABLE penstock.object_store (
+    one boolean DEFAULT true NOT NULL,
+    mark text NOT NULL,
+    since timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT object_store_one_check CHECK (one)
+);
+
 CREATE TABLE penstock.queue (
     id integer NOT NULL,
     name text NOT NULL,
@@ -3120,7 +3163,8 @@ CREATE TABLE penstock.queue_minute (
     run_s double precision NOT NULL,
     wait_s double precision NOT NULL,
     wait_max_s double precision NOT NULL,
-    slot_s double precision NOT NULL
+    slot_s double precision NOT NULL,
+    claimed bigint DEFAULT 0 NOT NULL
 )
 WITH (fillfactor='50');
 
@@ -3384,6 +3428,9 @@ ALTER TABLE ONLY penstock.limiter
 
 ALTER TABLE ONLY penstock.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (room, number);
+
+ALTER TABLE ONLY penstock.object_store
+    ADD CONSTRAINT object_store_pkey PRIMARY KEY (one);
 
 ALTER TABLE ONLY penstock.queue_alias
     ADD CONSTRAINT queue_alias_pkey PRIMARY KEY (name);

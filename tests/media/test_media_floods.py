@@ -13,8 +13,8 @@ from penstock.testing.waiting import wait_true
 from whole_nodes import DEADLINE_S, Reader, content, flood, whole_node
 
 SIZE_BYTES = 20_000_000
-P99_S = 0.05
-"""The goal is 20 ms on a quiet machine; this one also runs the flood and other tests."""
+P99_S = 1.0
+"""Whoever has to wait for the flood waits for its deadline of 3 s. How fast it is, the benchmark `fast` measures."""
 
 
 @pytest.fixture

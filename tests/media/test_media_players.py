@@ -95,7 +95,7 @@ async def shop(request, tmp_path_factory):
 
 
 def run(*command: str) -> bytes:
-    ran = subprocess.run(command, capture_output=True, timeout=30, check=False)
+    ran = subprocess.run(command, capture_output=True, timeout=90, check=False)
     assert ran.returncode == 0, ran.stderr.decode()
     return ran.stdout
 
@@ -130,7 +130,7 @@ def test_what_was_not_signed_is_refused(shop):
     for url in (shop.url.partition("?")[0], shop.url[:-1], shop.url.replace("song", "sing")):
         ran = subprocess.run(
             [needs("curl"), "-sS", "-o", "-", "-w", "%{http_code}", url],
-            capture_output=True, timeout=30, check=True,
+            capture_output=True, timeout=90, check=True,
         )  # fmt: skip
         assert ran.stdout.endswith(b"403"), ran.stdout
         assert b"media.signature_invalid" in ran.stdout

@@ -256,6 +256,27 @@ async def test_a_stop_lets_the_answer_under_way_end(blobs):
             await node.connect()
 
 
+async def test_a_stop_answers_what_was_asked_before_it(blobs):
+    """Requests that the node has not read yet: on a kept connection, and on one that waits to be accepted."""
+    async with serving(blobs) as node:
+        data = pattern(1000)
+        key = await node.put(data)
+        kept = await node.connect()
+        assert (await kept.ask(key)).body == data
+        request = f"GET /m/{key} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+        with socket.create_connection((node.host, node.port)) as new:
+            new.sendall(request)
+            kept.send(request)
+            node.stop.set()
+            answer = await kept.answer()
+            assert (answer.status, answer.body) == (200, data)
+            assert answer.fields["connection"] == "close"
+            assert await kept.wait_closed() == b""
+            told = await asyncio.to_thread(new.makefile("rb").read)
+        assert told.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert told.endswith(data)
+
+
 async def test_a_stop_cuts_who_does_not_end(blobs):
     async with serving(blobs, stop_timeout_s=0.3) as node:
         key = await node.put(pattern(20_000_000))

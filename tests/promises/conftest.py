@@ -95,7 +95,7 @@ class Site:
             method,
             self.told["api"] + path,
             headers=headers,
-            timeout=20,
+            timeout=60,
             # Reading the authorities, 20 ms of CPU a call, is for no one on a plain address.
             verify=False,
             **options,

@@ -63,7 +63,8 @@ class Node:
         disk.mkdir(parents=True, exist_ok=True)
         settings = {
             "NODE": self.name, "LISTEN": f"{self.host}:{self.port}", "DISKS": f"{disk}:64MiB",
-            "WORKERS": "1", "REPLICAS": "2", "ORIGIN_TIMEOUT": "5s", "STOP_TIMEOUT": "2s",
+            # The bucket is this process, which reads and checks for all clients: it may be slow.
+            "WORKERS": "1", "REPLICAS": "2", "ORIGIN_TIMEOUT": "30s", "STOP_TIMEOUT": "2s",
             **self.settings,
         }  # fmt: skip
         env = {f"PENSTOCK_MEDIA_{name}": value for name, value in settings.items()}
@@ -150,7 +151,7 @@ async def running_cluster(folder: Path, *, count: int = 3, keys: int = 12, **set
     bucket.objects[MEMBERSHIP.key] = msgspec.json.encode(members)
     limits = httpx.Limits(max_connections=100)
     async with httpx.AsyncClient(
-        timeout=20, limits=limits, trust_env=False, verify=False
+        timeout=60, limits=limits, trust_env=False, verify=False
     ) as client:
         cluster = Cluster(bucket, nodes, client)
         for number in range(keys):

@@ -16,8 +16,13 @@ from penstock.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
-UNHURRIED = {"PENSTOCK_JOBS_LEASE": "60s", "PENSTOCK_JOBS_HEARTBEAT": "20s"}
-"""It does not look whether it still has its jobs before the test is over."""
+UNHURRIED = {
+    "PENSTOCK_JOBS_LEASE": "30m",
+    "PENSTOCK_JOBS_HEARTBEAT": "10m",
+    "PENSTOCK_POSTGRES_CONNECT_TIMEOUT": "30s",
+    "PENSTOCK_POSTGRES_STATEMENT_TIMEOUT": "30s",
+}
+"""It does not look whether it still has its jobs before the test is over, and waits for what it asks of the database."""
 
 
 @EACH_ROLE

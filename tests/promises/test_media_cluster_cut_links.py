@@ -125,7 +125,7 @@ async def cluster(tmp_path):
         await bucket.start()
         members = Membership(version=1, members=tuple(node.member for node in nodes))
         bucket.objects[MEMBERSHIP.key] = msgspec.json.encode(members)
-        async with httpx.AsyncClient(timeout=20, trust_env=False, verify=False) as client:
+        async with httpx.AsyncClient(timeout=60, trust_env=False, verify=False) as client:
             cluster = Cluster(bucket, nodes, client)
             for number in range(12):
                 cluster.put(f"tracks/{number}.mp3")

@@ -107,7 +107,9 @@ class PenstockProcess:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The log lines so far whose event is `name`."""
-        rows = [json.loads(line) for line in self.err.splitlines() if line.startswith("{")]
+        # What follows the last end of a line is still being written.
+        whole = self.err.rpartition("\n")[0].splitlines()
+        rows = [json.loads(line) for line in whole if line.startswith("{")]
         return [row for row in rows if row.get("event") == name]
 
     def wait_out(self, text: str, *, deadline_s: float = 60) -> str:

@@ -68,7 +68,7 @@ class FillerChild:
 
     def wait(self) -> int:
         """Wait for its end; the exit code."""
-        code = self.process.wait(timeout=30)
+        code = self.process.wait(timeout=90)
         self.process.stdout.close()
         self.process.stdin.close()
         return code

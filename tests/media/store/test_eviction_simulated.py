@@ -15,6 +15,7 @@ from penstock.media.simulate.eviction import (
     SieveSets,
     simulate,
 )
+from penstock.media.store.sieve import MARKS_MAX
 
 
 def test_the_popularity_is_the_one_stated():
@@ -28,21 +29,23 @@ def test_the_popularity_is_the_one_stated():
 class SieveOfThePaper:
     """A queue from the oldest to the newest, and a hand."""
 
-    def __init__(self, frames: int) -> None:
-        self.frames, self.queue, self.visited, self.hand = frames, [], set(), None
+    def __init__(self, frames: int, *, marks_max: int = 1) -> None:
+        self.frames, self.queue, self.hand = frames, [], None
+        self.marks, self.marks_max = {}, marks_max
 
     def hit(self, track: int) -> bool:
         if track in self.queue:
-            self.visited.add(track)
+            self.marks[track] = min(self.marks_max, self.marks[track] + 1)
             return True
         if len(self.queue) == self.frames:
             at = self.queue.index(self.hand) if self.hand is not None else 0
-            while self.queue[at] in self.visited:
-                self.visited.discard(self.queue[at])
+            while self.marks[self.queue[at]]:
+                self.marks[self.queue[at]] -= 1
                 at = (at + 1) % self.frames
             self.hand = self.queue[at + 1] if at + 1 < self.frames else None
-            self.visited.discard(self.queue.pop(at))
+            self.queue.pop(at)
         self.queue.append(track)
+        self.marks[track] = 0
         return False
 
 
@@ -57,7 +60,7 @@ def test_the_global_sieve_is_the_one_of_the_paper(frames, tracks):
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 40), max_size=200))
 def test_one_set_is_one_sieve(tracks):
-    ours, paper = SieveSets(16, seed=1), SieveOfThePaper(16)
+    ours, paper = SieveSets(16, seed=1), SieveOfThePaper(16, marks_max=MARKS_MAX)
     for track in tracks:
         assert ours.hit(track) == paper.hit(track)
 

@@ -49,7 +49,7 @@ async def finish(workers: list[subprocess.Popen]) -> Counter:
     seen: Counter = Counter()
     for worker in workers:
         out = await asyncio.to_thread(worker.stdout.read)
-        assert worker.wait(timeout=30) == 0
+        assert worker.wait(timeout=90) == 0
         worker.stdin.close()
         worker.stdout.close()
         seen.update(json.loads(out))

@@ -1,4 +1,4 @@
-"""SIEVE in a set against the algorithm as its authors write it: a queue and a hand."""
+"""SIEVE in a set against the algorithm as its authors write it, a queue and a hand, with up to MARKS_MAX marks a block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.media.store.sieve import choose
+from penstock.media.store.sieve import MARKS_MAX, choose
 
 WAYS = 4
 
@@ -16,22 +16,23 @@ class SieveOfThePaper:
 
     def __init__(self) -> None:
         self.queue: list[int] = []
-        self.visited: set[int] = set()
+        self.marks: dict[int, int] = {}
         self.hand: int | None = None
 
     def access(self, key: int) -> int | None:
         """The key that goes for it, if one must."""
         if key in self.queue:
-            self.visited.add(key)
+            self.marks[key] = min(MARKS_MAX, self.marks[key] + 1)
             return None
         gone = self.evict() if len(self.queue) == WAYS else None
         self.queue.append(key)
+        self.marks[key] = 0
         return gone
 
     def evict(self) -> int:
         at = self.queue.index(self.hand) if self.hand is not None else 0
-        while self.queue[at] in self.visited:
-            self.visited.discard(self.queue[at])
+        while self.marks[self.queue[at]]:
+            self.marks[self.queue[at]] -= 1
             at = (at + 1) % WAYS
         gone = self.queue[at]
         self.hand = self.queue[at + 1] if at + 1 < WAYS else None
@@ -50,7 +51,8 @@ class SieveOfTheSet:
 
     def access(self, key: int) -> int | None:
         if key in self.keys:
-            self.visited[self.keys.index(key)] = 1
+            way = self.keys.index(key)
+            self.visited[way] = min(MARKS_MAX, self.visited[way] + 1)
             return None
         gone = None
         if None in self.keys:
@@ -59,7 +61,7 @@ class SieveOfTheSet:
             choice = choose(self.generations, self.visited, hand=self.hand)
             way = choice.way
             for other in choice.unmarked:
-                self.visited[other] = 0
+                self.visited[other] -= 1
             gone, self.hand = self.keys[way], choice.hand
         self.generations[way] = max(self.generations) + 1
         self.keys[way], self.visited[way] = key, 0
@@ -77,7 +79,7 @@ def test_the_set_gives_up_what_the_paper_gives_up(accesses):
 @pytest.mark.slow
 @given(
     st.lists(st.integers(1, 2**32 - 1), min_size=16, max_size=16, unique=True),
-    st.lists(st.booleans(), min_size=16, max_size=16),
+    st.lists(st.integers(0, MARKS_MAX), min_size=16, max_size=16),
     st.integers(0, 2**32 - 1),
     st.sets(st.integers(0, 15)),
 )

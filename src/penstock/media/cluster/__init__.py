@@ -13,6 +13,7 @@ hop          requests between nodes, proven in both directions (pure)
 health       who is asked (pure)
 peers        connections to one other node
 flights      one question for all who ask it at once
+solo         one question of one, without a task
 routing      own disks, a peer, the next peer, the origin: the heart
 cluster      a worker's part in all this
 

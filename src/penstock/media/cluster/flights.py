@@ -29,17 +29,29 @@ class Flights(Generic[T]):
                 return await asyncio.shield(flying)
             except _Abandoned:
                 continue
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._flying[key] = future
+        self.open(key)
         try:
             answer = await ask()
         except BaseException as error:
-            is_ours = isinstance(error, asyncio.CancelledError)
-            future.set_exception(_Abandoned() if is_ours else error)
-            future.exception()  # seen: perhaps nobody else waits
+            self.fail(key, error)
             raise
-        else:
-            future.set_result(answer)
-            return answer
-        finally:
-            del self._flying[key]
+        self.land(key, answer)
+        return answer
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._flying
+
+    def open(self, key: Hashable) -> None:
+        """Begin a flight that the caller ends by `land` or `fail`."""
+        self._flying[key] = asyncio.get_running_loop().create_future()
+
+    def land(self, key: Hashable, answer: T) -> None:
+        """The answer, for all who wait."""
+        self._flying.pop(key).set_result(answer)
+
+    def fail(self, key: Hashable, error: BaseException) -> None:
+        """There is none; whoever waits for one that was cancelled asks himself."""
+        future = self._flying.pop(key)
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        future.set_exception(_Abandoned() if is_cancelled else error)
+        future.exception()  # seen: perhaps nobody else waits

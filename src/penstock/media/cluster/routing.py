@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.kernel.errors import Conflict, PenstockError
 from penstock.kernel.logs import logger
@@ -40,6 +40,7 @@ from penstock.media.cluster.hop import (
 from penstock.media.cluster.namesake import Reminder
 from penstock.media.cluster.peers import Answer, Asked, Peer, PeerLost, target_of
 from penstock.media.cluster.purge import Generations
+from penstock.media.cluster.solo import Flight, Flying, Heard, SoloFlight
 from penstock.media.model import (
     BLOCK_BYTES,
     ObjectUnknown,
@@ -52,6 +53,7 @@ from penstock.media.ranges import parse_http_date_s
 from penstock.media.sources import Coming, Source, Span
 
 log = logger(__name__)
+T = TypeVar("T")
 SHAPE_KEPT_S: Final = 2.0
 SHAPES_MAX: Final = 20_000
 AHEAD_TRIES: Final = 4
@@ -67,24 +69,6 @@ HOP_SECONDS: Final = histogram(
     "media_hop_seconds", "From asking another node to its whole answer.", buckets_s=FINE_BUCKETS_S
 )
 _COUNTED: Final = {o: bound(HOPS, "media_hops_total", outcome=o) for o in OUTCOMES}
-
-
-class Flight(NamedTuple):
-    """Which bytes are asked for."""
-
-    key: str
-    etag: str
-    number: int
-    span: Span
-
-
-class _Flying(NamedTuple):
-    """A flight that has begun: of which shape, from whom, since when."""
-
-    flight: Flight
-    shape: Shape
-    peer: Peer
-    began_s: float
 
 
 class HopAhead(Conflict):
@@ -132,13 +116,13 @@ class Router:
         self.asking_blocks: Flights[Coming] = Flights()
         self.coming: dict[Flight, Coming] = {}
         """Blocks that come in: whoever asks for one of them meanwhile shares it."""
-        self.mending: set[asyncio.Task[None]] = set()
+        self.mending: set[asyncio.Task[Any]] = set()
         self.signer = signer
         self.on_peer_out = on_peer_out
         self._dc = dc
         self._guard = guard
         self._refresh_purges = refresh_purges
-        self._peer_source = PeerSource(self)
+        self.peer_source = PeerSource(self)
         self._namesake_told = Reminder()
 
     def is_internal(self, request: Head) -> Hop | None:
@@ -188,7 +172,7 @@ class Router:
         """Where to take `key` from; `onward` are fields that a hop made for this request carries."""
         if hop is not None or not self.others(key):
             return self.own
-        return PeerSource(self, tuple(onward)) if onward else self._peer_source
+        return PeerSource(self, tuple(onward)) if onward else self.peer_source
 
     def is_kept_here(self, key: str) -> bool:
         """Whether this node is one of the replicas of `key`, whoever else lives."""
@@ -225,6 +209,11 @@ class PeerSource:
         self._router = router
         self._onward = onward
 
+    @property
+    def flights(self) -> Flights[Coming]:
+        """Blocks that are being asked for."""
+        return self._router.asking_blocks
+
     def shape_now(self, key: str) -> Shape | None:
         """See `Source`."""
         kept = self._router.shapes.get(key)
@@ -254,40 +243,65 @@ class PeerSource:
         if coming is not None:
             return coming
         return await self._router.asking_blocks.join(
-            flight, lambda: self._begin_flight(flight, shape)
+            flight, lambda: self.begin_flight(flight, shape)
         )
 
-    async def _begin_flight(self, flight: Flight, shape: Shape) -> Coming:
+    def ask_now(
+        self, flight: Flight, shape: Shape, tell: Callable[[Coming | None], None]
+    ) -> SoloFlight | None:
+        """`begin_block` without a task: `tell` hears what comes in, or None: it is to be asked for in the usual way.
+
+        None: nothing was done, since others ask for the same or no kept connection is free.
+        """
+        router = self._router
+        if flight in router.coming or flight in router.asking_blocks:
+            return None
+        for peer in router.others(flight.key):
+            solo = SoloFlight(self, Flying(flight, shape, peer, time.perf_counter()), tell)
+            return solo if solo.is_begun else None
+        return None
+
+    async def begin_flight(
+        self, flight: Flight, shape: Shape, heard: Heard | None = None
+    ) -> Coming:
+        """The bytes of whoever of the replicas gives them; `heard` is what one of them said already."""
         began_s = time.perf_counter()
         for peer in self._router.others(flight.key):
-            coming = await self._ask_block(peer, flight)
-            if coming is None:
-                continue
-            if not coming.is_over:
-                self._router.coming[flight] = coming
-                coming.on_end = partial(
-                    self._end_flight, coming, _Flying(flight, shape, peer, began_s)
-                )
+            coming = await self._ask_block(peer, flight, heard)
+            if coming is not None and self.follow(coming, Flying(flight, shape, peer, began_s)):
                 return coming
-            if coming.fault is None:
-                _note_whole(peer, began_s)
-                return coming
-            self._note_lost(peer, coming.fault)
         key, _, number, span = flight
         return Coming.of(await self._router.origin.block(key, shape, number, span))
 
-    def _end_flight(self, coming: Coming, flying: _Flying, fault: PenstockError | None) -> None:
+    def follow(self, coming: Coming, flying: Flying) -> bool:
+        """Let others share what comes in, and see to its end; False: it is lost already."""
+        if not coming.is_over:
+            self._router.coming[flying.flight] = coming
+            coming.on_end = partial(self._end_flight, coming, flying)
+        elif coming.fault is None:
+            _note_whole(flying.peer, flying.began_s)
+        else:
+            self._note_lost(flying.peer, coming.fault)
+            return False
+        return True
+
+    def _end_flight(self, coming: Coming, flying: Flying, fault: PenstockError | None) -> None:
         """All is here; or the peer was lost on the way, and the rest is taken from others."""
         del self._router.coming[flying.flight]
         if fault is None:
             _note_whole(flying.peer, flying.began_s)
             return
         self._note_lost(flying.peer, fault)
-        task = asyncio.get_running_loop().create_task(self._mend(coming, flying))
+        self.begin_task(self._mend(coming, flying))
+
+    def begin_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do it beside, as long as the cluster is followed."""
+        task = asyncio.get_running_loop().create_task(work)
         self._router.mending.add(task)
         task.add_done_callback(self._router.mending.discard)
+        return task
 
-    async def _mend(self, coming: Coming, flying: _Flying) -> None:
+    async def _mend(self, coming: Coming, flying: Flying) -> None:
         try:
             coming.fill(await self._rest(coming, flying))
         except PenstockError as error:
@@ -299,7 +313,7 @@ class PeerSource:
             coming.fail(cut)
             raise
 
-    async def _rest(self, coming: Coming, flying: _Flying) -> bytes:
+    async def _rest(self, coming: Coming, flying: Flying) -> bytes:
         """What is missing, of the next peer or the origin. Raises: SourceCut, StoreUnavailable."""
         key, _, number, span = flying.flight
         rest = Span(span.start + coming.filled_bytes, span.end)
@@ -322,7 +336,9 @@ class PeerSource:
         return await self._router.own.shape(key)
 
     async def _ask_shape_of(self, peer: Peer, key: str) -> Shape | None:
-        answer = await self._ask(peer, Asked("HEAD", target_of(key), fields=self._onward))
+        generation = self._router.generations.generation(key)
+        asked = Asked("HEAD", target_of(key), fields=self._onward, generation=generation)
+        answer = await self._ask(peer, asked)
         if answer is None:
             return None
         if answer.status == 404:
@@ -331,13 +347,20 @@ class PeerSource:
         self._router.keep_shape(key, shape)
         return shape
 
-    async def _ask_block(self, peer: Peer, flight: Flight) -> Coming | None:
-        """What `peer` gives of a block, on its way; None: ask the next. Raises: SourceCut."""
+    def asked_for(self, flight: Flight) -> Asked:
+        """What a peer is asked for the bytes of `flight`."""
         key, etag, number, span = flight
         start = number * BLOCK_BYTES
         bytes_asked = f"bytes={start + span.start}-{start + span.end - 1}"
-        asked = Asked("GET", target_of(key), bytes_asked, f'"{etag}"', self._onward)
-        answer = await self._ask(peer, asked)
+        generation = self._router.generations.generation(key)
+        return Asked("GET", target_of(key), bytes_asked, f'"{etag}"', self._onward, generation)
+
+    async def _ask_block(
+        self, peer: Peer, flight: Flight, heard: Heard | None = None
+    ) -> Coming | None:
+        """What `peer` gives of a block, on its way; None: ask the next. Raises: SourceCut."""
+        key = flight.key
+        answer = await self._ask(peer, self.asked_for(flight), heard)
         if answer is None:
             return None
         if answer.status in (404, 412):
@@ -349,17 +372,17 @@ class PeerSource:
             raise SourceCut("the object was replaced or removed while it was sent")
         return answer.body
 
-    async def _ask(self, peer: Peer, asked: Asked) -> Answer | None:
+    async def _ask(self, peer: Peer, asked: Asked, heard: Heard | None = None) -> Answer | None:
         """A peer's answer that can be believed, or None: ask the next."""
-        key = asked.target.removeprefix("/m/")
-        asked = asked._replace(generation=self._router.generations.generation(key))
+        said = heard.answer if heard is not None and heard.peer is peer else None
         for _ in range(AHEAD_TRIES):
             began_s = time.perf_counter()
             try:
-                answer = await peer.ask(asked)
+                answer = await _hear(peer, asked, said)
             except PeerLost as error:
                 self._note_lost(peer, error)
                 return None
+            said = None
             outcome = self._judge(answer, asked)
             _COUNTED[outcome].inc()
             if outcome != "ahead":
@@ -388,6 +411,13 @@ class PeerSource:
             return "missing" if answer.status == 404 else "ok"
         return _OTHER_OUTCOMES.get(answer.status, "failed")
 
+    def is_good(self, answer: Answer, asked: Asked) -> bool:
+        """Whether it is the bytes that were asked for; counted if so."""
+        is_ok = self._judge(answer, asked) == "ok"
+        if is_ok:
+            _COUNTED["ok"].inc()
+        return is_ok
+
     def _note_lost(self, peer: Peer, fault: PenstockError) -> None:
         _COUNTED["failed"].inc()
         self._blame(peer, fault.text, is_gone=isinstance(fault, PeerLost) and fault.is_gone)
@@ -396,6 +426,13 @@ class PeerSource:
         if peer.health.fail(is_gone=is_gone):
             log.warning("peer_out", node=peer.name, why=why)
             self._router.on_peer_out(peer)
+
+
+async def _hear(peer: Peer, asked: Asked, said: Answer | PeerLost | None) -> Answer:
+    """What `peer` said, or its answer now. Raises: PeerLost."""
+    if isinstance(said, PeerLost) and not (said.is_unheard and peer.health.is_usable):
+        raise said
+    return said if isinstance(said, Answer) else await peer.ask(asked)
 
 
 def _note_whole(peer: Peer, began_s: float) -> None:
@@ -411,11 +448,11 @@ def _told_by(answer: Answer, asked: Asked) -> Told | None:
     length_bytes = int(answer.fields["content-length"])
     if asked.method == "HEAD":
         return Told(etag, 0, length_bytes) if answer.status == 200 else None
-    start, _, last = asked.span.removeprefix("bytes=").partition("-")
-    content_range = answer.fields.get("content-range", "").partition("/")[0]
+    part = asked.span[len("bytes=") :]
+    start, _, last = part.partition("-")
     is_right = (
         answer.status == 206
-        and content_range == f"bytes {start}-{last}"
+        and answer.fields.get("content-range", "").startswith(f"bytes {part}/")
         and f'"{etag}"' == asked.if_match
         and length_bytes == int(last) - int(start) + 1
     )

@@ -2,7 +2,8 @@
 
 Requests follow the popularity that the store was designed for: of ten million tracks the 140 most popular get 10 % and 500,000
 get 90 %, which a Zipf-Mandelbrot law with s = 1.22 and q = 260 fits. `scale` divides tracks, frames and q alike, which leaves the
-ratios as they are, so that a laptop can answer in seconds. The in-set policy is the store's own (`store.sieve`).
+ratios as they are, so that a laptop can answer in seconds. The in-set policy is the store's own (`store.sieve`), and so is what
+picks the set (`store.layout`): a cheaper hash is less even, which cost a point.
 
 Honest limits: the requests have no order in time and no drift, which flatters policies that count; replay your own log before
 you believe a decimal.
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Protocol
 
-from penstock.media.store.layout import WAYS
-from penstock.media.store.sieve import choose
+from penstock.media.store.layout import WAYS, Digests
+from penstock.media.store.sieve import MARKS_MAX, choose
 
 TRACKS: Final = 10_000_000
 EXPONENT: Final = 1.22
@@ -130,13 +131,16 @@ class SieveSets:
     def __init__(self, frames: int, *, seed: int) -> None:
         sets = max(1, frames // WAYS)
         self._sets = [_Set() for _ in range(sets)]
-        # A fixed odd multiplier spreads neighbouring ranks over the sets, as the keyed digest does.
-        self._spread = random.Random(seed).randrange(1 << 62) | 1
+        self._digests = Digests(seed.to_bytes(8, "little"))
+        self._set_of: dict[int, _Set] = {}
 
     def hit(self, track: int) -> bool:
         """Whether the track was there; it is afterwards."""
-        number = (((track + 1) * self._spread) & (1 << 64) - 1) >> 20
-        return self._sets[number % len(self._sets)].hit(track)
+        own = self._set_of.get(track)
+        if own is None:
+            place = self._digests.key(str(track), "", 0).place
+            own = self._set_of[track] = self._sets[(place >> 16) % len(self._sets)]
+        return own.hit(track)
 
 
 class _Set:
@@ -151,7 +155,8 @@ class _Set:
     def hit(self, track: int) -> bool:
         way = self._ways.get(track)
         if way is not None:
-            self._visited[way] = 1
+            if self._visited[way] < MARKS_MAX:
+                self._visited[way] += 1
             return True
         way = len(self._ways) if len(self._ways) < WAYS else self._evict()
         self._newest += 1
@@ -163,7 +168,7 @@ class _Set:
         choice = choose(self._generations, self._visited, hand=self._hand)
         assert choice is not None, "no frame of a simulation is ever busy"
         for way in choice.unmarked:
-            self._visited[way] = 0
+            self._visited[way] -= 1
         self._hand = choice.hand
         gone = next(track for track, way in self._ways.items() if way == choice.way)
         del self._ways[gone]

@@ -104,7 +104,8 @@ class Disk:
         if choice is None:
             return None
         for way in choice.unmarked:
-            marks[way] = 0
+            # Only the filler takes marks off, so there is one; a visit meanwhile may be lost.
+            marks[way] -= 1
         self._hands[number] = choice.hand
         return first + choice.way
 

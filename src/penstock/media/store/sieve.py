@@ -1,13 +1,13 @@
 """Which frame of a set gives way: SIEVE, with the order of insertion read off the generations.
 
 SIEVE keeps blocks in the order they came and a hand that goes from the oldest to the newest: a block that was visited
-since the hand last passed loses its mark and stays, the first one without a mark goes, and new blocks join as the newest. A hit
-costs one byte and moves nothing, so workers need no lock.
+since the hand last passed loses a mark and stays, the first one without a mark goes, and new blocks join as the newest. A visit
+costs one byte and moves nothing, so workers need no lock. A block has up to MARKS_MAX marks: in a set of 16 one says too
+little of what comes often, and more than two keep what is no longer asked for.
 
 In a fixed array it would decay into CLOCK (+1 to +2 points over LRU instead of +4 to +12), since a new block would stand
 where the old one was, at the hand. Here a fill's generation is one more than the highest of its set, so sorting
-the 16 by generation is the order of insertion. In sets of 16 it loses 0.1 to 1.7 points of hit ratio against one
-queue for all (prototypes of 2026-11-21; `media/simulate/eviction.py` measures it anew).
+the 16 by generation is the order of insertion. What that loses against one queue for all says `media/simulate/eviction.py`.
 
 Source: Zhang et al., SIEVE is Simpler than LRU, NSDI 2024.
 """
@@ -15,11 +15,16 @@ Source: Zhang et al., SIEVE is Simpler than LRU, NSDI 2024.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+MARKS_MAX: Final = 2
 
 
 class Choice(NamedTuple):
-    """The way that goes, the ways that lost their mark before it was found, and the hand behind it."""
+    """The way that goes, the ways that lost a mark before it was found, and the hand behind it.
+
+    A way is named once for each mark that it lost.
+    """
 
     way: int
     unmarked: tuple[int, ...]
@@ -44,14 +49,11 @@ def choose(
         return None
     start = next((at for at, (generation, _) in enumerate(order) if generation > hand), 0)
     unmarked: list[int] = []
-    for step in range(len(order)):
-        at = (start + step) % len(order)
-        if not visited[order[at][1]]:
-            break
+    left, at = list(visited), start
+    while left[order[at][1]]:
+        left[order[at][1]] -= 1
         unmarked.append(order[at][1])
-    else:
-        # Every mark is off now: the one that the hand began with goes, in its second round.
-        at = start
+        at = (at + 1) % len(order)
     generation, way = order[at]
     # Behind the newest the hand is back at the oldest; what is filled next must not be first in line.
     return Choice(way, tuple(unmarked), 0 if at == len(order) - 1 else generation)

@@ -3,7 +3,7 @@
     sets of 512 bytes (see `layout`) | visited, a byte a frame | verified, a byte a frame
 
 A block is found through its tag alone: one aligned 8-byte store of 0 hides it, one of the tag shows it. The filler is the only
-writer of sets and of `verified` (a worker sets it after a right sum); workers set `visited`, the filler clears it:
+writer of sets and of `verified` (a worker sets it after a right sum); workers add marks to `visited`, the filler takes them off:
 two arrays, since two writers of two bits in one byte would lose marks.
 
 `verified` is never on a disk. It is set by a fill, and by whoever compared the block's sum; all are clear when a node

@@ -34,6 +34,7 @@ from penstock.media.store.scrub import is_in_memory
 from penstock.media.store.series import SUMS
 from penstock.media.store.served import Frame, ServedDisk, open_served
 from penstock.media.store.sharing import Sharing
+from penstock.media.store.sieve import MARKS_MAX
 from penstock.media.store.table import Entry, Hit
 from penstock.media.store.turns import WorkerTurns
 from penstock.media.store.wire import Ask, Doubt, Fault, Look, Passed, Shaped
@@ -134,8 +135,12 @@ class Store:
         """End it: every frame that was found is forgotten."""
         self._turns.leave()
 
-    def find(self, key: BlockKey) -> Frame | None:
-        """The frame that holds that block, proved, for this turn; None: ask `block`."""
+    def find(self, key: BlockKey, *, is_visit: bool = True) -> Frame | None:
+        """The frame that holds that block, proved, for this turn; None: ask `block`.
+
+        `is_visit` is False for whoever the block was filled for, and for whoever looks again while it sends: a block
+        that only one client ever wants must not look wanted, or SIEVE is worse than LRU.
+        """
         assert self._turns.is_inside, "frames are looked up between enter_turn and leave_turn"
         found = self._find(key)
         if found is None:
@@ -144,9 +149,11 @@ class Store:
         table, number = disk.table, hit[0]
         if not table.verified[number] or disk.is_copied:
             return None
-        # Looked at first: a store would take the line from the other processors each time.
-        if not table.visited[number]:
-            table.visited[number] = 1
+        if is_visit:
+            # Looked at first: a store would take the line from the other processors each time.
+            marks = table.visited[number]
+            if marks < MARKS_MAX:
+                table.visited[number] = marks + 1
         return disk.frame(hit)
 
     def holds(self, key: BlockKey) -> bool:

@@ -8,10 +8,11 @@ crew         the parent: starts, restarts, drains, adds up the series
 telling      what a child tells its parent
 sockets      listening sockets; how many clients and workers
 node         accepts, gives turns
-connection   one client: its states, its deadlines, its bounds
+connection   one client: its `states`, its deadlines, its bounds
 exchange     one request and its answer, measured
 plane        admission (hop, signature, key) and sources
-shortcut     a head that was understood before: answered in one call, out of memory
+shortcut     a head that was understood before: answered in one call, out of memory (`ways`: what it means)
+passing      the same where another node keeps the object
 opening      from an admitted request to its first bytes
 bodies       spans of files and blocks on their way to a socket
 channels     a socket, plain or under TLS

@@ -227,6 +227,12 @@ class BlockBody:
         if self._fault is not None:
             raise self._fault
 
+    def hold(self, coming: Coming, start: int, source: str) -> None:
+        """Begin with bytes that were asked for already: of the current block, from its byte `start` on."""
+        self._held = coming, start
+        self._asked = self._number
+        self.source = source
+
     def send(self, channel: Channel, bytes_max: int) -> int:
         if self._is_blocked:
             return 0
@@ -267,7 +273,7 @@ class BlockBody:
         """The current block's frame, its bytes in memory; None: they are waited for."""
         if self._found is not None and self._own is not None and self._found[0] == self._own.turn:
             return self._found[1]
-        frame = self._store.find(self._block_key) if self._store is not None else None
+        frame = self._look_up()
         if frame is None:
             self._miss()
             return None
@@ -288,6 +294,13 @@ class BlockBody:
             self._begin("origin" if self._is_filled else found)
         self._found = (self._own.turn, frame)
         return frame
+
+    def _look_up(self) -> Frame | None:
+        if self._store is None:
+            return None
+        # Once for each body, and not for the one that it was filled for, but whoever lost a block keeps it.
+        is_again = self._is_begun or self._brought is not None or self._is_filled
+        return self._store.find(self._block_key, is_visit=not is_again or self._losses > 0)
 
     def _begin(self, source: str) -> None:
         """The current block is about to be sent, from `source`."""
@@ -361,7 +374,7 @@ class BlockBody:
             return
         if self._store is not None:
             key = self._key_of(number)
-            if self._store.find(key) is not None:
+            if self._store.find(key, is_visit=False) is not None:
                 return
             self._is_next_stored = self._store.holds(key)
         self._asked = number

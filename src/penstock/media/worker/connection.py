@@ -16,7 +16,6 @@ next client has its turn. A body that cannot be completed rightly is cut by a re
 from __future__ import annotations
 
 import asyncio
-import enum
 import fcntl
 import select
 import struct
@@ -49,6 +48,9 @@ from penstock.media.worker.exchange import Exchange
 from penstock.media.worker.host import Host
 from penstock.media.worker.opening import Answer, Opening
 from penstock.media.worker.pacing import Pace
+from penstock.media.worker.passing import Passing
+from penstock.media.worker.states import CLOSED, LINGERING, OPENING, READING, SENDING
+from penstock.media.worker.ways import Begun
 
 log = logger(__name__)
 RECEIVE_BYTES: Final = 16 * 1024
@@ -64,20 +66,6 @@ _ANSWERED: Final = {s: bound(REQUESTS, "media_requests_total", status=str(s)) fo
 _SENT: Final = {s: bound(SENT_BYTES, "media_bytes_total", source=s) for s in SOURCES}
 
 
-class State(enum.Enum):
-    """Where a connection stands; its moves are drawn above."""
-
-    READING = "reading"
-    OPENING = "opening"
-    SENDING = "sending"
-    LINGERING = "lingering"
-    CLOSED = "closed"
-
-
-# A member of an enumeration costs 0.2 us to get at (Python 3.11), and a request gets at ten.
-_READING, _OPENING, _SENDING, _LINGERING, _CLOSED = State
-
-
 class Connection:
     """One client's socket and where its answer stands."""
 
@@ -89,7 +77,7 @@ class Connection:
 
     def __init__(self, channel: Channel, host: Host) -> None:
         self.fd = channel.fd
-        self.state = _READING
+        self.state = READING
         self.is_queued = False
         self.deadline_s, self.bucket = 0.0, 0
         self._channel = channel
@@ -98,7 +86,7 @@ class Connection:
         self._exchange: Exchange | None = None
         self._out = _NOTHING
         self._bodies: list[Body] | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | Passing | None = None
         self._pace: Pace | None = None
         self._is_pausing = False
         self._is_head_due = True
@@ -109,7 +97,7 @@ class Connection:
     def on_event(self, mask: int) -> None:
         """The socket became ready for more, or is gone."""
         self._channel.is_drained = False
-        if mask & _GONE and self.state is _LINGERING:
+        if mask & _GONE and self.state is LINGERING:
             # Both sides are shut, while the answer's end may still be in the kernel: no reset here.
             self.close()
         elif mask & _GONE:
@@ -120,14 +108,14 @@ class Connection:
     def advance(self) -> None:
         """Go as far as the socket, the source and this turn's share allow."""
         share_bytes = TURN_BYTES
-        while (state := self.state) is not _CLOSED and state is not _OPENING:
+        while (state := self.state) is not CLOSED and state is not OPENING:
             if share_bytes <= 0:
                 self._host.take_turn_later(self)
                 return
-            if state is _SENDING:
+            if state is SENDING:
                 moved = self._send(share_bytes)
             else:
-                moved = self._read() if state is _READING else self._linger()
+                moved = self._read() if state is READING else self._linger()
             if moved is None:
                 return
             share_bytes -= moved
@@ -140,26 +128,30 @@ class Connection:
 
     def expire(self) -> None:
         """The deadline of this state has come."""
-        if self.state is _SENDING:
+        if self.state is SENDING:
             self._require_progress()
-        elif self.state is _READING and self._heads.begun:
+        elif self.state is READING and self._heads.begun:
             self.refuse(HeadTimeout("the request's head was not complete in time"))
             self.advance()
-        elif self.state is _OPENING:
+        elif self.state is OPENING:
             self.cut("source")
         else:
             self.close()
 
     def stop(self) -> None:
-        """Take no further request; an answer under way goes on."""
-        if self.state is _READING and not self._heads.begun:
+        """Take no request that is not here yet; an answer under way goes on."""
+        if self.state is READING:
+            # To close over a request that has come would be a reset in place of its answer.
+            self._channel.is_drained = False
+            self.advance()
+        if self.state is READING and not self._heads.begun:
             self.close()
 
     def cut(self, reason: str) -> None:
         """Reset the connection; counted when an answer was under way."""
-        if self.state is _CLOSED:
+        if self.state is CLOSED:
             return
-        if self.state in (_SENDING, _OPENING):
+        if self.state in (SENDING, OPENING):
             bound(CUTS, "media_cuts_total", reason=reason).inc()
             self._end_exchange(reason)
         self._forget()
@@ -167,12 +159,12 @@ class Connection:
 
     def close(self) -> None:
         """Give everything back; safe to call again."""
-        if self.state is not _CLOSED:
+        if self.state is not CLOSED:
             self._forget()
             self._channel.close()
 
     def _forget(self) -> None:
-        self.state = _CLOSED
+        self.state = CLOSED
         if self._opening is not None:
             self._opening.cancel()
         self._drop_bodies()
@@ -194,7 +186,7 @@ class Connection:
         if data is None:
             return None
         if not is_begun and (moved := self._answer_shortly(data)):
-            is_over = self.state is _READING and self._channel.is_drained
+            is_over = self.state is READING and self._channel.is_drained
             return None if is_over else moved
         self._heads.feed(data)
         return len(data)
@@ -219,19 +211,42 @@ class Connection:
         if host.shortcuts is None or host.is_stopping:
             return 0
         try:
-            begun = host.shortcuts.answer(data, self._channel, wake=self._wake)
+            begun = host.shortcuts.answer(
+                data, self._channel, wake=self._wake, take=self._take_passed
+            )
         except OSError:
-            self.state = _SENDING
+            self.state = SENDING
             self.cut("client")
             return REQUEST_COST_BYTES
+        if isinstance(begun, Passing):
+            self.state, self._opening = OPENING, begun
+            host.watch(self, 3 * host.config.origin_timeout_s)
+            return REQUEST_COST_BYTES
+        return self._go_on_shortly(begun) if begun is not None else 0
+
+    def _take_passed(self, passing: Passing) -> None:
+        """The node that was asked answers, or goes the long way."""
+        self._opening = None
+        begun = None
+        if not self._host.is_stopping:
+            begun = passing.begin(self._channel, wake=self._wake)
+        self.state = READING
         if begun is None:
-            return 0
+            self._heads.feed(passing.data)
+        else:
+            self._go_on_shortly(begun)
+        if self.state is SENDING or begun is None or not self._channel.is_drained:
+            self._wake()
+
+    def _go_on_shortly(self, begun: Begun) -> int:
+        """Send what the socket did not take; what it cost of the turn."""
+        host = self._host
         self._sent_bytes += begun.moved_bytes
         if begun.body is None:
             self._is_head_due = False
             host.watch(self, host.config.idle_timeout_s)
         else:
-            self.state, self._keeps_alive = _SENDING, True
+            self.state, self._keeps_alive = SENDING, True
             self._out, self._bodies = begun.out or _NOTHING, [begun.body]
             host.watch(self, host.config.send_timeout_s)
         return REQUEST_COST_BYTES + begun.moved_bytes
@@ -279,7 +294,7 @@ class Connection:
                 self._open_later(request, exchange, opening)
 
     def _open_later(self, request: Request, exchange: Exchange, opening: Opening) -> None:
-        self.state = _OPENING
+        self.state = OPENING
         self._host.watch(self, 3 * self._host.config.origin_timeout_s)
         coming = self._open(request, exchange, opening)
         self._opening = asyncio.get_running_loop().create_task(coming)
@@ -358,7 +373,7 @@ class Connection:
         _ANSWERED[status].inc()
         assert self._exchange is not None, "an answer belongs to a request"
         self._exchange.begin_sending(status, self._sent_bytes)
-        self.state = _SENDING
+        self.state = SENDING
         self._out = memoryview(data)
         self._keeps_alive = keeps_alive
         self._host.watch(self, self._host.config.send_timeout_s)
@@ -426,11 +441,11 @@ class Connection:
         self._end_exchange("done")
         self._pace = None
         if self._keeps_alive and not self._host.is_stopping:
-            self.state = _READING
+            self.state = READING
             self._is_head_due = False
             self._host.watch(self, self._host.config.idle_timeout_s)
             return
-        self.state = _LINGERING
+        self.state = LINGERING
         self._host.watch(self, LINGER_S)
         try:
             self._channel.end()

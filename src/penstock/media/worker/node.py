@@ -102,9 +102,12 @@ class Node:
     async def drain(self) -> None:
         """Accept no more, close idle clients, wait for answers under way up to `stop_timeout`."""
         self.is_stopping = True
+        # Who waits to be accepted may have asked already, and would be reset with the listener.
+        for descriptor, listener in self._listeners.items():
+            self._accept(listener, is_tls=descriptor in self._tls)
         self._stop_listening()
         for connection in list(self._connections.values()):
-            connection.stop()
+            self._in_turn(connection, connection.stop)
         if self._connections:
             self._is_empty.clear()
             try:

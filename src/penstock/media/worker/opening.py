@@ -16,7 +16,7 @@ from typing import Final
 from penstock.kernel.trace import onward
 from penstock.media.answers import HIT
 from penstock.media.id3 import START_BYTES, Piece, Tagged, tag_key
-from penstock.media.model import Shape, SourceCut
+from penstock.media.model import ObjectUnknown, Shape, SourceCut
 from penstock.media.ranges import Decision, decide
 from penstock.media.requests import Request
 from penstock.media.sources import Source, Span, open_object, store_down
@@ -28,7 +28,9 @@ _OWN: Final = {
     "miss": "penstock; fwd=miss; stored",
     "pass": "penstock; fwd=miss",
 }
-_OTHERS: Final = {"peer": "penstock; fwd=miss; detail=peer", "origin": "penstock; fwd=bypass"}
+PEER: Final = "penstock; fwd=miss; detail=peer"
+"""The Cache-Status of bytes that another node gave."""
+_OTHERS: Final = {"peer": PEER, "origin": "penstock; fwd=bypass"}
 
 
 @dataclass(slots=True)
@@ -65,7 +67,11 @@ class Opening:
     def now(self) -> Answer | None:
         """The answer, if it can begin in this turn. Raises: as `later`."""
         if self._plane.folder is not None:
-            return self._open_files(self._plane.folder)
+            try:
+                return self._open_files(self._plane.folder)
+            except ObjectUnknown:
+                self._plane.require_store()
+                raise
         source = self._source = self._plane.source(self._admitted.key, self._admitted)
         shape = source.shape_now(self._admitted.key)
         if shape is None or self._admitted.grant.tag is not None:

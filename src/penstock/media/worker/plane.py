@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock.engines.blobs import BlobsDown
 from penstock.kernel.secrets import Key, derive_key
 from penstock.media import signing, tracing
 from penstock.media.cluster import Cluster, Generations, Hop
@@ -25,7 +26,7 @@ from penstock.media.id3 import OwnTags
 from penstock.media.model import ObjectUnknown, Shape
 from penstock.media.requests import Request, key_of
 from penstock.media.service import Media
-from penstock.media.sources import OriginSource, Source, StoreSource
+from penstock.media.sources import OriginSource, Source, StoreSource, store_down
 from penstock.media.store import Store
 from penstock.media.worker.channels import Channel
 
@@ -58,6 +59,7 @@ class Plane:
     ) -> None:
         self.config = media.config
         self.folder = files_of(media)
+        self._blobs = media.blobs
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="media-read")
         self.own_tags = OwnTags()
         self.traces = traces
@@ -68,6 +70,13 @@ class Plane:
         self._frames = own if isinstance(own, StoreSource) else None
         self._granted: dict[str, signing.Grant] = {}
         self._cluster = cluster
+
+    def require_store(self) -> None:
+        """Return if what is missing from the store's folder is missing indeed. Raises: StoreUnavailable."""
+        try:
+            self._blobs.require_there()
+        except BlobsDown as error:
+            raise store_down(error) from error
 
     @property
     def store_source(self) -> StoreSource | None:

@@ -22,70 +22,27 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from penstock.kernel.errors import PenstockError
-from penstock.media import answers
 from penstock.media.cluster.hop import HOP_FIELD, Proven, Told, covered_text
 from penstock.media.hottest import ASKED
 from penstock.media.model import BLOCK_BYTES, Shape
 from penstock.media.requests import HOP_LINE, HOP_START, RANGE_START, Request, key_of, remembered
-from penstock.media.signing import OPEN, Grant
+from penstock.media.signing import OPEN
 from penstock.media.sources import StoreSource
 from penstock.media.store import Frame
 from penstock.media.worker.bodies import BlockBody
 from penstock.media.worker.channels import Channel
+from penstock.media.worker.passing import Passing, Take
 from penstock.media.worker.plane import Plane
 from penstock.media.worker.stages import StageClock, StageSampler
 from penstock.media.worker.tally import Tally
+from penstock.media.worker.ways import NOTHING, Begun, Way
 
 WAYS_MAX: Final = 4096
 JOINED_BYTES: Final = 32 * 1024
 _LINE: Final = re.compile(rb"\r\nRange: bytes=([0-9]{1,18})-([0-9]{0,18})(?=\r\n)")
 _RANGE_NAME: Final = "\r\nRange: "
-_SPAN: Final = b"Content-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\n"
-_WHOLE: Final = b"Content-Length: %d\r\n"
-_NOTHING: Final = memoryview(b"")
 _HOP_OTHERS: Final = (HOP_FIELD, "traceparent", "baggage")
 _CONDITIONS: Final = ("if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
-
-
-class Way:
-    """What one head means, its Range left out, and the lines of an answer that stay the same for a second.
-
-    Of a hop's head also its proof; `target` and `if_match` are what such a proof covers.
-    """
-
-    __slots__ = (
-        "_grant", "_made_s", "_starts", "expires_at", "if_match", "key", "placement", "shape", "target",
-    )  # fmt: skip
-
-    def __init__(
-        self, key: str, grant: Grant, placement: object, *, target: str = "", if_match: str = ""
-    ) -> None:
-        self.key = key
-        self.target = target
-        self.if_match = if_match
-        self.expires_at = grant.expires_at
-        self.placement = placement
-        self.shape: Shape | None = None
-        self._grant = grant
-        self._made_s = 0
-        self._starts: dict[int, bytes] = {}
-
-    def start_of(self, status: int, shape: Shape, now_s: int) -> bytes:
-        """How an answer with `status` begins, up to the lines about its span."""
-        if self._made_s != now_s or self.shape is not shape:
-            self._made_s, self.shape = now_s, shape
-            self._starts.clear()
-        start = self._starts.get(status)
-        if start is None:
-            start = self._starts[status] = answers.steady_lines(
-                status,
-                shape,
-                key=self.key,
-                grant=self._grant,
-                cache_status=answers.HIT,
-                now_s=now_s,
-            ).encode("latin-1")
-        return start
 
 
 class _Found(NamedTuple):
@@ -102,14 +59,6 @@ class _Found(NamedTuple):
 
 
 _Asked = tuple[Way, re.Match[bytes] | None, Proven | None]
-
-
-class Begun(NamedTuple):
-    """An answer that has begun; `out` and `body` are what the socket did not take."""
-
-    moved_bytes: int
-    out: memoryview
-    body: BlockBody | None
 
 
 class Shortcuts:
@@ -133,13 +82,22 @@ class Shortcuts:
         self._joined = memoryview(bytearray(JOINED_BYTES))
         """Of one answer at a time: nothing of it is kept after the call."""
 
-    def answer(self, data: bytes, channel: Channel, *, wake: Callable[[], None]) -> Begun | None:
+    def answer(
+        self, data: bytes, channel: Channel, *, wake: Callable[[], None], take: Take
+    ) -> Begun | Passing | None:
         """Begin the answer to `data`, if that is one head that was understood before and its first bytes are at hand.
 
-        None: nothing was done, it goes the long way. Call it within a turn. Raises: OSError (the client is gone).
+        Or ask the node that keeps them: `take` is called when it answers. None: nothing was done, it goes the long
+        way. Call it within a turn. Raises: OSError (the client is gone).
         """
         began_s = monotonic()
-        found = self._find(data)
+        at = data.find(HOP_START)
+        asked = self._asked(data, self._ways) if at < 0 else self._asked_by_hop(data, at)
+        if asked is None:
+            return None
+        if asked[0].is_far:
+            return self._pass_on(data, asked, take, began_s)
+        found = self._find(asked)
         if found is None:
             return None
         clock = StageClock(monotonic, began_s) if self._sampler.is_next() else None
@@ -160,38 +118,28 @@ class Shortcuts:
         if moved > 0:
             self._tally.note_hit(moved)
         if moved == length_bytes:
-            return tuple.__new__(Begun, (sent, _NOTHING, None))
+            return tuple.__new__(Begun, (sent, NOTHING, None))
         return Begun(sent, memoryview(head)[sent:], self._rest(found, max(moved, 0), wake))
 
-    def _find(self, data: bytes) -> _Found | None:
-        at = data.find(HOP_START)
-        asked = self._asked(data, self._ways) if at < 0 else self._asked_by_hop(data, at)
-        if asked is None:
-            return None
+    def _find(self, asked: _Asked) -> _Found | None:
         way, line, proven = asked
         now_s = time.time()
-        shape = self._good_shape(way, now_s)
+        shape = self._store.known_shape(way.key) if self._is_good(way, now_s) else None
         if shape is None or (way.if_match and way.if_match != f'"{shape.etag}"'):
             return None
-        start, end = 0, shape.size_bytes
-        if line is not None:
-            first, last = line.groups()
-            start, end = int(first), min(end, int(last) + 1) if last else end
+        start, end = _span_of(line, shape)
         at_hand = self._at_hand(way.key, shape, start, end) if start < end else None
         if at_hand is None:
             return None
-        status = 206 if line is not None else 200
-        steady = way.start_of(status, shape, int(now_s))
-        if line is not None:
-            span = _SPAN % (end - start, start, end - 1, shape.size_bytes)
-        else:
-            span = _WHOLE % shape.size_bytes
+        is_part = line is not None
+        head = way.head_of(shape, start, end, int(now_s), is_part=is_part)
         reply = b"\r\n"
         if proven is not None:
             reply = self._reply(proven, Told(shape.etag, start, end - start))
             if not reply:
                 return None
-        found = way, shape, status, steady + span + reply, start, end - start, *at_hand
+        status = 206 if is_part else 200
+        found = way, shape, status, head + reply, start, end - start, *at_hand
         # Half the time of _Found(...), on the way of every request.
         return tuple.__new__(_Found, found)
 
@@ -224,18 +172,37 @@ class Shortcuts:
         proven = router.prove_hop(proof[1].decode("ascii"), covered, way.key)
         return (way, line, proven) if proven is not None else None
 
-    def _good_shape(self, way: Way, now_s: float) -> Shape | None:
-        """The object's shape, as long as its way leads here."""
-        if way.expires_at is not None and now_s >= way.expires_at:
+    def _pass_on(self, data: bytes, asked: _Asked, take: Take, began_s: float) -> Passing | None:
+        """Ask the node that keeps it, if that can be done at once."""
+        way, line, _ = asked
+        router = self._plane.router
+        if router is None or not self._is_good(way, time.time()):
             return None
+        shape = router.peer_source.shape_now(way.key)
+        if shape is None:
+            return None
+        start, end = _span_of(line, shape)
+        if start >= end:
+            return None
+        clock = StageClock(monotonic, began_s) if self._sampler.is_next() else None
+        if clock is not None:
+            clock.mark("find")
+        passing = Passing(
+            data, way, shape, start=start, end=end, is_part=line is not None, source=router.peer_source,
+            tally=self._tally, take=take, began_s=began_s, clock=clock,
+        )  # fmt: skip
+        return passing if passing.is_begun else None
+
+    def _is_good(self, way: Way, now_s: float) -> bool:
+        """Whether the grant holds, the way leads where it led, and nobody looks into requests."""
+        if way.expires_at is not None and now_s >= way.expires_at:
+            return False
         plane = self._plane
         if way.placement is not plane.placement:
             self._ways.clear()
             self._hop_ways.clear()
-            return None
-        if plane.traces is not None and plane.traces.is_on:
-            return None
-        return self._store.known_shape(way.key)
+            return False
+        return plane.traces is None or not plane.traces.is_on
 
     def _at_hand(
         self, key: str, shape: Shape, start: int, end: int
@@ -250,7 +217,7 @@ class Shortcuts:
         if count <= JOINED_BYTES:
             joined = self._joined[:count]
             return (frame, joined) if store.read_now(frame, offset, joined) else None
-        return (frame, _NOTHING) if store.is_in_memory(frame, offset, count) else None
+        return (frame, NOTHING) if store.is_in_memory(frame, offset, count) else None
 
     def _send_frame(self, channel: Channel, found: _Found) -> int:
         offset = found.start % BLOCK_BYTES
@@ -310,9 +277,8 @@ class Shortcuts:
             or grant.trace is not None
         ):
             return None
-        if not self._plane.is_kept_here(admitted.key):
-            return None
-        return Way(admitted.key, grant, self._plane.placement)
+        is_far = not self._plane.is_kept_here(admitted.key)
+        return Way(admitted.key, grant, self._plane.placement, is_far=is_far)
 
     def _hop_way_of(self, request: Request) -> Way | None:
         """A hop is answered here whoever keeps the key, and what it may ask for its proof says."""
@@ -325,6 +291,14 @@ class Shortcuts:
             return None
         if_match = fields.get("if-match", "")
         return Way(key, OPEN, self._plane.placement, target=request.target, if_match=if_match)
+
+
+def _span_of(line: re.Match[bytes] | None, shape: Shape) -> tuple[int, int]:
+    """The bytes asked for, from and up to."""
+    if line is None:
+        return 0, shape.size_bytes
+    first, last = line.groups()
+    return int(first), min(shape.size_bytes, int(last) + 1) if last else shape.size_bytes
 
 
 def _is_plain(request: Request) -> bool:

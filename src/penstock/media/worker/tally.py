@@ -15,12 +15,22 @@ _ANSWERED = {
 }
 _SENT = bound(SENT_BYTES, "media_bytes_total", source="memory")
 _HIT = bound(BLOCKS, "media_blocks_total", outcome="hit")
+_PASS = bound(BLOCKS, "media_blocks_total", outcome="pass")
+_SENT_ON = bound(SENT_BYTES, "media_bytes_total", source="peer")
 
 
 class Tally:
     """What one worker has not yet told its series."""
 
-    __slots__ = ("_answers", "_firsts", "_firsts_s", "_hits", "_sent_bytes")
+    __slots__ = (
+        "_answers",
+        "_firsts",
+        "_firsts_s",
+        "_hits",
+        "_passed",
+        "_passed_bytes",
+        "_sent_bytes",
+    )
 
     def __init__(self) -> None:
         self._begin()
@@ -36,6 +46,11 @@ class Tally:
         self._hits += 1
         self._sent_bytes += sent_bytes
 
+    def note_passed(self, sent_bytes: int) -> None:
+        """So many bytes of a block that a peer gave went out with their head."""
+        self._passed += 1
+        self._passed_bytes += sent_bytes
+
     def flush(self) -> None:
         """Add everything to the series."""
         for status, count in self._answers.items():
@@ -44,6 +59,9 @@ class Tally:
         if self._hits:
             _HIT.inc(self._hits)
             _SENT.inc(self._sent_bytes)
+        if self._passed:
+            _PASS.inc(self._passed)
+            _SENT_ON.inc(self._passed_bytes)
         if self._firsts_s:
             observe_many(TTFB, self._firsts, self._firsts_s)
         self._begin()
@@ -53,3 +71,4 @@ class Tally:
         self._firsts = [0] * (len(FINE_BUCKETS_S) + 1)
         self._firsts_s = 0.0
         self._hits = self._sent_bytes = 0
+        self._passed = self._passed_bytes = 0

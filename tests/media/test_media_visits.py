@@ -1,0 +1,63 @@
+"""What marks a block as wanted: each answer that found it stored, once; not the one that it was filled for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from penstock.engines.blobs import Blobs
+from penstock.media.model import BLOCK_BYTES
+from penstock.media.store.layout import Superblock
+from penstock.media.store.manifest import read_manifest
+from penstock.media.store.shared import map_shared
+from penstock.media.store.sieve import MARKS_MAX
+from penstock.media.store.table import Table
+from penstock.testing.waiting import wait_true
+from whole_nodes import Reader, WholeNode, content, whole_node
+
+pytestmark = pytest.mark.slow
+KEY, BLOCKS = "tracks/a.mp3", 3
+SIZE_BYTES = BLOCKS * BLOCK_BYTES
+
+
+def marks_of(node: WholeNode) -> list[int]:
+    """The marks of all blocks that are stored."""
+    [run] = {path.parent for path in node.folder.rglob("filler.lock")}
+    [disk] = read_manifest(run).disks
+    memory, _ = map_shared(disk.table_path)
+    table = Table(memory, Superblock(bytes.fromhex(disk.id), disk.frames))
+    try:
+        return [table.visited[frame] for frame in range(disk.frames) if table.entry(frame).tag]
+    finally:
+        table.close()
+
+
+async def read_whole(node: WholeNode) -> None:
+    """Ask for the track on a connection of its own, with a buffer that takes it in many turns."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", node.port))
+    reader = Reader(node.port)
+    reader._streams = await asyncio.open_connection(sock=client, limit=65536)
+    found = await reader.ask(KEY, 0, SIZE_BYTES - 1)
+    reader.drop()
+    assert found is not None
+    assert found[2] == content("a", 0, SIZE_BYTES)
+
+
+async def test_one_answer_is_one_visit_and_a_fill_is_none(tmp_path):
+    blobs = Blobs((tmp_path / "store").as_uri())
+    await blobs.put(KEY, content("a", 0, SIZE_BYTES))
+    settings = {"blobs_url": blobs.folder.as_uri(), "media_workers": "1"}
+    async with whole_node(tmp_path, media_disks=f"{tmp_path}/disk:32MiB", **settings) as node:
+        seen = []
+        for _ in range(4):
+            await read_whole(node)
+            # A slow disk is not waited for by the answer: the block is placed later.
+            await wait_true(lambda: len(marks_of(node)) == BLOCKS, what="all blocks stored")
+            seen.append(marks_of(node))
+    await blobs.close()
+    assert seen == [[marks] * BLOCKS for marks in (0, 1, MARKS_MAX, MARKS_MAX)]
