@@ -142,6 +142,24 @@ async def test_the_disk_of_another_installation_is_refused(place, tmp_path):
         await blobs.close()
 
 
+@pytest.mark.parametrize("damage", [b"", b"\x1b[31mRED\x1b]0;t\x07", b"\xff" * 50, b"0" * 33])
+async def test_a_damaged_mark_or_record_is_refused_until_one_is_adopted(place, damage):
+    await place.open().put("t/old.bin", b"x")
+    mark_file, mark = place.folder / MARK_FILE, read_mark(place.folder)
+    mark_file.write_bytes(damage)
+    with pytest.raises(StoreNotThere, match=f"it has no mark, expected is store {mark}"):
+        await place.open().get("t/old.bin")
+    mark_file.write_text(mark)
+    place.record_file().write_bytes(damage)
+    with pytest.raises(StoreNotThere, match=f"holds store {mark}, .*its record is damaged"):
+        await place.open().get("t/old.bin")
+    assert place.record_file().read_bytes() == damage
+    mark_file.write_bytes(damage)
+    adopted = await place.open().adopt()
+    assert read_mark(place.folder) == read_record(place.record_file()) == adopted
+    assert await place.open().get("t/old.bin") == b"x"
+
+
 async def test_objects_of_an_older_version_are_adopted(place):
     older = Blobs(place.folder.as_uri())
     await older.put("t/old.bin", b"x")

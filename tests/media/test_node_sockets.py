@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import resource
 import socket
+import struct
 
 import pytest
 
 from penstock.media.model import ListenFailed, MediaConfig
+from penstock.media.worker.channels import address_of
 from penstock.media.worker.sockets import (
     clients_a_process,
     connections_of_worker,
@@ -74,3 +76,16 @@ def test_all_workers_together_hold_what_was_wished(workers):
 def test_the_limit_of_files_lowers_it():
     assert clients_a_process(1024, files_a_client=2) == 448
     assert connections_of_worker(4096, workers=1, files_max=1024, files_a_client=2) == 448
+
+
+def test_a_client_that_is_gone_has_no_address():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        served, _ = listener.accept()
+        assert address_of(served) == "127.0.0.1"
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        with pytest.raises(ConnectionResetError):
+            served.recv(1)
+        assert address_of(served) == ""
+        served.close()

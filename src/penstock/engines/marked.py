@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import secrets
 import threading
 from contextlib import suppress
@@ -28,7 +29,10 @@ MARK_FILE: Final = ".penstock-store"
 """In the folder; no key can name it."""
 RECORD_FILE: Final = "object-store"
 """In the data folder."""
+MARK: Final = re.compile(r"[0-9a-f]{32}")
 MARK_BYTES_MAX: Final = 64
+DAMAGED: Final = "unknown, since its record is damaged"
+"""What a record expects that says no id: no folder is right by it until one is adopted."""
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 log = logger(__name__)
@@ -81,8 +85,9 @@ class MarkedFolder:
         expected = told or expected
         if expected is None:
             return await self._settle_first(mark, is_known=is_known)
-        # Also where it is another one: children of this process go by the record alone.
-        await asyncio.to_thread(write_record, self._record.file, expected)
+        if expected != DAMAGED:
+            # Also where it is another one: children of this process go by the record alone.
+            await asyncio.to_thread(write_record, self._record.file, expected)
         return self._judge(mark, expected)
 
     async def adopt(self) -> str:
@@ -199,11 +204,12 @@ def make_mark(folder: Path) -> str:
 
 
 def read_record(file: Path) -> str | None:
-    """The id that the data folder's record expects, if it has one. Raises: OSError."""
+    """The id that the data folder's record expects, DAMAGED if it says none, None without a record. Raises: OSError."""
     try:
-        return file.read_text().strip() or None
+        said = file.read_text(errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    return said if MARK.fullmatch(said) else DAMAGED
 
 
 def write_record(file: Path, mark: str) -> None:
@@ -234,7 +240,8 @@ def _read_at(root: int) -> str | None:
     except FileNotFoundError:
         return None
     try:
-        return os.read(descriptor, MARK_BYTES_MAX).decode(errors="replace").strip() or None
+        said = os.read(descriptor, MARK_BYTES_MAX).decode(errors="replace").strip()
+        return said if MARK.fullmatch(said) else None
     finally:
         os.close(descriptor)
 

@@ -51,7 +51,7 @@ class Channel(Protocol):
         ...
 
     def peer(self) -> str:
-        """The client's address."""
+        """The client's address; empty, which no signature is good for, once it is gone."""
         ...
 
     def reset(self) -> None:
@@ -102,7 +102,7 @@ class PlainChannel:
 
     def peer(self) -> str:
         """See `Channel`."""
-        return str(self._socket.getpeername()[0])
+        return address_of(self._socket)
 
     def reset(self) -> None:
         """See `Channel`."""
@@ -157,7 +157,7 @@ class TlsChannel:
 
     def peer(self) -> str:
         """See `Channel`."""
-        return str(self._socket.getpeername()[0])
+        return address_of(self._socket)
 
     def reset(self) -> None:
         """See `Channel`."""
@@ -211,3 +211,11 @@ class Certificate:
         files = [self._cert, self._key] if self._key else [self._cert]
         found = [Path(file).stat() for file in files]
         return tuple((status.st_mtime_ns, status.st_ino) for status in found)
+
+
+def address_of(client: socket.socket) -> str:
+    """Where `client` is connected from; empty: it is gone."""
+    try:
+        return str(client.getpeername()[0])
+    except OSError:
+        return ""
