@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import re
 from pathlib import Path
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import httpx
 import pytest
 import structlog
+from markupsafe import Markup
 from served import MARK, PAGE, app_of, post, send, serving
 
 from penstock.console import app as console_app
+from penstock.console.rendering import Live
 from penstock.engines.endpoints import Endpoints
+from penstock.jobs import NewJob
 from penstock.kernel.metrics import REGISTRY
 
 pytestmark = pytest.mark.slow
@@ -127,6 +132,40 @@ async def test_a_session_ends_with_its_token_on_open_pages_as_well(guarded, monk
         text = "".join([chunk async for chunk in pages_open.aiter_text()])
     assert text.rstrip().endswith("event: over\r\ndata: {}"), "and nothing after it"
     assert (await guarded.client.get("/console/jobs")).status_code == 303
+
+
+async def test_whoever_logs_in_again_comes_back_to_the_form_as_it_was_filled_in(guarded):
+    form, given = (
+        "/console/do/jobs.add_job",
+        {"queue": "é & x", "back": "/console/jobs?state=failed"},
+    )
+    sent = await post(guarded, form, mark="0" * 32, once="a", payload="x" * 5_000, **given)
+    asked = await guarded.client.get(f"{form}/calls", params=given)
+    for answer in (sent, asked):
+        assert answer.status_code == 303
+        login = urlsplit(answer.headers["location"])
+        assert login.path == "/console/login"
+        [back] = parse_qs(login.query)["back"]
+        assert (urlsplit(back).path, dict(parse_qsl(urlsplit(back).query))) == (form, given)
+    token = (await guarded.app.tokens.create("ann", ("*",))).text
+    answer = await post(guarded, "/console/login", token=token, back=back)
+    assert answer.headers["location"] == back
+    page = await guarded.client.get(back)
+    assert "into queue é &amp; x." in page.text
+
+
+async def test_a_form_with_a_fault_shows_no_call_that_would_pass_it_on(at):
+    place = "/console/do/jobs.add_job/calls"
+    for payload in ("{bad", "NaN", r'"\u0000"'):
+        text = (await at.client.get(place, params={"queue": "q", "payload": payload})).text
+        assert text.count("There is none while a field has a fault") == 2
+        assert "/v1/queues" not in text
+        assert "penstock jobs add" not in text
+    text = (await at.client.get(place, params={"queue": "q", "payload": '"5"'})).text
+    assert "penstock jobs add q '\"5\"'" in html.unescape(re.sub("<[^>]*>", "", text))
+    assert "There is none" not in text
+    sent = await send(at, "jobs.add_job", queue="q", payload=r'"\u0000"')
+    assert (sent.status_code, "without NUL characters" in sent.text) == (422, True)
 
 
 async def test_a_session_ends_by_logging_out(guarded):
@@ -392,6 +431,45 @@ def test_templates_hold_nothing_inline_and_escape_all(path):
     )
 
 
+TURNED = (
+    "/console/feed?viewer=%E2%80%AEabc",
+    "/console/media/object?key=a%E2%80%AEgpj.exe",
+    "/console/views/entity?id=%E2%80%AEabc",
+)
+
+
+async def test_text_that_is_read_holds_nothing_that_turns_it(at):
+    await at.app.jobs.set_queue("turned", create=True)
+    job = await at.app.jobs.enqueue(NewJob(queue="turned", payload={"file": "a\u202egpj.exe"}))
+    for path in (*TURNED, f"/console/jobs/jobs/{job}"):
+        text = (await at.client.get(path)).text
+        assert "\u202e" not in re.sub(r"<[^>]*>", "", text), path
+        assert "\\u202e" in text, path
+    for path in TURNED:
+        text = (await at.client.get(path)).text
+        assert "\\u202e" in re.search("<title>(.*)</title>", text)[1], path
+        assert "\u202e" in re.search(r"<input id=[^>]*>", text)[0], "what is sent back is as it was"
+
+
+def test_what_is_sent_back_or_drawn_keeps_what_is_stored():
+    live = Live()
+    html = (
+        '<a title="\u202e" href="/\u202e">\u202e\u3164é\n\t\U000e0001</a>'
+        "<textarea>&lt;\u202e</textarea>{}<pre>\u202e</pre>"
+    )
+    drawn = live.text("chart:x", '{"a": "\u202e"}')
+    page, _ = live.finish(f"{live.edge}{html.format(drawn)}{live.edge}")
+    assert page.decode() == (
+        '<a title="\u202e" href="/\u202e">\\u202e\\u3164é\n\t\\U000e0001</a>'
+        "<textarea>&lt;\u202e</textarea>"
+        '<span data-live="chart:x" hidden>{&#34;a&#34;: &#34;\u202e&#34;}</span>'
+        "<pre>\\u202e</pre>"
+    )
+    again = live(name="x", caller=lambda: drawn + Markup("<b>\u202e</b>"))
+    assert live.parts["x"] == f"{live._filled(str(drawn))}<b>\\u202e</b>"
+    assert "\u202e" not in again
+
+
 def test_vendored_files_are_what_the_list_says():
     listed = (ASSETS / "vendor" / "VENDORED.md").read_text()
     files = [f for f in (ASSETS / "vendor").iterdir() if f.suffix in (".js", ".css")]
@@ -399,3 +477,10 @@ def test_vendored_files_are_what_the_list_says():
     for file in files:
         assert f"`{file.name}`" in listed
         assert hashlib.sha256(file.read_bytes()).hexdigest() in listed
+
+
+def test_what_people_spell_their_texts_with_stays_as_it_is():
+    live = Live()
+    text = "12\u00a0000\u202f€, می\u200cخواهم, 👨\u200d👩\u200d👧, 東京\u3000"  # noqa: RUF001 - as people write
+    page, _ = live.finish(f"{live.edge}<p>{text}\u202e</p>{live.edge}")
+    assert page.decode() == f"<p>{text}\\u202e</p>"

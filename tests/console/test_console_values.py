@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from penstock.console import shown
-from penstock.console.actions import Action, Field, quoted
+from penstock.console.actions import Action, Field, is_faulty, quoted
 from penstock.console.model import FieldsInvalid, QueryInvalid
 from penstock.console.rates import Rates, parse_series
 from penstock.console.screens import ROOMS
@@ -207,12 +208,81 @@ def test_an_empty_form_calls_what_would_be_done():
     ):
         call = actions[name].as_http(actions[name].sketch(given))
         assert msgspec.json.decode(call.partition("\n\n")[2]) == body
-    cron = actions["jobs.add_cron"].as_http(actions["jobs.add_cron"].sketch({}))
+    given = {"name": "n", "spec": "0 4 * * *", "queue": "q"}
+    cron = actions["jobs.add_cron"].as_http(actions["jobs.add_cron"].sketch(given))
     assert '"payload": null' in cron
     for verb in ("pause", "resume"):
         action = actions[f"jobs.{verb}_lane"]
         call = action.as_http(action.sketch({"limiter": "l", "lane": "a/b"}))
         assert call == f"POST /v1/limiters/l/lanes/a%2Fb/{verb}"
+
+
+@pytest.mark.parametrize(
+    ("payload", "word"),
+    [
+        ('"5"', "'\"5\"'"),
+        ('"hi"', "'\"hi\"'"),
+        ("5", "5"),
+        ("1.0", "1.0"),
+        ("", "null"),
+        ("true", "true"),
+        ('{"a": [1]}', "'{\"a\":[1]}'"),
+    ],
+)
+def test_a_payload_is_the_same_in_the_command(payload, word):
+    given = {"queue": "q", "name": "n", "spec": "* * * * *"}
+    if payload:
+        given["payload"] = payload
+    for name, line in (("add_job", "jobs add q"), ("add_cron", "crons add n '* * * * *' q")):
+        [action] = [a for room in ROOMS for a in room.actions if a.name == f"jobs.{name}"]
+        assert action.as_command(action.parse(given)) == f"penstock {line} {word}"
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (r'"\u0000"', "/payload: expected text without NUL characters"),
+        (r'{"a": ["\u0000"]}', "/payload/a/0: expected text without NUL characters"),
+        ('{"a": 1, "a": 2}', "an object has a key twice"),
+        ("9" * 19, "/payload: expected an integer of 64 bits"),
+        ("[" * 40 + "]" * 40, "not nested as deep"),
+        ("[" * 30_000, "expected JSON"),
+        ('1, "x": 2', "expected JSON"),
+        ("{bad", "expected JSON"),
+        ("NaN", "expected JSON"),
+    ],
+)
+def test_a_payload_that_the_api_refuses_is_refused_and_in_no_call(payload, why):
+    [action] = [a for room in ROOMS for a in room.actions if a.name == "jobs.add_job"]
+    given = {"queue": "q", "payload": payload}
+    with pytest.raises(FieldsInvalid, match=re.escape(why)):
+        action.parse(given)
+    values = action.sketch(given)
+    assert is_faulty(values)
+    assert action.as_http(values) == ""
+    assert payload in action.as_command(values).replace("'\"'\"'", "'"), "the audit has it as typed"
+
+
+@pytest.mark.parametrize("fault", [{"rate": "fast"}, {"connections": "many"}, {"rate": ""}])
+def test_no_call_is_shown_while_a_field_has_a_fault(fault):
+    [action] = [a for room in ROOMS for a in room.actions if a.name == "fetch-customer"]
+    given = {"customer": "c", "rate": "10/s", "connections": "2"}
+    assert '"connections": 2' in action.as_http(action.sketch(given))
+    assert action.as_http(action.sketch(given | fault)) == ""
+
+
+def test_a_window_may_be_a_part_of_a_second():
+    given = {"limiter": "l", "lane": "a", "starts_max": "7"}
+    for name in ("set_limiter", "set_lane"):
+        [action] = [a for room in ROOMS for a in room.actions if a.name == f"jobs.{name}"]
+        for text, window_s in (("0.5", 0.5), ("60", 60), ("0.001", 0.001), ("2678400", 2678400)):
+            values = action.parse(given | {"window_s": text})
+            assert f" --rate 7/{text}s" in action.as_command(values)
+            call = action.as_http(values)
+            assert msgspec.json.decode(call.partition("\n\n")[2])["window_s"] == window_s
+        for text in ("0", "0.0005", "2678401"):
+            with pytest.raises(FieldsInvalid, match=r"a number from 0\.001 to 2,678,400"):
+                action.parse(given | {"window_s": text})
 
 
 def test_kinds_of_fields():

@@ -69,6 +69,8 @@ async def test_a_catalogue_through_http(client, shop):
         ("POST", "runs/999999/confirm", {}, 404, "fetch.run_unknown"),
         ("GET", "customers/shop/items/none", {}, 404, "fetch.item_unknown"),
         ("PUT", "customers/a%20b", {"json": {"starts_max": 1}}, 422, "invalid_id"),
+        ("PUT", "customers/%2e%2e", {"json": {"starts_max": 1}}, 422, "invalid_id"),
+        ("PUT", "customers/%2e", {"json": {"starts_max": 1}}, 422, "invalid_id"),
         ("PUT", "customers/x", {"json": {"starts_max": 0}}, 422, "fetch.invalid_rate"),
         ("PUT", "customers/x", {"json": {"starts_max": "1"}}, 422, None),
         ("PUT", "customers/x", {"json": {"starts_max": 1, "typo": 1}}, 422, None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.kernel import errors, secrets, trace
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.clock import VirtualClock
-from penstock.kernel.ids import InvalidId, new_uuid7, require_id
+from penstock.kernel.ids import InvalidId, new_uuid7, require_id, require_new_id
 
 
 @pytest.mark.parametrize("value", ["a", "ad:1", "user@shop.example", "A-_.~", "x" * 128])
@@ -27,6 +28,14 @@ def test_ids_that_need_no_escaping_are_valid(value):
 def test_other_ids_are_refused_by_name(value):
     with pytest.raises(InvalidId, match="item "):
         require_id("item", value)
+
+
+@pytest.mark.parametrize("value", [".", ".."])
+def test_what_is_made_is_not_named_as_a_folder(value):
+    with pytest.raises(InvalidId, match=rf"item '{re.escape(value)}' .* use a name"):
+        require_new_id("item", value)
+    assert require_id("item", value) == value, "what is there may be read and removed"
+    assert require_new_id("item", f"{value}a") == f"{value}a"
 
 
 def test_uuid7_is_version_7_and_sorts_by_time():

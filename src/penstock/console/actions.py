@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,6 +20,8 @@ import msgspec
 from penstock.console.model import FieldsInvalid
 from penstock.kernel.errors import FieldProblem
 from penstock.kernel.terminal import is_visible, visible
+from penstock.web.bodies import require_plain
+from penstock.web.model import BodyInvalid, BodyMalformed
 
 TEXT_CHARACTERS_MAX: Final = 64 * 1024
 INT64_MAX: Final = 2**63 - 1
@@ -26,6 +29,18 @@ _DIGITS_MAX: Final = 19
 _PLACE: Final = re.compile(r"\{(\w+)(?:\|(\w+))?\}")
 _FLAG: Final = re.compile(r"(--[\w-]+) ([?!])([\w,]+)")
 _OPTIONAL: Final = re.compile(r" ?\[([^\[\]]*)\]")
+
+
+class Unread(str):
+    """What stands in a field, where it could not be read as the field's kind."""
+
+    __slots__ = ()
+
+
+class Missing(Unread):
+    """The name in capitals of a field that is needed and still empty."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +54,7 @@ class Field:
     hint: str = ""
     options: tuple[tuple[str, str], ...] = ()
     default: str = ""
-    numbers: tuple[int, int] = (-INT64_MAX, INT64_MAX)
+    numbers: tuple[float, float] = (-INT64_MAX, INT64_MAX)
     """Of a number: the least and the most."""
 
     def parse(self, given: str | None) -> Any:
@@ -69,9 +84,12 @@ def _parse_number(field: Field, text: str) -> int:
     return int(text)
 
 
-def _parse_decimal(_: Field, text: str) -> float:
+def _parse_decimal(field: Field, text: str) -> float:
     if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", text) is None:
         raise ValueError("expected a number such as 0.25")
+    least, most = field.numbers
+    if not least <= float(text) <= most:
+        raise ValueError(f"expected a number from {least:,} to {most:,}")
     return float(text)
 
 
@@ -81,11 +99,19 @@ def _parse_select(field: Field, text: str) -> str:
     return text
 
 
-def _parse_json(_: Field, text: str) -> Any:
+def _parse_json(field: Field, text: str) -> Any:
+    body = text.encode()
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+        value = msgspec.json.decode(body)
+        # As the body of the HTTP call holds it, so that the form refuses what the API refuses.
+        require_plain(msgspec.json.encode({field.name: msgspec.Raw(body)}))
+    except BodyInvalid as error:
+        raise ValueError("; ".join(f"{p.pointer}: {p.text}" for p in error.problems)) from error
+    except (BodyMalformed, RecursionError) as error:
+        raise ValueError("expected JSON that is not nested as deep as this") from error
+    except ValueError as error:
         raise ValueError(f"expected JSON: {error}") from error
+    return value
 
 
 _PARSERS: Final[Mapping[str, Callable[[Field, str], Any]]] = {
@@ -120,36 +146,28 @@ class Action:
 
     def parse(self, given: Mapping[str, str]) -> dict[str, Any]:
         """The values of a form. Raises: FieldsInvalid, with every fault."""
-        values: dict[str, Any] = {}
-        problems = []
-        for field in self.fields:
-            try:
-                values[field.name] = field.parse(given.get(field.name, field.default))
-            except ValueError as fault:
-                problems.append(FieldProblem(field.name, "invalid", str(fault)))
+        values, problems = self._read(given)
         if problems:
             lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
             raise FieldsInvalid(f"{self.title}: {lines}", problems=tuple(problems))
         return values
 
-    def is_valid(self, given: Mapping[str, str]) -> bool:
-        """Whether a form would be taken as it stands."""
-        try:
-            self.parse(given)
-        except FieldsInvalid:
-            return False
-        return True
-
     def sketch(self, given: Mapping[str, str]) -> dict[str, Any]:
         """Values for showing: what cannot be read yet stands as it was typed, or as its name in capitals."""
+        return self._read(given)[0]
+
+    def _read(self, given: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldProblem]]:
         values: dict[str, Any] = {}
+        problems = []
         for field in self.fields:
             text = given.get(field.name, field.default)
             try:
                 values[field.name] = field.parse(text)
-            except ValueError:
-                values[field.name] = text or field.name.upper()
-        return values
+            except ValueError as fault:
+                is_typed = bool(text.strip())
+                values[field.name] = Unread(text) if is_typed else Missing(field.name.upper())
+                problems.append(FieldProblem(field.name, "invalid", str(fault)))
+        return values, problems
 
     def described(self, values: Mapping[str, Any]) -> str:
         """The sentence on the form."""
@@ -180,12 +198,15 @@ class Action:
 
     def _typed(self, name: str, values: Mapping[str, Any]) -> str:
         value = values.get(name)
-        if value is None and any(f.name == name and f.kind == "json" for f in self.fields):
-            return "null"
+        is_json = any(f.name == name and f.kind == "json" for f in self.fields)
+        if is_json and not isinstance(value, Unread):
+            return msgspec.json.encode(value).decode()
         return _shown(value)
 
     def as_http(self, values: Mapping[str, Any]) -> str:
-        """The call that does the same, and its body if it has one."""
+        """The call that does the same, and its body if it has one; empty while a field has a fault."""
+        if not is_whole(values):
+            return ""
         place = _PLACE.sub(lambda m: quote(_shown(values.get(m[1])), safe=""), self.path)
         line = f"{self.method} {place}"
         if self.body is None:
@@ -193,8 +214,18 @@ class Action:
         try:
             body = msgspec.json.format(msgspec.json.encode(self.body(dict(values))), indent=2)
         except (TypeError, ValueError, KeyError):
-            return line
+            return ""
         return f"{line}\nContent-Type: application/json\n\n{_seen(body.decode())}"
+
+
+def is_whole(values: Mapping[str, Any]) -> bool:
+    """Whether every field could be read."""
+    return not any(isinstance(value, Unread) for value in values.values())
+
+
+def is_faulty(values: Mapping[str, Any]) -> bool:
+    """Whether something was typed that could not be read; a field that is still empty is no fault yet."""
+    return any(isinstance(v, Unread) and not isinstance(v, Missing) for v in values.values())
 
 
 def quoted(text: str) -> str:
@@ -234,6 +265,8 @@ def _shown(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{Decimal(repr(value)):f}".removesuffix(".0")
     if isinstance(value, dict | list):
         return msgspec.json.encode(value).decode()
     return str(value)

@@ -19,7 +19,7 @@ from penstock.console.live import Seen, Told, Watched
 from penstock.console.model import BODY_BYTES_MAX, PREFIX, LoginNeeded, PageUnknown, csp_reports
 from penstock.console.pages import Pages, require_scope, takes_gzip, url_of
 from penstock.console.screens import ROOMS
-from penstock.console.security import Door, place_of, safe_back, theme_cookie, visitor_of
+from penstock.console.security import WAY_BACK, Door, place_of, safe_back, theme_cookie, visitor_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 from penstock.kernel.streams import ENDLESS
@@ -208,7 +208,7 @@ def _message(told: Told) -> ServerSentEventMessage:
 
 
 def _to_login(request: Asked) -> Response[Any]:
-    back = quote(url_of(request), safe="")
+    back = quote(str(request.scope.get(WAY_BACK) or url_of(request)), safe="")
     place = f"{PREFIX}/login?back={back}"
     if "hx-request" in request.headers:
         return Response(b"", status_code=200, headers={"hx-redirect": place})

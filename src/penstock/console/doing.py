@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
 
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 from litestar.response import Redirect
 
-from penstock.console.actions import Action
+from penstock.console.actions import Action, is_faulty, is_whole
 from penstock.console.model import PREFIX, ActionUnknown, FieldsInvalid
-from penstock.console.pages import Pages, require_scope
-from penstock.console.security import Visitor, new_once, place_of, safe_back
+from penstock.console.pages import Pages, require_scope, url_of
+from penstock.console.security import WAY_BACK, Visitor, new_once, place_of, safe_back
 from penstock.console.seeing import Ask
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 from penstock.kernel.terminal import visible
 
 _log: Final = logger(__name__)
+KEPT_CHARACTERS_MAX: Final = 500
+"""What is longer is not kept through a login: servers and proxies take addresses of a few KB alone."""
 Asked = Request[Any, Any, Any]
 
 
@@ -45,7 +48,7 @@ class Doing:
 
         @get(f"{PREFIX}/do/{{name:str}}/calls")
         async def get_calls(request: Asked, name: FromPath[str]) -> Response[bytes]:
-            visitor = await self._door.visitor(request)
+            visitor = await self._visitor(request, _query(request))
             action = self._action(name)
             require_scope(visitor.caller, action.scope)
             return self._pages.fragment(
@@ -54,8 +57,8 @@ class Doing:
 
         @post(f"{PREFIX}/do/{{name:str}}", status_code=200)
         async def post_action(request: Asked, name: FromPath[str]) -> Response[Any]:
-            visitor = await self._door.visitor(request)
             given = {key: str(value) for key, value in dict(await request.form()).items()}
+            visitor = await self._visitor(request, given)
             action = self._action(name)
             try:
                 self._door.require_own_form(request, visitor, given)
@@ -79,6 +82,11 @@ class Doing:
             return self._back(request, back, tone, text)
 
         return [get_form, get_calls, post_action]
+
+    async def _visitor(self, request: Asked, given: Mapping[str, str]) -> Visitor:
+        """Who looks; whoever has to log in first comes back to the form as it was filled in."""
+        request.scope[WAY_BACK] = _form_url(request, given)  # type: ignore[typeddict-unknown-key]
+        return await self._door.visitor(request)
 
     async def _note(
         self, request: Asked, visitor: Visitor, action: Action, values: dict[str, Any]
@@ -140,7 +148,7 @@ class Doing:
         """What a form says that it will do, as far as it is filled in."""
         values = action.sketch(given)
         preview = ""
-        if action.preview is not None and action.is_valid(given):
+        if action.preview is not None and is_whole(values):
             back = safe_back(given.get("back", ""))
             ask = self._pages.ask(visitor.caller, path=back, params={}, query={})
             try:
@@ -151,7 +159,7 @@ class Doing:
             "action": action,
             "described": action.described(values),
             "preview": preview,
-            "command": action.as_command(values),
+            "command": "" if is_faulty(values) else action.as_command(values),
             "http": action.as_http(values),
         }
 
@@ -173,3 +181,14 @@ class Doing:
 
 def _query(request: Asked) -> dict[str, str]:
     return {key: request.query_params[key] for key in request.query_params}
+
+
+def _form_url(request: Asked, given: Mapping[str, str]) -> str:
+    """The address of a form that was sent, or asked what it would call."""
+    place = urlsplit(url_of(request)).path.removesuffix("/calls")
+    kept = {
+        key: value
+        for key, value in given.items()
+        if key not in ("mark", "once") and len(value) <= KEPT_CHARACTERS_MAX
+    }
+    return f"{place}?{urlencode(kept)}" if kept else place

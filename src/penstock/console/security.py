@@ -45,6 +45,8 @@ TOLD_COOKIE: Final = "penstock_told"
 THEME_COOKIE: Final = "penstock_theme"
 VISITOR: Final = "penstock.console.visitor"
 """The key in an ASGI scope."""
+WAY_BACK: Final = "penstock.console.way_back"
+"""The key in an ASGI scope of where a login leads back to, where that is not what was asked for."""
 THEMES: Final = ("auto", "light", "dark")
 TOLD_BYTES_MAX: Final = 1_500
 SENT_MAX: Final = 10_000
@@ -144,7 +146,7 @@ class Door:
             )
 
     def require_unsent(self, once: str) -> None:
-        """Refuse a copy of a form that was sent already, such as one that `Back` shows. Raises: FormRefused."""
+        """Refuse a form that was sent already, by a double press or sent again by a browser. Raises: FormRefused."""
         once = once[:64]
         if once in self._sent:
             raise FormRefused(

@@ -17,6 +17,7 @@ from uuid import UUID
 from penstock.kernel.errors import InvalidInput
 
 USER_ID: Final = re.compile(r"[A-Za-z0-9._:@~-]{1,128}")
+_FOLDERS: Final = frozenset({".", ".."})
 
 
 class InvalidId(InvalidInput):
@@ -36,6 +37,21 @@ def require_id(what: str, value: str) -> str:
             f"{what} {shown!r} is no valid id: use 1 to 128 of the characters A-Z a-z 0-9 . _ : @ ~ -"
         )
     return value
+
+
+def require_new_id(what: str, value: str) -> str:
+    """The same for a thing that is made: `.` and `..` are folders in an address, which browsers take away.
+
+    What has such a name from before is still found by `require_id`.
+
+    Raises: InvalidId.
+    """
+    if value in _FOLDERS:
+        raise InvalidId(
+            f"{what} {value!r} is no valid id: no address of a page or call could name it, as `.`"
+            " and `..` are folders there; use a name with another character in it"
+        )
+    return require_id(what, value)
 
 
 def new_uuid7() -> UUID:

@@ -14,7 +14,7 @@ from penstock.fetch.model import LIMITER, Customer, CustomerSet
 from penstock.fetch.service.webhooks import Webhooks
 from penstock.fetch.store.sql import SQL
 from penstock.jobs import Jobs
-from penstock.kernel.ids import USER_ID, require_id
+from penstock.kernel.ids import USER_ID, require_new_id
 
 STARTS_MAX_MAX: Final = 1_000_000
 CONNECTIONS_MAX: Final = 1000
@@ -83,7 +83,7 @@ class Customers:
 
 def _judged(customer: str, starts_max: int, window_s: float, *, connections: int) -> Customer:
     """The values of a customer. Raises: InvalidId, InvalidRate."""
-    require_id("customer", customer)
+    require_new_id("customer", customer)
     if not 1 <= starts_max <= STARTS_MAX_MAX or not 0.1 <= window_s <= 86_400:
         raise InvalidRate(
             f"customer {customer!r}: {starts_max} requests in {window_s:g} s: use 1 to"

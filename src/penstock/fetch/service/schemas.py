@@ -10,7 +10,7 @@ from penstock.fetch.intake import Rules
 from penstock.fetch.mappings import Mapping, NamedMapping, require_mapping
 from penstock.fetch.schema_rules import require_category, require_schema
 from penstock.fetch.schemas import CategorySchema, Schema, plain_category
-from penstock.kernel.ids import USER_ID, require_id
+from penstock.kernel.ids import USER_ID, require_new_id
 
 
 class Schemas:
@@ -69,7 +69,7 @@ class Mappings:
 
     async def set(self, name: str, mapping: Mapping) -> NamedMapping:
         """Make or replace a mapping. Raises: InvalidId, InvalidMapping."""
-        require_id("mapping", name)
+        require_new_id("mapping", name)
         require_mapping(mapping)
         return await store.schemas.set_mapping(self._postgres, name, mapping)
 

@@ -11,6 +11,8 @@ from penstock.jobs.model import WEIGHT_MAX, WINDOW_S_MAX
 from penstock.jobs.service.lanes import SLACK_S
 
 WRITE: Final = "jobs:write"
+WINDOW_S_MIN: Final = 0.001
+"""The shortest that the service takes."""
 LIMITER: Final = Field(name="limiter", label="Limiter", kind="fixed")
 LANE: Final = Field(name="lane", label="Lane", kind="fixed")
 LIMITS: Final = (
@@ -25,9 +27,9 @@ LIMITS: Final = (
     Field(
         name="window_s",
         label="Window in seconds",
-        kind="number",
+        kind="decimal",
         required=False,
-        numbers=(1, int(WINDOW_S_MAX)),
+        numbers=(WINDOW_S_MIN, int(WINDOW_S_MAX)),
     ),
     Field(
         name="concurrency",
@@ -94,16 +96,12 @@ async def reset_limiter(ask: Ask, values: dict[str, Any]) -> str:
     return f"limiter {values['limiter']} has the limits again that its code declares"
 
 
-def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, int) or str(value or "").isdecimal() else None
-
-
 def _limits(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: _whole(values.get(name)) for name in ("starts_max", "window_s", "concurrency")}
+    return {name: values.get(name) for name in ("starts_max", "window_s", "concurrency")}
 
 
 def _lane_body(values: dict[str, Any]) -> dict[str, Any]:
-    weight = _whole(values.get("weight"))
+    weight = values.get("weight")
     return {
         **_limits(values),
         "weight": 1 if weight is None else weight,
