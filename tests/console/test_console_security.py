@@ -484,3 +484,15 @@ def test_what_people_spell_their_texts_with_stays_as_it_is():
     text = "12\u00a0000\u202f€, می\u200cخواهم, 👨\u200d👩\u200d👧, 東京\u3000"  # noqa: RUF001 - as people write
     page, _ = live.finish(f"{live.edge}<p>{text}\u202e</p>{live.edge}")
     assert page.decode() == f"<p>{text}\\u202e</p>"
+
+
+async def test_forms_of_limits_are_filled_in_with_the_window_as_it_is(at):
+    for limiter, window_s, text in (("part", 1.5, "1.5"), ("whole", 60, "60")):
+        await at.app.jobs.lanes.set_limiter(limiter, starts_max=7, window_s=window_s)
+        await at.app.jobs.lanes.set(limiter, "a", starts_max=7, window_s=window_s, concurrency=None)
+        for path in ("/console/jobs/lanes", f"/console/jobs/lanes/{limiter}"):
+            page = (await at.client.get(path)).text
+            found = re.findall(
+                rf"do/jobs.set_\w+\?limiter={limiter}&[^\"]*window_s=([^&\"]*)", page
+            )
+            assert set(found) == {text}, path

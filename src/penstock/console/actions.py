@@ -260,13 +260,18 @@ def _is_given(value: Any) -> bool:
     return value is not None and value is not False and value != ""
 
 
+def decimal_text(value: float) -> str:
+    """A number as a person types it: `60`, `0.5`."""
+    return f"{Decimal(repr(value)):f}".removesuffix(".0")
+
+
 def _shown(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return f"{Decimal(repr(value)):f}".removesuffix(".0")
+        return decimal_text(value)
     if isinstance(value, dict | list):
         return msgspec.json.encode(value).decode()
     return str(value)

@@ -23,7 +23,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from penstock.console import shown
-from penstock.console.actions import Action
+from penstock.console.actions import Action, decimal_text
 from penstock.console.model import PREFIX
 from penstock.kernel.terminal import is_visible, visible
 
@@ -66,8 +66,8 @@ def _whole(text: str) -> Markup:
 def _plain(html: str) -> str:
     """HTML whose text hides nothing: what would turn or blank the text around it stands as its number, `\\u202e`.
 
-    Tags, a box that is sent back and a chart's document keep what is stored. A page of 350 KB that holds nothing of
-    the kind: 0.4 ms.
+    Tags, a box that is sent back and a chart's document keep what is stored. A page of 320 KB takes 0.2 ms in ASCII, 2 with other
+    letters, 26 with such a sign in each of 6,000 rows (process time, 2 cores, 2026-11-22).
     """
     if html.isascii() and html.isprintable():
         return html
@@ -228,6 +228,8 @@ def _do_label(action: Action, values: Mapping[str, Any], label: str) -> str:
 def _typed(value: Any) -> Any:
     if isinstance(value, bool):
         return "1" if value else ""
+    if isinstance(value, float):
+        return decimal_text(value)
     return _document(value) if isinstance(value, dict | list) else value
 
 
