@@ -129,8 +129,11 @@ async def test_what_stands_in_the_folder_and_no_put_made_is_no_object(tmp_path):
     await store.put("t/real.bin", b"x")
     (tmp_path / "store" / "t" / ".real.bin.0badf00d").write_bytes(b"draft of a killed put")
     (tmp_path / "store" / "t" / "with space").write_bytes(b"x")
-    (tmp_path / "store" / "t" / "link").symlink_to("/etc")
-    (tmp_path / "store" / "t" / "passwd").symlink_to("/etc/passwd")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "passwd").write_bytes(b"x")
+    (tmp_path / "store" / "t" / "link").symlink_to(outside)
+    (tmp_path / "store" / "t" / "passwd").symlink_to(outside / "passwd")
     os.mkfifo(tmp_path / "store" / "t" / "fifo")
     assert [info.key async for info in store.list("t")] == ["t/real.bin"]
     for key in ("t/passwd", "t/link/passwd", "t/fifo", "t/real.bin/deeper"):
@@ -140,6 +143,7 @@ async def test_what_stands_in_the_folder_and_no_put_made_is_no_object(tmp_path):
             await store.get(key)
     with pytest.raises(BlobsDown):
         await store.put("t/link/owned", b"x")
+    assert [path.name for path in outside.iterdir()] == ["passwd"]
     await store.close()
 
 

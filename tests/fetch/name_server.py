@@ -13,13 +13,15 @@ class NameServer(asyncio.DatagramProtocol):
     """Answers from `records[name]`: addresses, or a name for a CNAME; counts the questions.
 
     `turns[name]` are the answers of one look after the other, the last of them for good; names of
-    `silent` are not answered before `speak`.
+    `silent` are not answered before `speak`; `lost[name]` questions are dropped, `broken[name]` fail (SERVFAIL).
     """
 
     def __init__(self) -> None:
         self.records: dict[str, list[str]] = {}
         self.turns: dict[str, list[list[str]]] = {}
         self.silent: set[str] = set()
+        self.lost: dict[str, int] = {}
+        self.broken: dict[str, int] = {}
         self.unanswered: list[tuple[bytes, tuple[str, int]]] = []
         self.asked: list[str] = []
         self.port = 0
@@ -33,6 +35,14 @@ class NameServer(asyncio.DatagramProtocol):
         self.asked.append(name)
         if name in self.silent:
             self.unanswered.append((data, peer))
+            return
+        if self.lost.get(name):
+            self.lost[name] -= 1
+            return
+        if self.broken.get(name):
+            self.broken[name] -= 1
+            head = data[:2] + struct.pack(">HHHHH", 0x8182, 1, 0, 0, 0)
+            self.transport.sendto(head + data[12 : end + 4], peer)
             return
         (kind,) = struct.unpack_from(">H", data, end)
         if kind == A and self.turns.get(name):

@@ -118,3 +118,32 @@ async def test_one_question_serves_all_who_wait_and_no_such_name_is_dns(names, o
         assert none.outcome == "failed:dns"
     finally:
         await opened.close()
+
+
+async def test_questions_lost_on_the_way_are_repeated_until_the_name_is_judged(names, canary):
+    """The server was quick before, so c-ares waits a quarter of a second alone for each reply."""
+    quick = {f"quick{n}.example": ["127.0.0.1"] for n in range(8)}
+    names.records = {**quick, "shop.example": ["127.0.0.1"]}
+    names.lost = {"shop.example": 6}
+    public = downloader(names, canary.port)
+    try:
+        for name in [*quick, "shop.example"]:
+            found = await public.download(f"http://{name}:{canary.port}/a.jpg")
+            assert found.outcome == "refused:forbidden_address", found.text
+        assert names.lost == {"shop.example": 0}
+    finally:
+        await public.close()
+
+
+async def test_a_name_server_that_failed_is_asked_again_by_the_next_attempt(names, canary):
+    names.records = {"shop.example": ["127.0.0.1"]}
+    names.broken = {"shop.example": 100}
+    public = downloader(names, canary.port)
+    try:
+        found = await public.download(f"http://shop.example:{canary.port}/a.jpg")
+        assert found.outcome == "failed:dns", found.text
+        names.broken = {}
+        found = await public.download(f"http://shop.example:{canary.port}/a.jpg")
+        assert found.outcome == "refused:forbidden_address", found.text
+    finally:
+        await public.close()

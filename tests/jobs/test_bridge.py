@@ -229,17 +229,19 @@ def test_a_task_without_an_app_says_so():
 @pytest.mark.slow
 async def test_a_forked_child_has_a_bridge_of_its_own(script, sql):
     out = await asyncio.to_thread(script, """
-print(mail.sync.enqueue(to="parent"), flush=True)
+def show(job):
+    os.write(1, f"{job}\\n".encode())  # one write: lines of several processes stay whole
+show(mail.sync.enqueue(to="parent"))
 pids = []
 for _ in range(3):
     pid = os.fork()
     if pid == 0:
-        print(mail.sync.enqueue(to="child"), flush=True)
+        show(mail.sync.enqueue(to="child"))
         sys.exit(0)
     pids.append(pid)
-print(mail.sync.enqueue(to="parent"), flush=True)
+show(mail.sync.enqueue(to="parent"))
 assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
-print(mail.sync.enqueue(to="parent"), flush=True)
+show(mail.sync.enqueue(to="parent"))
 """)  # fmt: skip
     assert len(set(out)) == 6
     assert len(await sql("SELECT 1 FROM penstock.job_ready")) == 6

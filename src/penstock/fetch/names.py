@@ -1,8 +1,9 @@
 """Names to addresses, outside libcurl: its wheel resolves in 20 threads a process.
 
 With 43 hanging names those threads cut fast downloads from 3,000/s to 17/s; c-ares through aiodns stayed
-at 3,100/s (measured, 2 cores). One question a name is under way at a time and shared by its waiters;
-answers and refusals are kept for seconds only, because a pinned address that moved is a broken photo.
+at 3,100/s (measured, 2 cores). Lookups of one name are single-flight. Answers, "no such name" among them,
+are cached for seconds only, because a pinned address that moved is a broken photo. A name server that
+fails is not cached: the next attempt of the photo asks it again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from penstock.fetch.guard import Address
 
 KEPT_S: Final = 30.0
 FAILURE_KEPT_S: Final = 10.0
+ANSWER_MAX_S: Final = 6.0
+"""Time for one lookup, all questions of it together."""
+QUESTIONS_MAX: Final = 5
+"""c-ares waits as little as 0.25 s for the reply of a server that was quick before, twice as long each further time."""
 NAMES_MAX: Final = 20_000
 _NO_SUCH_NAME: Final = frozenset({1, 4})  # ARES_ENODATA, ARES_ENOTFOUND
 
@@ -59,18 +64,20 @@ class Names:
 
     async def _ask(self, name: str) -> _Kept:
         if self._resolver is None:
-            self._resolver = aiodns.DNSResolver(self._servers, timeout=3.0, tries=2)
+            self._resolver = aiodns.DNSResolver(self._servers, timeout=3.0, tries=QUESTIONS_MAX)
         now_s = time.monotonic()
         try:
-            answer = await self._resolver.getaddrinfo(
-                name, family=socket.AF_UNSPEC, type=socket.SOCK_STREAM
-            )
+            async with asyncio.timeout(ANSWER_MAX_S):
+                answer = await self._resolver.getaddrinfo(
+                    name, family=socket.AF_UNSPEC, type=socket.SOCK_STREAM
+                )
+        except TimeoutError:
+            return _Kept(0.0, (), f"the name server did not answer within {ANSWER_MAX_S:.0f} s")
         except aiodns.error.DNSError as error:
             number, text = (*error.args, "", "")[:2]
-            reason = (
-                "no such name" if number in _NO_SUCH_NAME else f"the name server failed: {text}"
-            )
-            kept = _Kept(now_s + FAILURE_KEPT_S, (), reason)
+            if number not in _NO_SUCH_NAME:
+                return _Kept(0.0, (), f"the name server failed: {text}")
+            kept = _Kept(now_s + FAILURE_KEPT_S, (), "no such name")
         else:
             found = {ipaddress.ip_address(_text(node.addr[0])) for node in answer.nodes}
             ordered = tuple(sorted(found, key=lambda a: (a.version, int(a))))

@@ -80,13 +80,28 @@ class Agent:
                 host.on_ready = self.on_ready
                 await host.run(stop)
                 keeping.cancel()
-        except* PenstockError as group_of:
-            raise group_of.exceptions[0] from None
+        except ExceptionGroup as group_of:
+            raise _first_expected(group_of) from None
         finally:
             # What handlers detached from their slots: this process inherited it.
             if left := end_children(CHILDREN_END_S):
                 _log.error("children_not_gone", pids=left)
         succession.release()
+
+
+def _first_expected(group: ExceptionGroup[Exception]) -> Exception:
+    """The first error with a code in `group`, or `group` itself where another error is among them.
+
+    `except*` is no alternative: what is raised inside it leaves wrapped in a new group on Python 3.11.2.
+    """
+    expected, unexpected = group.split(PenstockError)
+    if expected is None or unexpected is not None:
+        return group
+    first: BaseException = expected
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    assert isinstance(first, Exception), "split by an Exception class"
+    return first
 
 
 async def _return_leases(app: Opened, succession: Succession) -> None:
