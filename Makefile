@@ -1,11 +1,16 @@
 # Two commands do all the set-up: `make demo` and `make test`. `make` alone shows this help.
 PYTHON ?= python3
-BIN := .venv/bin
-SET_UP := .venv/.set-up
+VENV ?= .venv
+BIN := $(VENV)/bin
+SET_UP := $(VENV)/.set-up
+SHORT := tests/kernel tests/engines tests/cli tests/web tests/testing tests/promises/test_agent_survives.py \
+  tests/jobs/test_agent.py tests/jobs/test_bridge.py tests/jobs/test_zygote.py tests/jobs/test_halving.py \
+  tests/fetch/test_decoding.py tests/fetch/test_download.py tests/fetch/test_names.py tests/views/test_views_counting.py \
+  tests/feed/test_feed_pages.py tests/media/test_node_processes.py tests/media/test_media_serving.py
 PEERS_SET_UP := .venv-bench/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types layers soak bench lock reference docs screenshots clean
+.PHONY: help demo test short check format lint types layers soak bench lock reference docs screenshots clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,6 +20,9 @@ demo: $(SET_UP) ## Run the demo site until Ctrl-C (SECONDS=20: end by itself, wi
 
 test: $(SET_UP) ## Run the tests on real engines
 	$(BIN)/python -m pytest
+
+short: $(SET_UP) ## Run what another Python could break, in some minutes (PYTHON=python3.13 VENV=.venv-short)
+	$(BIN)/python -m pytest $(SHORT)
 
 check: lint types layers test ## Format, lint, types, layers and tests: what must be green before a commit
 
@@ -28,7 +36,8 @@ types: $(SET_UP) ## Check types, strictly
 layers: $(SET_UP) ## Check who imports whom
 	$(BIN)/lint-imports
 
-soak: $(SET_UP) ## Run the slower fault tests, then three times ten minutes of churn (CHURN_S=60: shorter)
+soak: $(SET_UP) ## Run all tests as this user (root too), the slower fault tests, three times ten minutes of churn (CHURN_S=60: shorter)
+	$(BIN)/python -m pytest
 	$(BIN)/python -m pytest -m soak --timeout 3600
 	$(BIN)/python -m bench jobs --only churn --churn-s $(or $(CHURN_S),600)
 
@@ -57,11 +66,11 @@ lock: ## Resolve requirements.lock anew (hashes, no index in it)
 	  --no-emit-index-url --no-header --no-annotate --all-extras --upgrade pyproject.toml -o requirements.lock
 
 clean: ## Remove the environment, the caches and the demo's data folder
-	rm -rf .venv .venv-lock .venv-bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build demo-data
+	rm -rf .venv .venv-lock .venv-bench .venv-short .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build demo-data
 
 $(SET_UP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": name a newer one with make PYTHON=python3.x")'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 	touch $(SET_UP)

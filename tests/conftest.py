@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import Iterator
 from compileall import compile_dir
@@ -15,6 +15,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 import penstock
+import run_cleanup
 from own_cluster import own_cluster
 from penstock.app import PACKAGES
 from penstock.engines import Engines
@@ -30,9 +31,10 @@ settings.load_profile("patient")
 
 
 def pytest_configure(config):
-    """Compile Penstock once: where nothing may be written, each process of a test did so, a third of its start."""
+    """Compile Penstock once, since a process that may not write there compiles it at each start; watch over the run."""
     if not hasattr(config, "workerinput"):
         compile_dir(Path(penstock.__file__).parent, quiet=2, workers=0)
+        config.pluginmanager.register(run_cleanup.start())
 
 
 @pytest.fixture(autouse=True)
@@ -42,16 +44,12 @@ def _logs_as_before():
     structlog.reset_defaults()
 
 
-MEMORY = Path("/dev/shm")
-MEMORY_BYTES = 4 << 30
-"""Free memory below which the engines' folder stays on the disk."""
-
-
 @contextmanager
 def engines_folder() -> Iterator[Path]:
     """A folder for the engines, in memory where there is plenty: a database a test costs a third there."""
-    plenty = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES
-    with tempfile.TemporaryDirectory(prefix="ps-", dir=MEMORY if plenty else None) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="ps-", dir=os.environ[run_cleanup.MEMORY_VARIABLE]
+    ) as folder:
         yield Path(folder)
 
 
