@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from penstock.media.store.shared import memory_folders
 
 RUN_VARIABLE = "TEST_RUN"
 MEMORY_VARIABLE = "TEST_RUN_MEMORY"
@@ -66,10 +69,16 @@ def start() -> RunCleanup:
     )
 
 
-def clean(run: str, folders: list[Path]) -> None:
-    """Kill the run's processes and remove its folders, until none of them is left."""
+def clean(run: str, folders: list[Path], memory: set[Path]) -> None:
+    """Kill the run's processes and remove its folders and shared memory, until none of them is left."""
     for _ in range(ATTEMPTS_MAX):
-        if not kill_processes(run, folders):
+        pids = kill_processes(run, folders, memory)
+        for path in [] if pids else memory:
+            path.unlink(missing_ok=True)
+        if not pids:
+            for node_memory, node in memory_folders().items():
+                if any(node.is_relative_to(folder) for folder in folders):
+                    shutil.rmtree(node_memory, ignore_errors=True)
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             if not any(folder.exists() for folder in folders):
@@ -77,9 +86,16 @@ def clean(run: str, folders: list[Path]) -> None:
         time.sleep(POLL_S)
 
 
-def kill_processes(run: str, folders: list[Path]) -> int:
-    """Kill the processes of the run but for its controller. Return how many there were."""
+def kill_processes(run: str, folders: list[Path], memory: set[Path]) -> int:
+    """Kill the processes of the run but for its controller. Return how many there were.
+
+    The shared memory of a stock PostgreSQL, which only the server itself removes, is added to `memory`.
+    """
     pids = _processes(run, folders)
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            memory.update(map(Path, re.findall(r"/dev/shm/PostgreSQL\.\d+", maps)))
     for pid in pids:
         _kill(pid)
     return len(pids)
@@ -112,6 +128,7 @@ def main(arguments: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folders = [Path(name) for name in names]
+    memory: set[Path] = set()
     late_s = math.inf
     while os.getppid() == int(controller):
         received = signal.sigtimedwait(signals, POLL_S)
@@ -120,10 +137,10 @@ def main(arguments: list[str]) -> None:
         if received is not None:
             late_s = min(late_s, time.monotonic() + ENDING_S)
         if time.monotonic() > late_s:
-            kill_processes(run, folders)
+            kill_processes(run, folders, memory)
         if time.monotonic() > late_s + CONTROLLER_S:
             _kill(int(controller))
-    clean(run, folders)
+    clean(run, folders, memory)
 
 
 if __name__ == "__main__":

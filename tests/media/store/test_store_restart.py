@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 
 import pytest
@@ -23,7 +24,7 @@ from penstock.kernel.metrics import REGISTRY
 from penstock.media.model import DiskConfig
 from penstock.media.store import Frame
 from penstock.media.store.errors import FillerAway, SharedMemoryLost
-from penstock.media.store.shared import shared_folders
+from penstock.media.store.shared import open_shared, remove_shared, shared_folders
 
 
 def sums() -> float:
@@ -101,6 +102,19 @@ async def test_the_shared_memory_goes_with_the_node(tmp_path, blobs):
         folder = shared_folders(node.run)[0]
         assert (folder / "board").exists()
     assert folder == node.run or not folder.exists()
+
+
+async def test_the_memory_of_a_killed_node_whose_folder_was_deleted_is_removed(tmp_path, blobs):
+    runs = [tmp_path / "deleted" / "run", tmp_path / "stopped" / "run"]
+    for run in runs:
+        run.mkdir(parents=True)
+        open_shared(run, "board", 4096)[1].close()
+    deleted, stopped = (shared_folders(run)[0] for run in runs)
+    shutil.rmtree(runs[0].parent)
+    async with store_node(tmp_path, blobs):
+        assert not deleted.exists()
+        assert stopped.exists()
+    remove_shared(runs[1])
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from penstock.media.store.layout import Digests
 from penstock.media.store.manifest import read_manifest, remove_manifest
 from penstock.media.store.origin import Origin
 from penstock.media.store.scrub import scrub
-from penstock.media.store.shared import has_shared, remove_shared
+from penstock.media.store.shared import has_shared, remove_abandoned, remove_shared
 from penstock.media.store.turns import BOARD_BYTES, FillerTurns
 from penstock.media.store.wire import (
     SOCKET_NAME,
@@ -82,6 +82,7 @@ class Filler:
         self._run = run
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _take_lock(run)
+        remove_abandoned()
         try:
             _require_board(run, boot)
             self._turns = FillerTurns(run)

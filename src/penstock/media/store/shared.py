@@ -2,7 +2,8 @@
 
 In /dev/shm, since a page of a mapped file that its disk cannot read back is a SIGBUS, not an error; and every page is
 allocated when the file is made, since a full /dev/shm (64 MB in many containers) is a SIGBUS later, too. Where it has
-no room the file is made in the node's run folder.
+no room the file is made in the node's run folder. Each folder there names its run folder in RUN_FILE, so memory of a node
+that was killed and whose folder was deleted is found and removed.
 
 The names follow from the run folder, so a filler that was killed finds the memory that its workers go on using. A file is
 never replaced under a worker that may have it open: it is emptied in place.
@@ -10,6 +11,7 @@ never replaced under a worker that may have it open: it is emptied in place.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import mmap
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own in it, mode 0700
+RUN_FILE: Final = "run"
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EPERM, errno.EACCES})
 
 
@@ -41,7 +44,7 @@ def open_shared(run: Path, name: str, size_bytes: int) -> tuple[Path, mmap.mmap]
         _empty(path)
     for folder in folders:
         try:
-            return folder / name, _make(folder, name, size_bytes)
+            return folder / name, _make(folder, name, size_bytes, run)
         except OSError as error:
             if error.errno not in _NO_ROOM or folder == folders[-1]:
                 raise
@@ -66,11 +69,25 @@ def map_shared(path: Path) -> tuple[mmap.mmap, str]:
 def remove_shared(run: Path) -> None:
     """Take the node's shared files away, at the end of its last process."""
     folder = shared_folders(run)[0]
-    if folder == run or not folder.is_dir():
-        return
-    for path in folder.iterdir():
-        path.unlink(missing_ok=True)
-    folder.rmdir()
+    if folder != run and folder.is_dir():
+        _remove(folder)
+
+
+def memory_folders() -> dict[Path, Path]:
+    """This user's folders of shared memory, each with its run folder."""
+    found = {}
+    for folder in _MEMORY.glob(f"penstock-{os.getuid()}-*"):
+        with contextlib.suppress(OSError):
+            found[folder] = Path(os.fsdecode((folder / RUN_FILE).read_bytes()))
+    return found
+
+
+def remove_abandoned() -> None:
+    """Remove the shared memory of nodes whose run folder was deleted."""
+    for folder, run in memory_folders().items():
+        if not run.exists():
+            with contextlib.suppress(FileNotFoundError):  # another node removes it, too
+                _remove(folder)
 
 
 def identity_of(file: int | Path) -> str:
@@ -79,10 +96,18 @@ def identity_of(file: int | Path) -> str:
     return f"{seen.st_dev}:{seen.st_ino}:{seen.st_rdev}"
 
 
-def _make(folder: Path, name: str, size_bytes: int) -> mmap.mmap:
+def _remove(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def _make(folder: Path, name: str, size_bytes: int, run: Path) -> mmap.mmap:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(errno.EPERM, "a folder of another user's", str(folder))
+    if folder != run:
+        (folder / RUN_FILE).write_bytes(bytes(run.resolve()))
     draft = folder / f"{name}.{os.getpid()}.draft"
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
