@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from penstock.media.store.shared import memory_folders
+from penstock.testing.processes import wait_until
 
 RUN_VARIABLE = "TEST_RUN"
 MEMORY_VARIABLE = "TEST_RUN_MEMORY"
@@ -34,7 +35,6 @@ ENDING_S = 4.0
 CONTROLLER_S = 2.0
 """Time for its controller to end after them."""
 POLL_S = 0.1
-ATTEMPTS_MAX = 300
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,21 @@ def start() -> RunCleanup:
 
 def clean(run: str, folders: list[Path], memory: set[Path]) -> None:
     """Kill the run's processes and remove its folders and shared memory, until none of them is left."""
-    for _ in range(ATTEMPTS_MAX):
+
+    def is_clean() -> bool:
         pids = kill_processes(run, folders, memory)
-        for path in [] if pids else memory:
+        if pids:
+            return False
+        for path in memory:
             path.unlink(missing_ok=True)
-        if not pids:
-            for node_memory, node in memory_folders().items():
-                if any(node.is_relative_to(folder) for folder in folders):
-                    shutil.rmtree(node_memory, ignore_errors=True)
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
-            if not any(folder.exists() for folder in folders):
-                return
-        time.sleep(POLL_S)
+        for node_memory, node in memory_folders().items():
+            if any(node.is_relative_to(folder) for folder in folders):
+                shutil.rmtree(node_memory, ignore_errors=True)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        return not any(folder.exists() for folder in folders)
+
+    wait_until(is_clean, what="no process and no folder of the run")
 
 
 def kill_processes(run: str, folders: list[Path], memory: set[Path]) -> int:
