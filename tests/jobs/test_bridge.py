@@ -229,6 +229,9 @@ def test_a_task_without_an_app_says_so():
 @pytest.mark.slow
 async def test_a_forked_child_has_a_bridge_of_its_own(script, sql):
     out = await asyncio.to_thread(script, """
+import warnings
+# Python 3.12 and newer warn of every fork beside a thread; the bridge is what makes this one safe.
+warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
 def show(job):
     os.write(1, f"{job}\\n".encode())  # one write: lines of several processes stay whole
 show(mail.sync.enqueue(to="parent"))
