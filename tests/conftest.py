@@ -53,6 +53,13 @@ def engines_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture
+def servers_folder():
+    """A folder for servers of this test's own."""
+    with engines_folder() as folder:
+        yield folder
+
+
 @pytest.fixture(scope="session")
 async def running_engines():
     """The embedded engines of this run."""

@@ -5,7 +5,8 @@
 of 4 s and a statement timeout of 5 s (Warehouse's figures): a migration that would block the site
 fails instead, and is tried again. One advisory lock keeps two migrators apart. The checksum of each
 applied file is kept: an edited one is refused. A file may say `-- oldest-code: 0.3.0`; code older than
-the greatest of these refuses to start.
+the greatest of these refuses to start. Each migration ends with `set_planner_settings`, the one place of
+planner settings that every function shares (docs/decisions/0021).
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ async def apply_migrations(
                         await session.run(SQL.set_lock_timeout)
                         await session.run(SQL.set_statement_timeout)
                         await session.connection.execute(migration.text, timeout=MIGRATORS_WAIT_S)
+                        await session.run(SQL.set_planner_settings)
                         await session.run(
                             SQL.record_migration,
                             room=migration.room,

@@ -43,3 +43,18 @@ SET LOCAL lock_timeout = '4s';
 -- name: set_statement_timeout
 -- A migration's statement runs at most this long.
 SET LOCAL statement_timeout = '5s';
+
+-- name: set_planner_settings
+-- Run every function of the schema without JIT compilation, whatever the server's, role's or connection's setting is.
+DO $$
+DECLARE
+    v_function regprocedure;
+BEGIN
+    FOR v_function IN
+        SELECT p.oid FROM pg_catalog.pg_proc p
+        WHERE p.pronamespace = 'penstock'::regnamespace AND p.prokind = 'f'
+            AND NOT coalesce('jit=off' = ANY (p.proconfig), false)
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET jit = off', v_function);
+    END LOOP;
+END $$;

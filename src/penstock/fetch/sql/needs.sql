@@ -76,12 +76,13 @@ SELECT :run_id::bigint, 'known', photos - needs - counted FROM (
 WHERE photos - needs - counted > 0;
 
 -- name: avoid_nested_loops
--- Links that failed minutes ago are in no statistics yet: a nested loop over them takes hours.
-SET LOCAL enable_nestloop = off;
+-- Links that failed minutes ago are in no statistics yet: a nested loop over them takes hours. Before PostgreSQL 18 a
+-- loop that cannot be avoided then costs so much that the statement would be compiled (JIT) each time.
+SELECT set_config('enable_nestloop', 'off', true), set_config('jit', 'off', true);
 
 -- name: allow_nested_loops
--- Back to what is usual, for the rest of the transaction.
-SET LOCAL enable_nestloop = on;
+-- Restore the usual planner settings for the rest of the transaction; JIT stays off.
+SELECT set_config('enable_nestloop', 'on', true);
 
 -- name: note_retries
 -- Unchanged items: failed links that are due are asked again, the others counted as waiting; those whose link got another
