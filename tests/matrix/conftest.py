@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from own_postgres import OwnPostgres, missing_server
 from rooms import Rooms, photo_host
+
+from own_postgres import OwnPostgres, missing_server
 
 
 @pytest.fixture

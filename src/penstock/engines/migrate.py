@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
+from penstock.engines.pooler import require_sessions
 from penstock.engines.postgres import Postgres, SchemaBehind, Tx, translated_errors
 from penstock.engines.sql import load_queries
 from penstock.kernel.errors import Conflict, Corrupt
@@ -92,8 +93,9 @@ async def apply_migrations(
 ) -> list[Migration]:
     """Apply what is missing of `phases`; return what was applied. Safe to call from many processes.
 
-    Raises: MigrationEdited; PostgresBusy where a lock could not be had in 4 s (nothing is half done).
+    Raises: MigrationEdited, PostgresPooled; PostgresBusy where a lock could not be had in 4 s (nothing is half done).
     """
+    await require_sessions(postgres)
     applied: list[Migration] = []
     async with postgres.session() as session:
         await session.allow_long_statements(MIGRATORS_WAIT_S)
@@ -123,7 +125,8 @@ async def apply_migrations(
 
 
 async def check_schema(postgres: Postgres, packages: tuple[str, ...], *, version: str) -> None:
-    """Refuse a database that this code cannot run on. Raises: SchemaBehind, SchemaAhead."""
+    """Refuse a database that this code cannot run on. Raises: SchemaBehind, SchemaAhead, PostgresPooled."""
+    await require_sessions(postgres)
     async with postgres.session() as session:
         missing = [
             m for m in await _missing(session, find_migrations(packages)) if m.phase == "pre"

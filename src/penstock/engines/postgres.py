@@ -44,6 +44,10 @@ _BUSY: Final = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
 )
+_ELSEWHERE: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+"""A prepared statement is on another server connection than the one that runs it now."""
+_UNTRACKED: Final = "unsupported startup parameter"
+"""How PgBouncer refuses a setting of a new connection; its other faults have the same SQLSTATE."""
 _MISSING: Final = (
     asyncpg.UndefinedTableError,
     asyncpg.UndefinedFunctionError,
@@ -68,6 +72,12 @@ class PostgresRefused(PostgresDown):
     """PostgreSQL answers and does not let us in: a wrong user, password or database in the URL."""
 
     code = "postgres.refused"
+
+
+class PostgresPooled(Conflict):
+    """The URL leads to a pooler in transaction mode, which offers no LISTEN, session locks or prepared statements."""
+
+    code = "postgres.pooled"
 
 
 class PostgresBusy(Unavailable):
@@ -99,6 +109,12 @@ class PostgresConfig:
     url: str | None = setting(
         None,
         "Where PostgreSQL answers; unset: the embedded one in the data folder.",
+        parse_url("postgresql", "postgres"),
+        secret=True,
+    )
+    direct_url: str | None = setting(
+        None,
+        "The server itself, where `url` leads to a pooler in transaction mode; for LISTEN and locks of sessions.",
         parse_url("postgresql", "postgres"),
         secret=True,
     )
@@ -268,8 +284,8 @@ class Postgres(_Statements):
     """
 
     def __init__(self, url: str, config: PostgresConfig) -> None:
-        self._url = url
-        self._server = server_of(url, port=5432, socket=".s.PGSQL.5432")
+        self._url, self._direct_url = url, config.direct_url or url
+        self._server, self._direct_server = map(_server_of, (url, self._direct_url))
         self._config = config
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
@@ -297,6 +313,14 @@ class Postgres(_Statements):
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Tx]:
         """One connection without a transaction, for session locks and long reads."""
+        if self._config.direct_url is not None:
+            connection = await self.connect_alone()
+            try:
+                with translated_errors(self._direct_server):
+                    yield Tx(connection)
+            finally:
+                connection.terminate()
+            return
         async with self._connection() as connection:
             try:
                 yield Tx(connection)
@@ -304,10 +328,13 @@ class Postgres(_Statements):
                 if not connection.is_closed():
                     await connection.reset()
 
-    async def connect_alone(self) -> Any:
-        """A connection outside the pool, for LISTEN; the caller closes it. Raises: PostgresDown."""
-        with translated_errors(self._server):
-            return await asyncpg.connect(self._url, **self._options())
+    async def connect_alone(self, **options: Any) -> Any:
+        """Open a connection outside the pool, to the server itself, for LISTEN; the caller closes it.
+
+        `options` are the driver's. Raises: PostgresDown.
+        """
+        with translated_errors(self._direct_server):
+            return await asyncpg.connect(self._direct_url, **self._options(), **options)
 
     def _options(self) -> dict[str, Any]:
         timeout_ms = str(int(self._config.statement_timeout_s * 1000))
@@ -317,6 +344,13 @@ class Postgres(_Statements):
             "command_timeout": self._config.statement_timeout_s + ANSWER_GRACE_S,
             "server_settings": {"application_name": "penstock", "statement_timeout": timeout_ms},
         }
+
+    def _pool_options(self) -> dict[str, Any]:
+        """As `_options`, without what a pooler in transaction mode cannot keep from one statement to the next."""
+        if self._config.direct_url is None:
+            return self._options()
+        settings = {"application_name": "penstock"}
+        return {**self._options(), "server_settings": settings, "statement_cache_size": 0}
 
     def _longest_wait_s(self) -> float:
         """For a connection: another caller's statement ends within its own bounds, and then one is opened at worst."""
@@ -339,7 +373,7 @@ class Postgres(_Statements):
                     max_size=max(1, self._config.connections_max),
                     max_inactive_connection_lifetime=60,
                     reset=_reset,
-                    **self._options(),
+                    **self._pool_options(),
                 )
             return pool
 
@@ -359,6 +393,10 @@ class Postgres(_Statements):
                 await pool.opened.release(connection)
                 raise
             await pool.put(connection)
+
+
+def _server_of(url: str) -> str:
+    return server_of(url, port=5432, socket=".s.PGSQL.5432")
 
 
 def _is_fit(connection: Any) -> bool:
@@ -429,9 +467,22 @@ def translated_errors(server: str = "") -> Iterator[None]:
             " database in postgres.url (PENSTOCK_POSTGRES_URL)",
             retry_after_s=5,
         ) from error
+    except _ELSEWHERE as error:
+        raise pooled(at) from error
     except _DOWN as error:
+        if _UNTRACKED in str(error):
+            raise pooled(at) from error
         raise PostgresDown(
             f"PostgreSQL{at} does not answer ({type(error).__name__}): check that it runs with"
             " `penstock doctor`, then try again",
             retry_after_s=2,
         ) from error
+
+
+def pooled(at: str) -> PostgresPooled:
+    """Return the error for a pooler that keeps no sessions; `at` is empty or ` at SERVER`."""
+    return PostgresPooled(
+        f"PostgreSQL{at} is behind a pooler that keeps no sessions: set postgres.direct_url"
+        " (PENSTOCK_POSTGRES_DIRECT_URL) to the server itself; or use the pooler's session mode, with"
+        " ignore_startup_parameters = statement_timeout"
+    )

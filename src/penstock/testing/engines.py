@@ -58,7 +58,18 @@ async def engines_for_tests(
 ) -> AsyncIterator[EnginesForTests]:
     """Start the embedded engines in `folder` and make the template of `packages`."""
     embedded = EmbeddedEngines(folder, durable=False)
-    endpoints = await embedded.start()
+    try:
+        async with template_on(await embedded.start(), packages) as engines:
+            yield engines
+    finally:
+        await embedded.stop()
+
+
+@asynccontextmanager
+async def template_on(
+    endpoints: Endpoints, packages: tuple[str, ...]
+) -> AsyncIterator[EnginesForTests]:
+    """Make the template of `packages` on engines that run."""
     admin = Postgres(endpoints.postgres_url, PostgresConfig())
     try:
         engines = EnginesForTests(endpoints, admin)
@@ -69,4 +80,3 @@ async def engines_for_tests(
         yield engines
     finally:
         await admin.close()
-        await embedded.stop()

@@ -22,7 +22,7 @@ local UNPACK_MAX, NOTED_BUCKETS_MAX = 7000, 512
 local known_run
 
 local function run_of_server()
-  known_run = known_run or string.match(server.call('INFO', 'server'), 'run_id:(%w+)')
+  known_run = known_run or string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
   return known_run
 end
 
@@ -65,7 +65,7 @@ end
 -- Call a command with any number of words after its key.
 local function call_many(command, key, words)
   for first = 1, #words, UNPACK_MAX do
-    server.call(command, key, unpack(words, first, math.min(#words, first + UNPACK_MAX - 1)))
+    redis.call(command, key, unpack(words, first, math.min(#words, first + UNPACK_MAX - 1)))
   end
 end
 
@@ -74,7 +74,7 @@ end
 local function add_older(found, key, author, top, tie, need, top_text, low_text)
   local offset, left = 0, need
   while left > 0 do
-    local rows = server.call('ZRANGE', key, top_text, low_text, 'BYSCORE', 'REV', 'LIMIT', offset, left, 'WITHSCORES')
+    local rows = redis.call('ZRANGE', key, top_text, low_text, 'BYSCORE', 'REV', 'LIMIT', offset, left, 'WITHSCORES')
     offset = offset + left
     local asked = left
     for i = 1, #rows, 2 do
@@ -131,13 +131,13 @@ local function page_of_buckets(base, follows, count, top, tie, low, fine, need)
     local width = width_of(level)
     local bucket = math.floor(top / width)
     local key = base .. 'b:' .. level .. ':' .. text_of(bucket)
-    local met = server.call('SINTERCARD', 2, follows, key, 'LIMIT', cap + 1)
+    local met = redis.call('SINTERCARD', 2, follows, key, 'LIMIT', cap + 1)
     if met > cap and level > lowest then
       level = level - 1
     else
       local start, part = math.max(bucket * width, low), {}
       if met > 0 then
-        part = newest_of(base, server.call('SINTER', follows, key), top, tie, start, need - #found)
+        part = newest_of(base, redis.call('SINTER', follows, key), top, tie, start, need - #found)
         for i = 1, math.min(#part, need - #found) do
           found[#found + 1] = part[i]
         end
@@ -153,7 +153,7 @@ end
 
 -- Up to where a page is to go on in PostgreSQL; 0: no followed author has a post below the floor. A full page needs not know.
 local function floor_to_tell(base, follows, floor, is_full)
-  if floor == 0 or is_full or server.call('SINTERCARD', 2, follows, base .. 'o', 'LIMIT', 1) > 0 then
+  if floor == 0 or is_full or redis.call('SINTERCARD', 2, follows, base .. 'o', 'LIMIT', 1) > 0 then
     return text_of(floor)
   end
   return '0'
@@ -165,7 +165,7 @@ end
 -- then id, score and author of each, newest first. Costs a few calls a bucket, and one or two for each author found in it: a page
 -- has about so many, however many are followed.
 local function page(keys, args)
-  local meta = server.call('HMGET', keys[2], 'state', 'newest', 'oldest', 'floor', 'fine', 'run')
+  local meta = redis.call('HMGET', keys[2], 'state', 'newest', 'oldest', 'floor', 'fine', 'run')
   if meta[1] ~= 'ready' or meta[6] ~= run_of_server() then
     return false
   end
@@ -180,7 +180,7 @@ local function page(keys, args)
     tie = nil
   end
   local low, found = math.max(floor, tonumber(meta[3]), end_score or 0), {}
-  local count = server.call('SCARD', keys[1])
+  local count = redis.call('SCARD', keys[1])
   if count > 0 and top >= low then
     found = page_of_buckets(base, keys[1], count, top, tie, low, tonumber(meta[5]), need)
   end
@@ -217,30 +217,30 @@ local function none_seen()
 end
 
 local function version_of_posts(key)
-  local score = server.call('ZSCORE', key, '')
+  local score = redis.call('ZSCORE', key, '')
   return score and -tonumber(score) or 0
 end
 
 local function version_of_follows(base, slot, viewer)
-  return tonumber(server.call('HGET', base .. 'w:' .. slot, viewer) or '0')
+  return tonumber(redis.call('HGET', base .. 'w:' .. slot, viewer) or '0')
 end
 
 -- Add and remove posts: words from `first` on are score and id by turns; a score below 0 removes. Those below the floor are
 -- left to PostgreSQL.
 local function change_posts(meta_key, key, author, version, words, first)
   local base = base_of(meta_key)
-  local meta = server.call('HMGET', meta_key, 'newest', 'oldest', 'floor', 'fine')
+  local meta = redis.call('HMGET', meta_key, 'newest', 'oldest', 'floor', 'fine')
   local newest, oldest, floor, fine = tonumber(meta[1]), tonumber(meta[2]), tonumber(meta[3]), tonumber(meta[4])
   local added, removed, seen = {'-' .. version, ''}, {}, none_seen()
   local function mark(bucket)
-    server.call('SADD', bucket, author)
+    redis.call('SADD', bucket, author)
   end
   for i = first, #words, 2 do
     local score = tonumber(words[i])
     if score < 0 then
       removed[#removed + 1] = words[i + 1]
     elseif score < floor then
-      server.call('SADD', base .. 'o', author)
+      redis.call('SADD', base .. 'o', author)
     else
       added[#added + 1], added[#added + 2] = words[i], words[i + 1]
       newest, oldest = math.max(newest, score), math.min(oldest, score)
@@ -249,13 +249,13 @@ local function change_posts(meta_key, key, author, version, words, first)
   end
   call_many('ZREM', key, removed)
   call_many('ZADD', key, added)
-  server.call('HSET', meta_key, 'newest', text_of(newest), 'oldest', text_of(oldest))
+  redis.call('HSET', meta_key, 'newest', text_of(newest), 'oldest', text_of(oldest))
 end
 
 -- penstock_feed_change_posts_v1: the next change of an author's posts. KEYS p, m. ARGV: author, version, then score and id by
 -- turns. Reply: unready; ok; old (was there already); gap (an earlier change is missing); and the version there was.
 local function change_posts_next(keys, args)
-  if server.call('EXISTS', keys[2]) == 0 then
+  if redis.call('EXISTS', keys[2]) == 0 then
     return {'unready', 0}
   end
   local has, version = version_of_posts(keys[1]), tonumber(args[2])
@@ -268,15 +268,15 @@ end
 
 -- penstock_feed_put_posts_v1: an author's posts as a whole. KEYS, ARGV and reply as above; old: there is a later version.
 local function put_posts(keys, args)
-  if server.call('EXISTS', keys[2]) == 0 then
+  if redis.call('EXISTS', keys[2]) == 0 then
     return {'unready', 0}
   end
   local has = version_of_posts(keys[1])
   if tonumber(args[2]) < has then
     return {'old', has}
   end
-  server.call('DEL', keys[1])
-  server.call('SREM', base_of(keys[2]) .. 'o', args[1])
+  redis.call('DEL', keys[1])
+  redis.call('SREM', base_of(keys[2]) .. 'o', args[1])
   change_posts(keys[2], keys[1], args[1], args[2], args, 3)
   return {'ok', has}
 end
@@ -286,7 +286,7 @@ end
 -- no change is the next one: whoever brings one then puts the whole. KEYS p, m. ARGV: author, version, both scores, 1 for the last
 -- part; then score and id by turns. Reply as above; old: there is a later version, or an earlier part is gone.
 local function put_posts_part(keys, args)
-  if server.call('EXISTS', keys[2]) == 0 then
+  if redis.call('EXISTS', keys[2]) == 0 then
     return {'unready', 0}
   end
   local has, version, is_first = version_of_posts(keys[1]), tonumber(args[2]), args[3] == '0'
@@ -298,9 +298,9 @@ local function put_posts_part(keys, args)
     noted = string.format('%.1f', version - 0.5)
   end
   if is_first then
-    server.call('SREM', base_of(keys[2]) .. 'o', args[1])
+    redis.call('SREM', base_of(keys[2]) .. 'o', args[1])
   end
-  server.call('ZREMRANGEBYSCORE', keys[1], args[3], args[4])
+  redis.call('ZREMRANGEBYSCORE', keys[1], args[3], args[4])
   change_posts(keys[2], keys[1], args[1], noted, args, 6)
   return {'ok', has}
 end
@@ -313,13 +313,13 @@ local function change_follows(base, key, viewer, slot, version, words, first)
   end
   call_many('SREM', key, removed)
   call_many('SADD', key, added)
-  server.call('HSET', base .. 'w:' .. slot, viewer, version)
+  redis.call('HSET', base .. 'w:' .. slot, viewer, version)
 end
 
 -- penstock_feed_change_follows_v1: the next change of a viewer's follows, those of this shard. KEYS f, m. ARGV: viewer, version,
 -- the n of its w, then score (below 0 removes) and author by turns. Reply: as for posts.
 local function change_follows_next(keys, args)
-  if server.call('EXISTS', keys[2]) == 0 then
+  if redis.call('EXISTS', keys[2]) == 0 then
     return {'unready', 0}
   end
   local base = base_of(keys[2])
@@ -333,7 +333,7 @@ end
 
 -- penstock_feed_put_follows_v1: a viewer's follows as a whole. KEYS, ARGV and reply as above; old: there is a later version.
 local function put_follows(keys, args)
-  if server.call('EXISTS', keys[2]) == 0 then
+  if redis.call('EXISTS', keys[2]) == 0 then
     return {'unready', 0}
   end
   local base = base_of(keys[2])
@@ -341,7 +341,7 @@ local function put_follows(keys, args)
   if tonumber(args[2]) < has then
     return {'old', has}
   end
-  server.call('DEL', keys[1])
+  redis.call('DEL', keys[1])
   change_follows(base, keys[1], args[1], args[3], args[2], args, 4)
   return {'ok', has}
 end
@@ -349,33 +349,33 @@ end
 -- penstock_feed_begin_v1: begin to build, where there is nothing, or what was begun on another run of the server and never
 -- finished. KEYS m. ARGV: a token, floor, fine, the last change that was forgotten. Reply: state and token of what is there then.
 local function begin(keys, args)
-  local meta = server.call('HMGET', keys[1], 'state', 'run')
+  local meta = redis.call('HMGET', keys[1], 'state', 'run')
   if not meta[1] or meta[1] == 'building' and meta[2] ~= run_of_server() then
-    server.call('DEL', keys[1])
-    server.call('HSET', keys[1], 'state', 'building', 'token', args[1], 'newest', '0', 'oldest', '9007199254740991',
+    redis.call('DEL', keys[1])
+    redis.call('HSET', keys[1], 'state', 'building', 'token', args[1], 'newest', '0', 'oldest', '9007199254740991',
       'floor', args[2], 'fine', args[3], 'run', run_of_server(), 'swept', args[4])
     for level = 0, FINE_LEVELS - 1 do
-      server.call('HSET', keys[1], 'trimmed' .. level, text_of(math.floor(tonumber(args[3]) / width_of(level))))
+      redis.call('HSET', keys[1], 'trimmed' .. level, text_of(math.floor(tonumber(args[3]) / width_of(level))))
     end
   end
-  return server.call('HMGET', keys[1], 'state', 'token')
+  return redis.call('HMGET', keys[1], 'state', 'token')
 end
 
 -- penstock_feed_finish_v1: all was put. KEYS m. ARGV: the token. Reply: 1, or 0 where the index was lost since, in part or as
 -- a whole.
 local function finish(keys, args)
-  local meta = server.call('HMGET', keys[1], 'token', 'state', 'run')
+  local meta = redis.call('HMGET', keys[1], 'token', 'state', 'run')
   if meta[1] ~= args[1] or meta[2] == 'building' and meta[3] ~= run_of_server() then
     return 0
   end
-  server.call('HSET', keys[1], 'state', 'ready')
+  redis.call('HSET', keys[1], 'state', 'ready')
   return 1
 end
 
 -- penstock_feed_look_v1: how an index stands. Read-only. KEYS m. Reply: state, floor, fine, newest, oldest, run, returned and
 -- swept as noted, the run of this server.
 local function look(keys)
-  local reply = server.call('HMGET', keys[1], 'state', 'floor', 'fine', 'newest', 'oldest', 'run', 'returned', 'swept')
+  local reply = redis.call('HMGET', keys[1], 'state', 'floor', 'fine', 'newest', 'oldest', 'run', 'returned', 'swept')
   reply[9] = run_of_server()
   return reply
 end
@@ -383,10 +383,10 @@ end
 -- penstock_feed_noted_v1: note something of a run, if it still is the server's. KEYS m. ARGV: the field, run or returned; the
 -- run; the last change that was swept. Reply: 1, or 0 where it is another run, or there is no index.
 local function noted(keys, args)
-  if args[2] ~= run_of_server() or server.call('EXISTS', keys[1]) == 0 then
+  if args[2] ~= run_of_server() or redis.call('EXISTS', keys[1]) == 0 then
     return 0
   end
-  server.call('HSET', keys[1], args[1], args[2], 'swept', args[3])
+  redis.call('HSET', keys[1], args[1], args[2], 'swept', args[3])
   return 1
 end
 
@@ -394,14 +394,14 @@ end
 -- on, so many at most. Reply: version, in how many buckets of these posts he is missing, then id and score of each by turns.
 local function posts(keys, args)
   local base = base_of(keys[2])
-  local meta = server.call('HMGET', keys[2], 'floor', 'fine')
+  local meta = redis.call('HMGET', keys[2], 'floor', 'fine')
   local floor, fine = tonumber(meta[1] or '0'), tonumber(meta[2] or '0')
   local reply, unhinted, seen = {version_of_posts(keys[1]), 0}, 0, none_seen()
   local function look(bucket)
-    unhinted = unhinted + 1 - server.call('SISMEMBER', bucket, args[1])
+    unhinted = unhinted + 1 - redis.call('SISMEMBER', bucket, args[1])
   end
   local from = text_of(math.max(floor, tonumber(args[2])))
-  local rows = server.call('ZRANGE', keys[1], from, '+inf', 'BYSCORE', 'LIMIT', 0, args[3], 'WITHSCORES')
+  local rows = redis.call('ZRANGE', keys[1], from, '+inf', 'BYSCORE', 'LIMIT', 0, args[3], 'WITHSCORES')
   for i = 1, #rows, 2 do
     local score = tonumber(rows[i + 1])
     each_bucket(base, score, fine, seen, look)
@@ -415,7 +415,7 @@ end
 -- Reply: version, then authors.
 local function follows(keys, args)
   local reply = {version_of_follows(base_of(keys[2]), args[2], args[1])}
-  for _, author in ipairs(server.call('SMEMBERS', keys[1])) do
+  for _, author in ipairs(redis.call('SMEMBERS', keys[1])) do
     reply[#reply + 1] = author
   end
   return reply
@@ -429,7 +429,7 @@ local function note_older(base, from, upto)
   end
   local width = width_of(level)
   for n = math.floor(from / width), math.floor(upto / width) do
-    call_many('SADD', base .. 'o', server.call('SMEMBERS', base .. 'b:' .. level .. ':' .. text_of(n)))
+    call_many('SADD', base .. 'o', redis.call('SMEMBERS', base .. 'b:' .. level .. ':' .. text_of(n)))
   end
 end
 
@@ -437,47 +437,47 @@ end
 -- level 1 begins), buckets to remove at most. Reply: 1 if there is more to remove.
 local function trim(keys, args)
   local base, left = base_of(keys[1]), tonumber(args[3])
-  local meta = server.call('HMGET', keys[1], 'state', 'floor', 'fine', 'oldest', 'newest')
+  local meta = redis.call('HMGET', keys[1], 'state', 'floor', 'fine', 'oldest', 'newest')
   if not meta[1] or tonumber(meta[5]) == 0 then
     return 0
   end
   local floor, fine = math.max(tonumber(meta[2]), tonumber(args[1])), math.max(tonumber(meta[3]), tonumber(args[2]))
-  server.call('HSET', keys[1], 'floor', text_of(floor), 'fine', text_of(fine))
+  redis.call('HSET', keys[1], 'floor', text_of(floor), 'fine', text_of(fine))
   local below = math.max(tonumber(meta[2]), tonumber(meta[4]))
   if floor > below then
     note_older(base, below, floor)
   end
   for level = 0, TOP_LEVEL do
     local width, done = width_of(level), 'trimmed' .. level
-    local from = tonumber(server.call('HGET', keys[1], done) or text_of(math.floor(tonumber(meta[4]) / width)))
+    local from = tonumber(redis.call('HGET', keys[1], done) or text_of(math.floor(tonumber(meta[4]) / width)))
     local upto = math.floor((level < FINE_LEVELS and math.max(floor, fine) or floor) / width)
     while from < upto and left > 0 do
-      server.call('UNLINK', base .. 'b:' .. level .. ':' .. text_of(from))
+      redis.call('UNLINK', base .. 'b:' .. level .. ':' .. text_of(from))
       from, left = from + 1, left - 1
     end
-    server.call('HSET', keys[1], done, text_of(from))
+    redis.call('HSET', keys[1], done, text_of(from))
   end
   return left > 0 and 0 or 1
 end
 
 -- penstock_feed_trim_posts_v1: remove an author's posts below the floor. KEYS p, m. Reply: how many.
 local function trim_posts(keys)
-  local floor = server.call('HGET', keys[2], 'floor') or '0'
-  return server.call('ZREMRANGEBYSCORE', keys[1], '0', '(' .. floor)
+  local floor = redis.call('HGET', keys[2], 'floor') or '0'
+  return redis.call('ZREMRANGEBYSCORE', keys[1], '0', '(' .. floor)
 end
 
 -- Changes are made in a full memory, too: refused, what was deleted would go on being seen.
-server.register_function{function_name = 'penstock_feed_page_v1', callback = page, flags = {'no-writes'}}
-server.register_function{function_name = 'penstock_feed_change_posts_v1', callback = change_posts_next, flags = {'allow-oom'}}
-server.register_function{function_name = 'penstock_feed_put_posts_v1', callback = put_posts, flags = {'allow-oom'}}
-server.register_function{function_name = 'penstock_feed_put_posts_part_v1', callback = put_posts_part, flags = {'allow-oom'}}
-server.register_function{function_name = 'penstock_feed_change_follows_v1', callback = change_follows_next, flags = {'allow-oom'}}
-server.register_function{function_name = 'penstock_feed_put_follows_v1', callback = put_follows, flags = {'allow-oom'}}
-server.register_function('penstock_feed_begin_v1', begin)
-server.register_function('penstock_feed_finish_v1', finish)
-server.register_function{function_name = 'penstock_feed_look_v1', callback = look, flags = {'no-writes'}}
-server.register_function{function_name = 'penstock_feed_noted_v1', callback = noted, flags = {'allow-oom'}}
-server.register_function{function_name = 'penstock_feed_posts_v1', callback = posts, flags = {'no-writes'}}
-server.register_function{function_name = 'penstock_feed_follows_v1', callback = follows, flags = {'no-writes'}}
-server.register_function{function_name = 'penstock_feed_trim_v1', callback = trim, flags = {'allow-oom'}}
-server.register_function{function_name = 'penstock_feed_trim_posts_v1', callback = trim_posts, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_feed_page_v1', callback = page, flags = {'no-writes'}}
+redis.register_function{function_name = 'penstock_feed_change_posts_v1', callback = change_posts_next, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_feed_put_posts_v1', callback = put_posts, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_feed_put_posts_part_v1', callback = put_posts_part, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_feed_change_follows_v1', callback = change_follows_next, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_feed_put_follows_v1', callback = put_follows, flags = {'allow-oom'}}
+redis.register_function('penstock_feed_begin_v1', begin)
+redis.register_function('penstock_feed_finish_v1', finish)
+redis.register_function{function_name = 'penstock_feed_look_v1', callback = look, flags = {'no-writes'}}
+redis.register_function{function_name = 'penstock_feed_noted_v1', callback = noted, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_feed_posts_v1', callback = posts, flags = {'no-writes'}}
+redis.register_function{function_name = 'penstock_feed_follows_v1', callback = follows, flags = {'no-writes'}}
+redis.register_function{function_name = 'penstock_feed_trim_v1', callback = trim, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_feed_trim_posts_v1', callback = trim_posts, flags = {'allow-oom'}}

@@ -57,7 +57,7 @@ local function bad_name(line)
 end
 
 local function refused(text)
-  return server.error_reply('ERR views: nothing was counted, "' .. string.gsub(string.sub(text, 1, 80), '%c', '?')
+  return redis.error_reply('ERR views: nothing was counted, "' .. string.gsub(string.sub(text, 1, 80), '%c', '?')
     .. '" is no hit: expected id*views/class!event=viewer, names of 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -')
 end
 
@@ -94,12 +94,12 @@ end
 -- Whether an id that has no cached total here is another shard's, where it has its total. Only these are looked at: a total
 -- is cached in its own shard alone.
 local function is_elsewhere(stream, id)
-  local shards = server.call('HGET', base_of(stream) .. 'm', 'shards')
+  local shards = redis.call('HGET', base_of(stream) .. 'm', 'shards')
   return shards and crc_of(id) % tonumber(shards) ~= tonumber(string.match(stream, '{v:(%d+)}'))
 end
 
 local function sent_elsewhere(id)
-  return server.error_reply('ERR views: nothing was counted, "' .. id .. '" is of another shard: CRC-32 of the id modulo views.shards')
+  return redis.error_reply('ERR views: nothing was counted, "' .. id .. '" is of another shard: CRC-32 of the id modulo views.shards')
 end
 
 -- A total out of what is kept; x if deleted, - if it is not cached.
@@ -112,12 +112,12 @@ end
 
 -- Raise a cached total; its new value, or x or - as above.
 local function raise(key, n)
-  local kept = server.pcall('INCRBY', key, n)
+  local kept = redis.pcall('INCRBY', key, n)
   if type(kept) == 'table' then
     return 'x'
   end
   if kept == n then
-    server.call('DEL', key)
+    redis.call('DEL', key)
     return '-'
   end
   return string.format('%.0f', kept - 1)
@@ -125,19 +125,19 @@ end
 
 local function note_viewer(base, day, id, viewer)
   local key = base .. 'u:' .. day .. ':' .. id
-  if server.call('PFADD', key, viewer) == 1 then
-    server.call('EXPIRE', key, UNIQUE_S)
-    server.call('SADD', base .. 't', day .. ':' .. id)
-    server.call('EXPIRE', base .. 't', UNIQUE_S)
+  if redis.call('PFADD', key, viewer) == 1 then
+    redis.call('EXPIRE', key, UNIQUE_S)
+    redis.call('SADD', base .. 't', day .. ':' .. id)
+    redis.call('EXPIRE', base .. 't', UNIQUE_S)
   end
 end
 
 -- Add an entry; its id, above `floor`, or nil where there is no stream.
 local function add_entry(stream, floor, line)
-  local id = server.call('XADD', stream, 'NOMKSTREAM', '*', 'v', line)
+  local id = redis.call('XADD', stream, 'NOMKSTREAM', '*', 'v', line)
   if id and id < floor then
-    server.call('XDEL', stream, id)
-    id = server.call('XADD', stream, string.format('%.0f', tonumber(floor) + 1) .. '-*', 'v', line)
+    redis.call('XDEL', stream, id)
+    id = redis.call('XADD', stream, string.format('%.0f', tonumber(floor) + 1) .. '-*', 'v', line)
   end
   return id
 end
@@ -149,17 +149,17 @@ local function hit_marked(stream, floor, offset_s, line)
   if bad then
     return refused(bad)
   end
-  if server.call('EXISTS', stream) == 0 then
+  if redis.call('EXISTS', stream) == 0 then
     return {false, ''}
   end
   for _, hit in ipairs(hits) do
-    if server.call('EXISTS', base .. 'c:' .. hit.id) == 0 and is_elsewhere(stream, hit.id) then
+    if redis.call('EXISTS', base .. 'c:' .. hit.id) == 0 and is_elsewhere(stream, hit.id) then
       return sent_elsewhere(hit.id)
     end
   end
   for _, hit in ipairs(hits) do
     hit.counts = hit.event == ''
-      or server.call('SET', base .. 'e:' .. hit.id .. '!' .. hit.event, '', 'NX', 'EX', EVENT_S) and true
+      or redis.call('SET', base .. 'e:' .. hit.id .. '!' .. hit.event, '', 'NX', 'EX', EVENT_S) and true
     if hit.counts then
       kept[#kept + 1] = hit.id .. hit.mark .. (hit.class ~= '' and '/' .. hit.class or '')
     end
@@ -178,7 +178,7 @@ local function hit_marked(stream, floor, offset_s, line)
         note_viewer(base, math.floor((ms / 1000 + offset_s) / 86400), hit.id, hit.viewer)
       end
     else
-      totals[i] = told(server.call('GET', key))
+      totals[i] = told(redis.call('GET', key))
     end
   end
   return {entry, table.concat(totals, ',')}
@@ -190,7 +190,7 @@ local function lower(prefix, line, totals)
   for id in string.gmatch(line, '[^,]+') do
     i = i + 1
     if totals[i] and totals[i] ~= '-' and totals[i] ~= 'x' then
-      server.call('INCRBY', prefix .. id, -1)
+      redis.call('INCRBY', prefix .. id, -1)
     end
   end
 end
@@ -241,7 +241,7 @@ end
 -- is pending to be looked through); with ok the totals, pending hits included, or x. Looks through all that is pending.
 local function fill(keys, args)
   local stream, mark, through, corrections = keys[1], keys[2], args[1], args[2]
-  if tonumber(corrections) < tonumber(server.call('HGET', mark, 'corrections') or '0') then
+  if tonumber(corrections) < tonumber(redis.call('HGET', mark, 'corrections') or '0') then
     return {'retry', ''}
   end
   local found = {}
@@ -249,7 +249,7 @@ local function fill(keys, args)
     found[args[i]] = 0
   end
   local from, entries_left, bytes_left = through, SCAN_ENTRIES, SCAN_BYTES
-  local rows = server.call('XRANGE', stream, through, '+', 'COUNT', SCAN_STEP)
+  local rows = redis.call('XRANGE', stream, through, '+', 'COUNT', SCAN_STEP)
   if not rows[1] or rows[1][1] ~= through then
     return {'retry', ''}
   end
@@ -265,15 +265,15 @@ local function fill(keys, args)
     if entries_left < 0 or bytes_left < 0 then
       return {'behind', ''}
     end
-    rows = server.call('XRANGE', stream, '(' .. from, '+', 'COUNT', SCAN_STEP)
+    rows = redis.call('XRANGE', stream, '(' .. from, '+', 'COUNT', SCAN_STEP)
   end
   local totals = {}
   for i = 3, #args, 2 do
     local key = base_of(stream) .. 'c:' .. args[i]
-    local kept = server.call('GET', key)
+    local kept = redis.call('GET', key)
     if not kept then
       kept = string.format('%.0f', tonumber(args[i + 1]) + found[args[i]] + 1)
-      server.call('SET', key, kept)
+      redis.call('SET', key, kept)
     end
     totals[#totals + 1] = told(kept)
   end
@@ -282,8 +282,8 @@ end
 
 -- Snapshots from before so many corrections are refused from here on.
 local function note_corrections(mark, corrections)
-  if tonumber(corrections) > tonumber(server.call('HGET', mark, 'corrections') or '-1') then
-    server.call('HSET', mark, 'corrections', corrections)
+  if tonumber(corrections) > tonumber(redis.call('HGET', mark, 'corrections') or '-1') then
+    redis.call('HSET', mark, 'corrections', corrections)
   end
 end
 
@@ -292,16 +292,16 @@ end
 -- that entry).
 local function init(keys, args)
   local stream, mark, through = keys[1], keys[2], args[1]
-  server.call('HSET', mark, 'through', through, 'shards', args[3])
+  redis.call('HSET', mark, 'through', through, 'shards', args[3])
   note_corrections(mark, args[2])
-  if server.call('XRANGE', stream, through, through)[1] then
+  if redis.call('XRANGE', stream, through, through)[1] then
     return 'ok'
   end
-  if type(server.pcall('XADD', stream, through, 'a', '')) == 'string' then
+  if type(redis.pcall('XADD', stream, through, 'a', '')) == 'string' then
     return 'raised'
   end
-  if not server.call('XRANGE', stream, '(' .. through, '+', 'COUNT', 1)[1] then
-    server.call('XADD', stream, '*', 'a', '')
+  if not redis.call('XRANGE', stream, '(' .. through, '+', 'COUNT', 1)[1] then
+    redis.call('XADD', stream, '*', 'a', '')
   end
   return 'gap'
 end
@@ -310,12 +310,12 @@ end
 -- Reply: 1 if the offset's entry is there, else 0; the id of the last entry of all, or nothing; 1 if there may be more than
 -- is told, since entries are large too; then id and hits of each entry by turns.
 local function pending(keys, args)
-  local last = server.call('XREVRANGE', keys[1], '+', '-', 'COUNT', 1)[1]
+  local last = redis.call('XREVRANGE', keys[1], '+', '-', 'COUNT', 1)[1]
   local reply = {0, last and last[1] or '', 1}
   local from, entries_left, bytes_left = args[1], args[3] + 1, PENDING_BYTES
   while entries_left > 0 and bytes_left > 0 do
     local step = math.min(entries_left, PENDING_STEP)
-    local rows = server.call('XRANGE', keys[1], from, args[2], 'COUNT', step)
+    local rows = redis.call('XRANGE', keys[1], from, args[2], 'COUNT', step)
     for _, row in ipairs(rows) do
       if row[1] == args[1] then
         reply[1] = 1
@@ -339,7 +339,7 @@ end
 local function lag(keys, args)
   local first_ms, count, from = 0, 0, args[1]
   repeat
-    local rows = server.call('XRANGE', keys[1], '(' .. from, '+', 'COUNT', 1000)
+    local rows = redis.call('XRANGE', keys[1], '(' .. from, '+', 'COUNT', 1000)
     if #rows > 0 then
       first_ms = count == 0 and tonumber(string.match(rows[1][1], '^%d+')) or first_ms
       count, from = count + #rows, rows[#rows][1]
@@ -351,20 +351,20 @@ end
 -- penstock_views_flushed_v1: note the offset that PostgreSQL has, and trim. KEYS[2] m. ARGV: offset; the offset up to which
 -- entries may go, or nothing. That one stays.
 local function flushed(keys, args)
-  server.call('HSET', keys[2], 'through', args[1])
+  redis.call('HSET', keys[2], 'through', args[1])
   if args[2] ~= '' then
-    return server.call('XTRIM', keys[1], 'MINID', '~', args[2])
+    return redis.call('XTRIM', keys[1], 'MINID', '~', args[2])
   end
   return 0
 end
 
 -- penstock_views_bury_v1: forget entities that were deleted, and count nothing for them. ARGV: seconds, ids.
 local function bury(keys, args)
-  local base, today = base_of(keys[1]), math.floor(server.call('TIME')[1] / 86400)
+  local base, today = base_of(keys[1]), math.floor(redis.call('TIME')[1] / 86400)
   for i = 2, #args do
-    server.call('SET', base .. 'c:' .. args[i], 'x', 'EX', args[1])
+    redis.call('SET', base .. 'c:' .. args[i], 'x', 'EX', args[1])
     for day = today - 4, today + 1 do
-      server.call('DEL', base .. 'u:' .. day .. ':' .. args[i])
+      redis.call('DEL', base .. 'u:' .. day .. ':' .. args[i])
     end
   end
   return #args - 1
@@ -375,8 +375,8 @@ end
 local function correct(keys, args)
   note_corrections(keys[2], args[1])
   local key = base_of(keys[1]) .. 'c:' .. args[2]
-  if server.call('GET', key) ~= 'x' then
-    server.call('DEL', key)
+  if redis.call('GET', key) ~= 'x' then
+    redis.call('DEL', key)
   end
   return 1
 end
@@ -384,10 +384,10 @@ end
 -- penstock_views_uncorrect_v1: PostgreSQL failed over to a copy from before a correction. KEYS[2] m. ARGV: corrections as
 -- they were found here, and as PostgreSQL has them. Reply: 1 if that was still so.
 local function uncorrect(keys, args)
-  if server.call('HGET', keys[2], 'corrections') ~= args[1] then
+  if redis.call('HGET', keys[2], 'corrections') ~= args[1] then
     return 0
   end
-  server.call('HSET', keys[2], 'corrections', args[2])
+  redis.call('HSET', keys[2], 'corrections', args[2])
   return 1
 end
 
@@ -396,9 +396,9 @@ local function sweep(keys, args)
   local removed = 0
   for i = 2, #args do
     local key = base_of(keys[1]) .. 'c:' .. args[i]
-    local idle_s = server.pcall('OBJECT', 'IDLETIME', key)
-    if type(idle_s) == 'number' and idle_s >= tonumber(args[1]) and server.call('GET', key) ~= 'x' then
-      removed = removed + server.call('DEL', key)
+    local idle_s = redis.pcall('OBJECT', 'IDLETIME', key)
+    if type(idle_s) == 'number' and idle_s >= tonumber(args[1]) and redis.call('GET', key) ~= 'x' then
+      removed = removed + redis.call('DEL', key)
     end
   end
   return removed
@@ -409,14 +409,14 @@ end
 local function uniques(keys, args)
   local base, reply = base_of(keys[1]), {}
   for i = 2, #args do
-    server.call('SREM', base .. 'tw', args[i])
+    redis.call('SREM', base .. 'tw', args[i])
   end
-  if server.call('EXISTS', base .. 'tw') == 0 and server.call('EXISTS', base .. 't') == 1 then
-    server.call('RENAME', base .. 't', base .. 'tw')
+  if redis.call('EXISTS', base .. 'tw') == 0 and redis.call('EXISTS', base .. 't') == 1 then
+    redis.call('RENAME', base .. 't', base .. 'tw')
   end
-  for _, name in ipairs(server.call('SRANDMEMBER', base .. 'tw', args[1])) do
+  for _, name in ipairs(redis.call('SRANDMEMBER', base .. 'tw', args[1])) do
     reply[#reply + 1] = name
-    reply[#reply + 1] = server.call('PFCOUNT', base .. 'u:' .. name)
+    reply[#reply + 1] = redis.call('PFCOUNT', base .. 'u:' .. name)
   end
   return reply
 end
@@ -427,20 +427,20 @@ local function viewers(keys, args)
   local reply = {}
   for i = 2, #args do
     local key = base_of(keys[1]) .. 'u:' .. args[1] .. ':' .. args[i]
-    reply[i - 1] = server.call('EXISTS', key) == 1 and server.call('PFCOUNT', key) or -1
+    reply[i - 1] = redis.call('EXISTS', key) == 1 and redis.call('PFCOUNT', key) or -1
   end
   return reply
 end
 
-server.register_function('penstock_views_hit_v1', hit)
-server.register_function('penstock_views_fill_v1', fill)
-server.register_function{function_name = 'penstock_views_init_v1', callback = init, flags = {'allow-oom'}}
-server.register_function{function_name = 'penstock_views_pending_v1', callback = pending, flags = {'no-writes'}}
-server.register_function{function_name = 'penstock_views_lag_v1', callback = lag, flags = {'no-writes'}}
-server.register_function{function_name = 'penstock_views_flushed_v1', callback = flushed, flags = {'allow-oom'}}
-server.register_function{function_name = 'penstock_views_bury_v1', callback = bury, flags = {'allow-oom'}}
-server.register_function{function_name = 'penstock_views_correct_v1', callback = correct, flags = {'allow-oom'}}
-server.register_function{function_name = 'penstock_views_uncorrect_v1', callback = uncorrect, flags = {'allow-oom'}}
-server.register_function{function_name = 'penstock_views_sweep_v1', callback = sweep, flags = {'allow-oom'}}
-server.register_function('penstock_views_uniques_v1', uniques)
-server.register_function('penstock_views_viewers_v1', viewers)
+redis.register_function('penstock_views_hit_v1', hit)
+redis.register_function('penstock_views_fill_v1', fill)
+redis.register_function{function_name = 'penstock_views_init_v1', callback = init, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_views_pending_v1', callback = pending, flags = {'no-writes'}}
+redis.register_function{function_name = 'penstock_views_lag_v1', callback = lag, flags = {'no-writes'}}
+redis.register_function{function_name = 'penstock_views_flushed_v1', callback = flushed, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_views_bury_v1', callback = bury, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_views_correct_v1', callback = correct, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_views_uncorrect_v1', callback = uncorrect, flags = {'allow-oom'}}
+redis.register_function{function_name = 'penstock_views_sweep_v1', callback = sweep, flags = {'allow-oom'}}
+redis.register_function('penstock_views_uniques_v1', uniques)
+redis.register_function('penstock_views_viewers_v1', viewers)

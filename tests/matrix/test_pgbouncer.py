@@ -1,0 +1,107 @@
+"""PgBouncer in transaction mode: refused at the start without the server's own URL, and supported with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from rooms import ROOMS
+
+from own_postgres import PGBOUNCER, OwnPgbouncer
+from penstock.app import PACKAGES
+from penstock.engines.migrate import apply_migrations, check_schema
+from penstock.engines.pooler import shares_backends
+from penstock.engines.postgres import Postgres, PostgresConfig, PostgresPooled
+from penstock.engines.sql import compile_query
+from penstock.testing.processes import PenstockProcess
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PGBOUNCER is None, reason="PgBouncer is not installed"),
+]
+IGNORED = {"ignore_startup_parameters": "statement_timeout"}
+SLEEP = compile_query("sleep", "-- Hold a connection.\nSELECT pg_sleep(0.05), :number::bigint")
+
+
+@pytest.fixture
+async def make_pgbouncer(make_postgres, servers_folder):
+    """`await make_pgbouncer(pool_mode="session")`: a pooler before an empty server."""
+    poolers: list[OwnPgbouncer] = []
+
+    async def make(**settings: str) -> tuple[OwnPgbouncer, str]:
+        server = await make_postgres("15")
+        pooler = OwnPgbouncer(servers_folder / f"pooler{len(poolers)}", server, **settings)
+        poolers.append(pooler)
+        await pooler.start()
+        return pooler, server.url
+
+    yield make
+    for pooler in poolers:
+        pooler.end()
+
+
+@pytest.mark.parametrize("settings", [{}, IGNORED])
+async def test_without_the_servers_own_url_nothing_starts(
+    make_pgbouncer, running_engines, settings, tmp_path
+):
+    pooler, direct = await make_pgbouncer(**settings)
+    postgres = Postgres(pooler.url, PostgresConfig())
+    with pytest.raises(PostgresPooled, match=r"set postgres\.direct_url"):
+        await apply_migrations(postgres, PACKAGES)
+    migrated = Postgres(direct, PostgresConfig())
+    await apply_migrations(migrated, PACKAGES)
+    await migrated.close()
+    with pytest.raises(PostgresPooled, match=r"set postgres\.direct_url"):
+        await check_schema(postgres, PACKAGES, version="0.1.0")
+    await postgres.close()
+    urls = {
+        "PENSTOCK_POSTGRES_URL": pooler.url,
+        "PENSTOCK_VALKEY_URL": running_engines.endpoints.valkey_url,
+    }
+    started = PenstockProcess(["scheduler"], folder=tmp_path, env=urls)
+    assert started.wait_exit() == 5
+    assert "PENSTOCK_POSTGRES_DIRECT_URL" in started.out + started.err
+
+
+async def test_a_pooler_in_session_mode_needs_no_other_url(make_pgbouncer):
+    pooler, _ = await make_pgbouncer(pool_mode="session", **IGNORED)
+    postgres = Postgres(pooler.url, PostgresConfig())
+    assert not await shares_backends(postgres)
+    await apply_migrations(postgres, PACKAGES)
+    await check_schema(postgres, PACKAGES, version="0.1.0")
+    await postgres.close()
+
+
+async def test_statements_at_once_get_their_own_answers(make_pgbouncer):
+    pooler, direct = await make_pgbouncer(default_pool_size="2")
+    postgres = Postgres(pooler.url, PostgresConfig(direct_url=direct))
+
+    async def ask(number: int) -> int:
+        if number % 3:
+            return (await postgres.one(SLEEP, number=number))[1]
+        async with postgres.transaction() as tx:
+            await tx.one(SLEEP, number=-number)
+            return (await tx.one(SLEEP, number=number))[1]
+
+    numbers = list(range(60))
+    assert await asyncio.gather(*map(ask, numbers)) == numbers
+    await postgres.close()
+
+
+async def test_all_rooms_work_through_it(make_pgbouncer, make_rooms, running_engines):
+    pooler, direct = await make_pgbouncer(default_pool_size="10", max_client_conn="200")
+    rooms = make_rooms(
+        PENSTOCK_POSTGRES_URL=pooler.url,
+        PENSTOCK_POSTGRES_DIRECT_URL=direct,
+        PENSTOCK_VALKEY_URL=running_engines.endpoints.valkey_url,
+        PENSTOCK_VALKEY_PREFIX="pooled",
+    )
+    for room in ROOMS:
+        getattr(rooms, room)()
+
+
+def test_the_servers_own_url_alone_is_refused(tmp_path):
+    env = {"PENSTOCK_POSTGRES_DIRECT_URL": "postgresql://db/site"}
+    started = PenstockProcess(["scheduler"], folder=tmp_path, env=env)
+    assert started.wait_exit() == 2
+    assert "postgres.direct_url is set without postgres.url" in started.out + started.err
