@@ -95,7 +95,7 @@ async def stock_engines(folder: Path, postgres: str, valkey: str) -> AsyncIterat
         await server.make()
         await server.start()
         hot.start()
-        endpoints = Endpoints(server.url, hot.url, (folder / "blobs").as_uri())
+        endpoints = Endpoints(server.socket_url, hot.url, (folder / "blobs").as_uri())
         async with template_on(endpoints, PACKAGES) as engines:
             yield engines
     finally:

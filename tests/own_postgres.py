@@ -6,7 +6,6 @@ is in SERVERS; a test of one that is missing skips with its name.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
@@ -60,10 +59,9 @@ class OwnPostgres:
         return f"postgresql://penstock@127.0.0.1:{self.port}/postgres"
 
     @property
-    def pid(self) -> int:
-        """Of the postmaster."""
-        assert self._process is not None
-        return self._process.pid
+    def socket_url(self) -> str:
+        """As `url`, over its socket."""
+        return f"postgresql://penstock@/postgres?host={self.folder / 'run'}&port={self.port}"
 
     async def make(self, *, locale: str = "C.UTF-8", encoding: str = "UTF8") -> None:
         """Make its data folder with initdb."""
@@ -84,7 +82,7 @@ class OwnPostgres:
         fixed = {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
-            "unix_socket_directories": "",
+            "unix_socket_directories": str(self.folder / "run"),
             **self.settings,
         }
         words = ["-D", str(self.data), *(f"--{name}={value}" for name, value in fixed.items())]
@@ -241,13 +239,3 @@ async def run_statements(url: str, *statements: str) -> list:
         return rows
     finally:
         await connection.close(timeout=5)
-
-
-def database_of(url: str, name: str) -> str:
-    """The URL of another database of the same server."""
-    return f"{url.rpartition('/')[0]}/{name}"
-
-
-async def wait_all(*waits: object) -> None:
-    """Several at once."""
-    await asyncio.gather(*waits)  # type: ignore[call-overload]

@@ -7,8 +7,10 @@ import asyncio
 import pytest
 from rooms import ROOMS
 
-from own_postgres import PGBOUNCER, OwnPgbouncer
+from own_postgres import PGBOUNCER, OwnPgbouncer, run_statements
+from penstock import Penstock
 from penstock.app import PACKAGES
+from penstock.cli.checkup_postgres import check_postgres
 from penstock.engines.migrate import apply_migrations, check_schema
 from penstock.engines.pooler import shares_backends
 from penstock.engines.postgres import Postgres, PostgresConfig, PostgresPooled
@@ -20,6 +22,10 @@ pytestmark = [
     pytest.mark.skipif(PGBOUNCER is None, reason="PgBouncer is not installed"),
 ]
 IGNORED = {"ignore_startup_parameters": "statement_timeout"}
+END_OTHERS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
 SLEEP = compile_query("sleep", "-- Hold a connection.\nSELECT pg_sleep(0.05), :number::bigint")
 
 
@@ -105,3 +111,28 @@ def test_the_servers_own_url_alone_is_refused(tmp_path):
     started = PenstockProcess(["scheduler"], folder=tmp_path, env=env)
     assert started.wait_exit() == 2
     assert "postgres.direct_url is set without postgres.url" in started.out + started.err
+
+
+async def test_the_doctor_names_the_pooler_and_its_fix(make_pgbouncer, running_engines, tmp_path):
+    pooler, direct = await make_pgbouncer(**IGNORED)
+    await run_statements(direct, "CREATE DATABASE other")
+
+    async def look(url: str = pooler.url, **flags: str):
+        own = {"postgres.url": url, "valkey.url": running_engines.endpoints.valkey_url}
+        async with Penstock(flags={"data.folder": str(tmp_path), **own, **flags}) as app:
+            found = await check_postgres(app, app.engines)
+        return {one.subject: one for one in found}
+
+    assert "pooler" not in await look(direct)
+    [alone] = (await look()).values()
+    assert (alone.subject, alone.state) == ("pooler", "fail")
+    assert "postgres.direct_url" in alone.mend
+    wrong = await look(**{"postgres.direct_url": direct.replace("/postgres", "/other")})
+    assert wrong["pooler"].mend == "name the same database in both"
+    found = await look(**{"postgres.direct_url": direct})
+    assert found["pooler"].state == "ok"
+    assert "statement_timeout" in found["timeouts"].text
+    await run_statements(direct, found["timeouts"].mend)
+    # The pooler's own connections of before have the old setting.
+    await run_statements(direct, END_OTHERS)
+    assert "timeouts" not in await look(**{"postgres.direct_url": direct})

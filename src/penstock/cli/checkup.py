@@ -1,8 +1,7 @@
 """What `penstock doctor` looks at: each check is one function that returns findings, worst news plainly.
 
 A check never raises: an engine that is down is a finding, with the way to mend it. Sources of the
-thresholds: the minimum Valkey versions close CVE-2025-49844 and CVE-2026-21863; PostgreSQL 15 is the
-oldest this product is tested for; a clock more than a second off confuses people who read logs, never
+thresholds: the minimum Valkey versions close CVE-2025-49844 and CVE-2026-21863; a clock more than a second off confuses people who read logs, never
 the queue, whose time is the database's own.
 """
 
@@ -13,7 +12,6 @@ import os
 import resource
 import secrets
 import shutil
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +21,7 @@ from penstock.cli.checkup_media import (
     check_media_disks,
     serves_media_alone,
 )
+from penstock.cli.checkup_postgres import check_postgres
 from penstock.cli.findings import CHECK_S, Finding
 from penstock.cli.house import App
 from penstock.engines import Engines
@@ -31,15 +30,28 @@ from penstock.engines.embedded import FolderUnusable, NotRunning
 from penstock.engines.embedded.folder import require_owner
 from penstock.engines.marked import RECORD_FILE
 from penstock.engines.migrate import plan_migrations
-from penstock.engines.sql import load_queries
 from penstock.engines.valkey import Node
 from penstock.kernel.errors import PenstockError
 from penstock.views.fence import means_of
 from penstock.web.tokens import RootToken, Tokens, dead_token, mend_of
 
-SQL: Final = load_queries("penstock.cli")
-POSTGRES_OLDEST: Final = 150000
 VALKEY_OLDEST: Final = {7: (7, 2, 11), 8: (8, 1, 6), 9: (9, 0, 3)}
+REDIS_OLDEST: Final = {7: (7, 0, 0)}
+"""Functions came with 7.0. Distributions close holes without another number, so none is judged by it."""
+VALKEY_SETTINGS: Final = {
+    "maxmemory-policy": (
+        ("noeviction",),
+        "fail",
+        "a full server drops hits and parts of feeds silently",
+    ),
+    "appendonly": (("yes",), "fail", "a restart loses hits that were not flushed"),
+    "appendfsync": (
+        ("everysec", "always"),
+        "warn",
+        "a power cut loses hits of up to half a minute",
+    ),
+}
+"""The values that do, and what any other costs."""
 FEED_SETTINGS: Final = {
     "set-max-intset-entries": (131_072, "sets of authors take up to ten times the memory"),
     "zset-max-listpack-entries": (2_048, "posts of popular authors take twice the memory"),
@@ -74,7 +86,7 @@ async def check_up(app: App, packages: tuple[str, ...]) -> list[Finding]:
     except PenstockError as error:
         return [*findings, Finding("engines", "fail", error.text)]
     checks: list[Check] = [
-        ("postgres", lambda: check_postgres(engines)),
+        ("postgres", lambda: check_postgres(app, engines)),
         ("schema", lambda: check_schema_state(engines, packages)),
         ("token", lambda: check_token(app, engines)),
         ("webhooks", lambda: check_webhooks(app)),
@@ -186,38 +198,6 @@ def check_media_urls(app: App) -> list[Finding]:
     return []
 
 
-async def check_postgres(engines: Engines) -> list[Finding]:
-    """Version, durability settings, clock, standbys, connections."""
-    before_s = time.time()
-    row: Any = await engines.postgres.one(SQL.server_settings)
-    offset_s = float(row["clock_s"]) - (before_s + time.time()) / 2
-    found = [Finding("postgres", "ok", f"version {row['version']} answers")]
-    if row["version_number"] < POSTGRES_OLDEST:
-        found = [
-            Finding("postgres", "fail", f"version {row['version']}", "use PostgreSQL 15 or newer")
-        ]
-    for name in ("fsync", "full_page_writes", "synchronous_commit"):
-        if row[name] == "off":
-            text = f"{name} is off: an acknowledged job may be lost in a power cut"
-            found.append(Finding("postgres", "fail", text, f"set {name} = on"))
-    if row["standbys"] == "" and row["replicas"] > 0:
-        text = "replication is asynchronous: a failover loses what was not yet sent"
-        found.append(Finding("postgres", "warn", text, "set synchronous_standby_names"))
-    if row["transaction_pooler"]:
-        text = "session settings do not stick: a pooler in transaction mode seems to be between"
-        found.append(
-            Finding("postgres", "warn", text, "connect workers directly, or in session mode")
-        )
-    if abs(offset_s) > 1:
-        text = f"its clock differs from this machine's by {offset_s:.1f} s"
-        found.append(Finding("clock", "warn", text, "run a time service on both"))
-    else:
-        found.append(
-            Finding("clock", "ok", f"within {abs(offset_s) * 1000:.0f} ms of PostgreSQL's")
-        )
-    return found
-
-
 async def check_schema_state(engines: Engines, packages: tuple[str, ...]) -> list[Finding]:
     """Migrations that are missing."""
     missing = await plan_migrations(engines.postgres, packages)
@@ -283,20 +263,21 @@ async def check_valkey(engines: Engines) -> list[Finding]:
 async def check_valkey_node(node: Node, subject: str) -> list[Finding]:
     """Version, eviction policy, persistence of one server."""
     info = await node.command("INFO", "server")
-    version = str(info.get("valkey_version") or info.get("redis_version"))
+    product = "valkey" if "valkey_version" in info else "redis"
+    version = str(info[f"{product}_version"])
     parts = tuple(int(part) for part in version.split(".")[:3])
-    oldest = VALKEY_OLDEST.get(parts[0], VALKEY_OLDEST[9])
-    found = [Finding(subject, "ok", f"version {version} answers")]
+    known = VALKEY_OLDEST if product == "valkey" else REDIS_OLDEST
+    oldest = known.get(parts[0], known[max(known)])
+    found = [Finding(subject, "ok", f"{product.title()} {version} answers")]
     if parts < oldest:
-        text = f"version {version} has known holes"
+        text = f"{product.title()} {version} is too old: it has known holes or lacks functions"
         needed = ".".join(str(part) for part in oldest)
         found = [Finding(subject, "fail", text, f"use {needed} or newer")]
-    wanted = {"maxmemory-policy": "noeviction", "appendonly": "yes"}
-    for name, value in wanted.items():
+    for name, (wanted, state, harm) in VALKEY_SETTINGS.items():
         present = await _valkey_setting(node, name)
-        if present != value:
-            text = f"{name} is {present}: counters would be lost silently"
-            found.append(Finding(subject, "fail", text, f"set {name} {value}"))
+        if present not in wanted:
+            mend = f"CONFIG SET {name} {wanted[0]}, and the same in the server's file"
+            found.append(Finding(subject, state, f"{name} is {present}: {harm}", mend))
     for name, (least, cost) in FEED_SETTINGS.items():
         present = await _valkey_setting(node, name)
         if int(present) < least:
