@@ -54,8 +54,9 @@ class StockValkey:
     def start(self) -> None:
         """Start it and wait until it answers."""
         assert self._program is not None
-        fixed = {"port": self.port, "bind": "127.0.0.1", "dir": self.folder, **self.settings}
-        words = [str(w) for name, value in fixed.items() for w in (f"--{name}", value)]
+        words = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        for name, value in self.settings.items():
+            words += [f"--{name}", *value.split()]
         bound = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid())]
         bound += [str(int(signal.SIGKILL)), "same", "--"]
         with (self.folder / "log").open("ab") as log:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rooms import ROOMS
 
+from penstock.testing.processes import PenstockProcess
 from stock_valkey import StockValkey, program_of
 
 pytestmark = pytest.mark.slow
@@ -15,10 +16,10 @@ def make_valkey(servers_folder):
     """`make_valkey("redis7")`: a server that answers, or a skip where none is installed."""
     servers: list[StockValkey] = []
 
-    def make(name: str) -> StockValkey:
+    def make(name: str, **settings: str) -> StockValkey:
         if program_of(name) is None:
             pytest.skip(f"{name} is not installed")
-        servers.append(StockValkey(servers_folder / f"valkey{len(servers)}", name))
+        servers.append(StockValkey(servers_folder / f"valkey{len(servers)}", name, **settings))
         servers[-1].start()
         return servers[-1]
 
@@ -37,3 +38,14 @@ async def test_all_rooms_work(make_postgres, make_valkey, make_rooms, postgres, 
     rooms = make_rooms(PENSTOCK_POSTGRES_URL=server.url, PENSTOCK_VALKEY_URL=hot.url)
     for room in ROOMS:
         getattr(rooms, room)()
+
+
+@pytest.mark.parametrize("valkey", ["valkey9", "redis7"])
+def test_a_server_without_functions_is_refused_at_the_start(
+    make_valkey, database_url, tmp_path, valkey
+):
+    hot = make_valkey(valkey, **{"rename-command": "FUNCTION OLDER"})
+    urls = {"PENSTOCK_POSTGRES_URL": database_url, "PENSTOCK_VALKEY_URL": hot.url}
+    started = PenstockProcess(["up"], folder=tmp_path, env=urls)
+    assert started.wait_exit() == 5
+    assert "use Valkey 7.2, Redis 7.0 or newer" in started.out + started.err

@@ -15,10 +15,23 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
+from valkey.exceptions import ResponseError
+
 from penstock.engines.multiplex import Multiplexer, ValkeyRefused
 from penstock.engines.valkey import Valkey, ValkeyDown
+from penstock.kernel.errors import Conflict
 
 _HEADER: Final = re.compile(r"#!lua name=(penstock_\w+_v\d+)\n")
+
+
+_UNFIT: Final = ("unknown command", "Error registering functions", "NOPERM")
+"""Replies to FUNCTION that the same server gives again."""
+
+
+class ValkeyUnfit(Conflict):
+    """The server cannot run function libraries: it is too old, or its user may not load them."""
+
+    code = "valkey.unfit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +61,9 @@ def find_libraries(packages: tuple[str, ...]) -> list[Library]:
 
 
 async def load_libraries(valkey: Valkey, packages: tuple[str, ...]) -> list[str]:
-    """Load what is missing or differs, on every primary; return the names that were sent. Raises: ValkeyDown.
+    """Load what is missing or differs, on every primary; return the names that were sent.
 
-    A primary of a cluster that is away gets its functions when one of them is called there.
+    Raises: ValkeyDown, ValkeyUnfit. A primary of a cluster that is away gets its functions when one of them is called there.
     """
     libraries, nodes = find_libraries(packages), await valkey.primaries()
     told = await asyncio.gather(
@@ -59,6 +72,7 @@ async def load_libraries(valkey: Valkey, packages: tuple[str, ...]) -> list[str]
     sent, failures = list[str](), list[ValkeyDown]()
     for names in told:
         if isinstance(names, ValkeyDown):
+            _require_fit(names)
             failures.append(names)
         elif isinstance(names, BaseException):
             raise names
@@ -67,6 +81,16 @@ async def load_libraries(valkey: Valkey, packages: tuple[str, ...]) -> list[str]
     if failures and len(failures) == len(nodes):
         raise failures[0]
     return list(dict.fromkeys(sent))
+
+
+def _require_fit(error: ValkeyDown) -> None:
+    """Tell a server that cannot run libraries from one that is away. Raises: ValkeyUnfit."""
+    reply = str(error.__cause__) if isinstance(error.__cause__, ResponseError) else ""
+    if any(sign in reply for sign in _UNFIT):
+        raise ValkeyUnfit(
+            f"Valkey refuses our function libraries ({reply[:120]}): use Valkey 7.2, Redis 7.0 or newer, and a"
+            " user who may call FUNCTION"
+        ) from error
 
 
 async def _load(command: Callable[..., Awaitable[Any]], libraries: Sequence[Library]) -> list[str]:
