@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from bench import feed_http, feed_pages, feed_push
+from bench import feed_crowded, feed_http, feed_pages, feed_push
 from bench.figures import Figure
 from bench.harness import Run
 
@@ -14,6 +14,7 @@ QUESTIONS: Final[dict[str, Measure]] = {
     "pages": feed_pages.measure_pages,
     "pages_10m": feed_pages.measure_large("uniform"),
     "pages_10m_zipf": feed_pages.measure_large("zipf"),
+    "crowded": feed_crowded.measure_crowded,
     "writes": feed_http.measure_writes,
     "http": feed_http.measure_http,
     "push": feed_push.measure_push,

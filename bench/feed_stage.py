@@ -94,10 +94,7 @@ def make_world(
     ms = now_ms - dice.integers(0, SPAN_MS, size=posts)
     if shape == "zipf":
         ms = ms // BURST_MS * BURST_MS
-    scores = ms * 2048
-    # Ids grow with the number, so the order by id is the order by number.
-    order = np.lexsort((np.arange(posts), scores))[::-1]
-    world = World(shape, authors, author[order], scores[order], order, _ids(order), {})
+    world = world_of(shape, authors, author, ms * 2048)
     number = FIRST_VIEWER
     for follows in FOLLOWS:
         for row in range(viewers + crowd // follows):
@@ -106,6 +103,13 @@ def make_world(
                 world.viewers.setdefault(follows, []).append(number)
             world.follows[number] = dice.choice(authors, size=follows, replace=False, p=weights)
     return world
+
+
+def world_of(shape: str, authors: int, author: Any, scores: Any) -> World:
+    """A world of these posts, without viewers."""
+    # Ids grow with the number, so the order by id is the order by number.
+    order = np.lexsort((np.arange(len(author)), scores))[::-1]
+    return World(shape, authors, author[order], scores[order], order, _ids(order), {})
 
 
 def _ids(numbers: Any) -> Any:

@@ -49,11 +49,25 @@ class World:
 class History:
     """Random writes, made to the service and to the oracle."""
 
-    def __init__(self, feed, seed, *, authors=12, viewers=6, most=6, moments=5, days=40, burst=8):
+    def __init__(
+        self,
+        feed,
+        seed,
+        *,
+        authors=12,
+        viewers=6,
+        most=6,
+        moments=5,
+        days=40,
+        burst=8,
+        until=NOON,
+    ):
         self.feed, self.world = feed, World()
         self.random = random.Random(seed)
         self.authors, self.viewers = list(range(1, authors + 1)), list(range(1, viewers + 1))
-        self.moments = [NOON - timedelta(days=self.random.uniform(0, days)) for _ in range(moments)]
+        self.moments = [
+            until - timedelta(days=self.random.uniform(0, days)) for _ in range(moments)
+        ]
         self.most, self.burst = most, burst
         self.made = 0
 
@@ -73,10 +87,10 @@ class History:
         )[0]
         await verb()
 
-    async def post(self):
+    async def post(self, count=None):
         """Some posts, many of them at the very same moments."""
         new = []
-        for _ in range(self.random.choice([1, 1, 1, 2, self.burst])):
+        for _ in range(count or self.random.choice([1, 1, 1, 2, self.burst])):
             self.made += 1
             at = self.random.choice([None, *self.moments, *self.moments])
             name = f"{self.random.choice('aAzZ_~')}{self.made}"

@@ -129,7 +129,7 @@ async def test_a_server_that_lost_its_last_moments_gets_them_again(feed, sweeper
     await feed.follow(7, 1)
     await feed.post(1, "a")
     await sweeper.run_once(older_s=0)
-    prefix = f"{engines.valkey.prefix}:{{f:0}}:"
+    prefix = f"{engines.valkey.prefix}:{{f2:0}}:"
     await engines.valkey.command("ZREM", f"{prefix}p:1", "a")
     await engines.valkey.command("ZADD", f"{prefix}p:1", 0, "")
     assert await ids(feed, 7) == []
@@ -161,7 +161,7 @@ async def test_a_server_that_came_back_is_not_read_before_it_has_settled(feed, s
     await feed.follow(7, 1)
     await feed.post(1, "a")
     assert await is_fast(feed)
-    await engines.valkey.command("HSET", f"{engines.valkey.prefix}:{{f:0}}:m", "run", "before")
+    await engines.valkey.command("HSET", f"{engines.valkey.prefix}:{{f2:0}}:m", "run", "before")
     [told] = await feed.stats()
     assert told.state == "returning"
     assert not await is_fast(feed)
@@ -177,7 +177,7 @@ async def test_a_server_that_came_back_is_not_read_before_it_has_settled(feed, s
 async def test_an_index_whose_building_was_cut_off_by_a_restart_is_begun_again(feed, engines):
     await feed.follow(7, 1)
     await feed.post(1, "a")
-    key = f"{engines.valkey.prefix}:{{f:0}}:m"
+    key = f"{engines.valkey.prefix}:{{f2:0}}:m"
     token = await engines.valkey.command("HGET", key, "token")
     await engines.valkey.command("HSET", key, "state", "building", "run", "before")
     assert not await feed.hot.finish(0, token.decode())
@@ -194,7 +194,7 @@ async def test_a_server_that_is_an_old_copy_is_dropped_and_built_anew(feed, swee
     await feed.post(1, "a")
     await sweeper.run_once(older_s=0)
     await sql("UPDATE penstock.feed_index SET forgotten = 1000000")
-    prefix = f"{engines.valkey.prefix}:{{f:0}}:"
+    prefix = f"{engines.valkey.prefix}:{{f2:0}}:"
     await engines.valkey.command("ZADD", f"{prefix}p:1", 2**52, "old")
     await engines.valkey.command("HSET", f"{prefix}m", "run", "the run before", "newest", 2**52)
     await sweeper.run_once(older_s=0, settle_s=0)
@@ -209,7 +209,7 @@ async def test_a_large_old_copy_is_built_anew_by_a_job(feed, sweeper, engines, s
     await feed.post(1, "a")
     await sql("INSERT INTO penstock.feed_version SELECT 1, n, 1 FROM generate_series(10, 1100) n")
     await sql("UPDATE penstock.feed_index SET forgotten = 1000000")
-    key = f"{engines.valkey.prefix}:{{f:0}}:m"
+    key = f"{engines.valkey.prefix}:{{f2:0}}:m"
     await engines.valkey.command("HSET", key, "run", "the run before")
     await sweeper.run_once(older_s=0, settle_s=0)
 
@@ -261,7 +261,7 @@ async def test_an_index_that_was_damaged_is_proved_so_and_repaired_in_place(feed
     await feed.follow(7, [1, 2, 3])
     for author in (1, 2, 3):
         await feed.post(author, f"p{author}")
-    prefix = f"{engines.valkey.prefix}:{{f:0}}:"
+    prefix = f"{engines.valkey.prefix}:{{f2:0}}:"
     await engines.valkey.command("SREM", f"{prefix}f:7", 2)
     await engines.valkey.command("SADD", f"{prefix}f:7", 99)
     await engines.valkey.command("ZADD", f"{prefix}p:1", 2**52, "extra")
@@ -284,16 +284,16 @@ async def test_shards_stay_as_they_were_begun(make_feed):
 async def test_the_functions_load_with_the_flags_that_they_say(feed, engines):
     """Changes are made in a full memory, and what only reads may be asked of a replica."""
     await feed.ready()
-    reply = await engines.valkey.command("FUNCTION", "LIST", "LIBRARYNAME", "penstock_feed_v1")
-    [library] = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in reply]
+    reply = await engines.valkey.command("FUNCTION", "LIST", "LIBRARYNAME", "penstock_feed_*")
+    libraries = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in reply]
     flags = {}
-    for entry in library[b"functions"]:
+    for entry in [function for library in libraries for function in library[b"functions"]]:
         function = dict(zip(entry[::2], entry[1::2], strict=True))
         flags[function[b"name"].decode().split("_", 2)[2]] = set(function[b"flags"])
     assert {name for name, found in flags.items() if found == {b"no-writes"}} == {
-        "page_v1",
-        "look_v1",
-        "posts_v1",
-        "follows_v1",
+        "page_v2",
+        "look_v2",
+        "posts_v2",
+        "follows_v2",
     }
-    assert {name for name, found in flags.items() if not found} == {"begin_v1", "finish_v1"}
+    assert {name for name, found in flags.items() if not found} == {"begin_v2", "finish_v2"}

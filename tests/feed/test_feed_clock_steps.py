@@ -168,7 +168,7 @@ async def test_what_valkey_lost_after_a_step_back_is_brought_again(feed, sweeper
         f"UPDATE penstock.feed_outbox SET made_at = made_at - interval '5 minutes' WHERE id > {row[0]}"
     )
     await sweeper.run_once(older_s=0)
-    prefix = f"{engines.valkey.prefix}:{{f:0}}:"
+    prefix = f"{engines.valkey.prefix}:{{f2:0}}:"
     await engines.valkey.command("ZREM", f"{prefix}p:1", "b")
     await engines.valkey.command("ZADD", f"{prefix}p:1", -1, "")
     await engines.valkey.command("HSET", f"{prefix}m", "run", "the run before", "swept", row[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from feed_world import History
@@ -12,6 +13,8 @@ from penstock.feed.model import FINE_MS, TICKS
 FEW = {"authors": 12, "most": 6}
 MANY = {"authors": 400, "viewers": 3, "most": 300, "moments": 60}
 DENSE = {"authors": 400, "viewers": 3, "most": 300, "moments": 8, "days": 0.02, "burst": 150}
+
+CROWDED = {"authors": 700, "viewers": 2, "most": 700, "moments": 2_000, "burst": 600}
 
 
 async def trimmed(history, feed):
@@ -58,6 +61,23 @@ async def test_pages_are_right_through_trims(make_feed, size):
     feed = make_feed(shards=2, follows_max=10_000)
     history = History(feed, seed=7, **size)
     await lived(history, feed, steps=60, pages=8, trims=0.1)
+    assert (await feed.verify()).is_equal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("days", [0.0003, 0.01, 0.3], ids=["in seconds", "in minutes", "in hours"])
+@pytest.mark.parametrize("age_days", [0, 30], ids=["today", "a month ago"])
+async def test_pages_of_crowded_moments_are_right_through_trims(make_feed, days, age_days):
+    """Buckets are split, today's by the clock and older ones by their authors, and left behind by `fine`."""
+    feed = make_feed(follows_max=10_000)
+    until = datetime.now(UTC) - timedelta(days=age_days)
+    history = History(feed, seed=13, days=days, until=until, **CROWDED)
+    for number in range(4):
+        await history.follow()
+        await history.post(history.burst)
+        if number:
+            await trimmed(history, feed)
+        await lived(history, feed, steps=4, pages=15)
     assert (await feed.verify()).is_equal
 
 

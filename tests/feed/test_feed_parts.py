@@ -56,7 +56,7 @@ async def test_many_posts_of_one_author_are_put_and_proved(many, engines):
     verified = await many.verify()
     assert (verified.is_equal, verified.posts) == (True, MANY)
     assert await newest(many) == [f"p{n:09}" for n in range(MANY, MANY - 200, -1)]
-    key = f"{engines.valkey.prefix}:{{f:0}}:p:1"
+    key = f"{engines.valkey.prefix}:{{f2:0}}:p:1"
     await engines.valkey.command("ZREMRANGEBYRANK", key, 5_500, 5_600)
     await engines.valkey.command("ZADD", key, 2**52, "stray")
     [differs] = (await many.verify()).differences
@@ -86,12 +86,12 @@ async def test_writes_in_between_parts_are_not_lost(many):
 @pytest.mark.slow
 async def test_whoever_finds_a_part_missing_puts_the_whole(many, engines):
     """As where a process died between two parts: no change is the next one, and no page lacks anything."""
-    start = f"{engines.valkey.prefix}:{{f:0}}:"
+    start = f"{engines.valkey.prefix}:{{f2:0}}:"
     before = await newest(many)
     await engines.valkey.command("ZADD", f"{start}p:1", 0, "")
-    words = ["penstock_feed_put_posts_part_v1", 2, f"{start}p:1", f"{start}m"]
+    words = ["penstock_feed_put_posts_part_v2", 2, f"{start}p:1", f"{start}m"]
     upto = 1_772_000_000_000 * TICKS
-    assert await engines.valkey.command("FCALL", *words, 1, 1, 0, upto, 0) == [b"ok", 0]
+    assert await engines.valkey.command("FCALL", *words, 1, 1, 0, upto, 0) == [b"ok", 0, 0]
     assert await newest(many) == before
     change = Change(Kind.POSTS, 1, 2, ["new"], [upto])
     assert (await many.hot.change(0, change))[0] == "gap"

@@ -228,7 +228,7 @@ async def test_what_is_too_old_for_the_index_is_trimmed_from_it(make_feed, engin
     await older.posts(days)
     before = len(await engines.valkey.command("KEYS", f"{engines.valkey.prefix}:*"))
     await Sweeper.of(feed).trim()
-    prefix = f"{engines.valkey.prefix}:{{f:0}}:"
+    prefix = f"{engines.valkey.prefix}:{{f2:0}}:"
     assert 11 <= await engines.valkey.command("ZCARD", f"{prefix}p:1") <= 12
     assert len(await engines.valkey.command("KEYS", f"{prefix}b:*")) < before / 2
     assert await ids(feed, 7, limit=50) == [post.id for post in days]

@@ -60,7 +60,7 @@ async def test_an_index_that_shows_too_much_is_told(feed):
 async def test_without_an_index_it_is_asked_of_postgresql_and_says_so(feed, engines):
     await feed.follow(7, 1)
     await feed.post(1, "a")
-    await engines.valkey.command("DEL", f"{engines.valkey.prefix}:{{f:0}}:m")
+    await engines.valkey.command("DEL", f"{engines.valkey.prefix}:{{f2:0}}:m")
     why = await feed.why(7, "a")
     assert (why.is_shown, why.is_slow) == (True, True)
 

@@ -17,7 +17,7 @@ visible in the other order than their moments; a page begun in between may then 
 A Valkey that comes back is not read before it has what it missed. Where it answers others and not the process that wrote,
 these may read what was before until it is reached, or the sweep brings it, a second or two later.
 
-**Files**: hearts `lua/feed_v1.lua` (a page of one shard), `merge.py` (a page of all), `apply.py` (changes in order),
+**Files**: hearts `lua/feed_page_v2.lua` (a page of one shard), `merge.py` (a page of all), `apply.py` (changes in order),
 `returning.py` (brought back with its server) and `rebuild.py` (made anew, and proved); then `reasons` (why a post is shown or
 not), `model`, `settings`, `errors`, `hot` (Valkey), `names`, `store/` + `sql/`, `service/`, `worker` (the sweep, in the role
 `flusher`).

@@ -1,4 +1,4 @@
-"""The feed's index in Valkey; the only caller of `lua/feed_v1.lua`.
+"""The feed's index in Valkey; the only caller of the functions in `lua/`.
 
 All of it is rebuilt from PostgreSQL, and nothing is here alone. A shard without its key `m` is empty or was lost: pages
 then come from PostgreSQL, and changes need not be made, since whoever builds it reads the truth after that. One that came
@@ -24,13 +24,15 @@ from penstock.feed.model import SCORE_MAX, VERSION_SLOTS, Change, Kind, Place
 PACKAGE: Final = "penstock.feed"
 POSTS_AT_ONCE: Final = 5_000
 """So many posts a call puts or tells: 30 ms of Valkey's time, in which nobody is served."""
+SPLITS_PER_CHANGE: Final = 8
+"""Crowded buckets that a writer splits after its change; others are left to the next writers and the sweep."""
 _CHANGE: Final = {
-    Kind.POSTS: "penstock_feed_change_posts_v1",
-    Kind.FOLLOWS: "penstock_feed_change_follows_v1",
+    Kind.POSTS: "penstock_feed_change_posts_v2",
+    Kind.FOLLOWS: "penstock_feed_change_follows_v2",
 }
 _PUT: Final = {
-    Kind.POSTS: "penstock_feed_put_posts_v1",
-    Kind.FOLLOWS: "penstock_feed_put_follows_v1",
+    Kind.POSTS: "penstock_feed_put_posts_v2",
+    Kind.FOLLOWS: "penstock_feed_put_follows_v2",
 }
 
 
@@ -81,7 +83,7 @@ class Hot:
         self.shards = shards
         self._line = line
         self._functions = Functions(line, PACKAGE)
-        self._starts = [f"{valkey.prefix}:{{f:{shard}}}:" for shard in range(shards)]
+        self._starts = [f"{valkey.prefix}:{{f2:{shard}}}:" for shard in range(shards)]
 
     def shard_of(self, author: int) -> int:
         """Where an author's posts are."""
@@ -94,7 +96,7 @@ class Hot:
         start = self._starts[shard]
         arguments: list[Any] = [limit, *(before or ("", "")), *(after or ("", ""))]
         keys = [f"{start}f:{viewer}", f"{start}m"]
-        reply = await self._functions.call("penstock_feed_page_v1", keys, arguments, reads=True)
+        reply = await self._functions.call("penstock_feed_page_v2", keys, arguments, reads=True)
         if reply is None:
             return None
         words = iter(reply[1:])
@@ -157,19 +159,24 @@ class Hot:
         """Begin to build a shard where there is nothing; state and token of what is there then."""
         keys = [f"{self._starts[shard]}m"]
         state, found = await self._functions.call(
-            "penstock_feed_begin_v1", keys, [token, floor, fine, swept]
+            "penstock_feed_begin_v2", keys, [token, floor, fine, swept]
         )
         return state.decode(), found.decode()
 
     async def finish(self, shard: int, token: str) -> bool:
         """A shard has all; False where it was lost since it was begun."""
         keys = [f"{self._starts[shard]}m"]
-        return bool(await self._functions.call("penstock_feed_finish_v1", keys, [token]))
+        return bool(await self._functions.call("penstock_feed_finish_v2", keys, [token]))
+
+    async def split_all(self, shard: int) -> None:
+        """Split all crowded buckets of a shard. Raises: ValkeyDown."""
+        while await self._split(shard):
+            pass
 
     async def look(self, shard: int) -> Look:
         """How a shard stands."""
         keys = [f"{self._starts[shard]}m"]
-        reply = await self._functions.call("penstock_feed_look_v1", keys, [], reads=True)
+        reply = await self._functions.call("penstock_feed_look_v2", keys, [], reads=True)
         words = [None if word is None else word.decode() for word in reply]
         state, floor, fine, newest, oldest, run, returned, swept, server_run = words
         return Look(
@@ -204,7 +211,7 @@ class Hot:
         while True:
             arguments = [author, score, limit]
             reply = await self._functions.call(
-                "penstock_feed_posts_v1", keys, arguments, reads=True
+                "penstock_feed_posts_v2", keys, arguments, reads=True
             )
             versions.add(reply[0])
             unhinted += reply[1]
@@ -221,14 +228,14 @@ class Hot:
         start = self._starts[shard]
         keys = [f"{start}f:{viewer}", f"{start}m"]
         arguments = [viewer, viewer % VERSION_SLOTS]
-        reply = await self._functions.call("penstock_feed_follows_v1", keys, arguments, reads=True)
+        reply = await self._functions.call("penstock_feed_follows_v2", keys, arguments, reads=True)
         return reply[0], {word.decode() for word in reply[1:]}
 
     async def trim(self, shard: int, *, floor: int, fine: int, buckets_max: int) -> bool:
         """Raise floor and fine, and remove buckets before them; whether there is more to remove."""
         keys = [f"{self._starts[shard]}m"]
         return bool(
-            await self._functions.call("penstock_feed_trim_v1", keys, [floor, fine, buckets_max])
+            await self._functions.call("penstock_feed_trim_v2", keys, [floor, fine, buckets_max])
         )
 
     async def trim_posts(self, cursor: bytes) -> bytes:
@@ -236,7 +243,7 @@ class Hot:
         cursor, found = await scan(self._line, self._keys("p:"), cursor)
         for key in found:
             meta = key.partition("}:")[0] + "}:m"
-            await self._functions.call("penstock_feed_trim_posts_v1", [key, meta], [])
+            await self._functions.call("penstock_feed_trim_posts_v2", [key, meta], [])
         return cursor
 
     async def drop(self) -> int:
@@ -250,12 +257,12 @@ class Hot:
         return dropped
 
     def _keys(self, letter: str) -> Keys:
-        pattern = self._starts[0].replace("{f:0}", "{f:*}") + f"{letter}*"
+        pattern = self._starts[0].replace("{f2:0}", "{f2:*}") + f"{letter}*"
         return Keys(pattern, [start + letter for start in self._starts])
 
     async def _note(self, shard: int, field: str, run: str, swept: int) -> bool:
         keys = [f"{self._starts[shard]}m"]
-        return bool(await self._functions.call("penstock_feed_noted_v1", keys, [field, run, swept]))
+        return bool(await self._functions.call("penstock_feed_noted_v2", keys, [field, run, swept]))
 
     async def _put_in_parts(self, shard: int, whole: Change) -> tuple[str, int]:
         start = self._starts[shard]
@@ -266,10 +273,7 @@ class Hot:
             arguments.append(int(part.last == SCORE_MAX))
             for score, post in part.posts:
                 arguments += (score, post)
-            state, version = await self._functions.call(
-                "penstock_feed_put_posts_part_v1", keys, arguments
-            )
-            told = (state.decode(), version)
+            told = await self._bring("penstock_feed_put_posts_part_v2", shard, keys, arguments)
             if told[0] != "ok":
                 break
         return told
@@ -283,8 +287,23 @@ class Hot:
             arguments += (score, item)
         letter = "p" if change.kind is Kind.POSTS else "f"
         keys = [f"{start}{letter}:{change.entity}", f"{start}m"]
-        state, version = await self._functions.call(function, keys, arguments)
+        return await self._bring(function, shard, keys, arguments)
+
+    async def _bring(
+        self, function: str, shard: int, keys: list[str], arguments: list[Any]
+    ) -> tuple[str, int]:
+        """Call a function that changes a shard, then split some of the buckets that became crowded."""
+        state, version, *crowded = await self._functions.call(function, keys, arguments)
+        if crowded == [1]:
+            for _ in range(SPLITS_PER_CHANGE):
+                if not await self._split(shard):
+                    break
         return state.decode(), version
+
+    async def _split(self, shard: int) -> int:
+        """Split one crowded bucket, in about 2 ms of Valkey's time; how many are left."""
+        keys = [f"{self._starts[shard]}m"]
+        return int(await self._functions.call("penstock_feed_split_v2", keys, []))
 
 
 class Part(NamedTuple):

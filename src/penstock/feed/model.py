@@ -40,10 +40,10 @@ SCORE_MAX: Final = 2**53 - 1
 VERSION_SLOTS: Final = 65_521
 """Versions of follow sets are kept in so many small hashes; a prime, since ids may be made of bit fields."""
 BUCKET_MS: Final = 65_536
-FINE_MS: Final = BUCKET_MS * 8
-"""Where the buckets of level 1 begin; floor and fine are multiples of it."""
+FINE_MS: Final = BUCKET_MS * 64
+"""The width of a bucket of level 2; `floor` and `fine` are multiples of it."""
 FINE_FOR_MS: Final = 4 * 86_400_000
-"""So long the two finest levels of buckets are kept: pages further down need none."""
+"""How long buckets of levels 0 and 1 are kept; older ones are kept only where many authors posted."""
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,18}")
 _NUMERIC: Final = re.compile(r"[+-]?[0-9]+")
 _FEED_ID: Final = "a whole number from 1 to 2**63 - 1, or a name: 1 to 128 of A-Z a-z 0-9 . _ : @ ~ - that are no number"

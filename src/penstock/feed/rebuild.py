@@ -121,6 +121,8 @@ class Rebuild:
                         return None
                 done += len(wholes)
                 tell(min(1.0, done / max(1, total)), f"{done} of {total}")
+        for shard in range(self._hot.shards):
+            await self._hot.split_all(shard)
         finished = [await self._hot.finish(shard, token) for shard, token in enumerate(tokens)]
         return done if all(finished) else None
 

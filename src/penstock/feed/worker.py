@@ -84,6 +84,7 @@ class Sweeper:
         self._swept = max(self._swept, swept.last)
         changes_repaired.inc(swept.missing)
         for shard in range(self._hot.shards):
+            await self._hot.split_all(shard)
             look = await self._hot.look(shard)
             if look.state is not None and look.run == look.server_run and look.swept < self._swept:
                 await self._hot.note_swept(shard, run=look.server_run, swept=self._swept)
