@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.kernel.errors import Conflict, InvalidInput, NotFound, TooLarge
+from penstock.kernel.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
 
 
 class InvalidFeedId(InvalidInput):
@@ -127,6 +127,19 @@ class FeedShardsFixed(Conflict):
         super().__init__(
             f"feed.shards is {configured}, but the index was begun with {stored}: set feed.shards"
             f" (PENSTOCK_FEED_SHARDS) to {stored}; the number stays for good"
+        )
+
+
+class SlowPagesBusy(Unavailable):
+    """Too many pages are read from PostgreSQL at once; this one was not read."""
+
+    code = "feed.slow_pages_busy"
+
+    def __init__(self, at_once: int) -> None:
+        super().__init__(
+            f"the page was not read: it needs PostgreSQL, which already reads {at_once} pages for this"
+            " process (feed.slow_pages_max), and as many as may wait do: try again",
+            retry_after_s=2,
         )
 
 

@@ -11,6 +11,7 @@ from penstock.kernel.metrics import counter, gauge
 
 SHARDS_MAX: Final = 64
 FOLLOWS_MAX: Final = 10_000
+SLOW_PAGES_MAX: Final = 64
 
 
 def parse_shards(text: str) -> int:
@@ -21,6 +22,11 @@ def parse_shards(text: str) -> int:
 def parse_follows(text: str) -> int:
     """A number of follows. Raises: ValueError."""
     return _whole(text, FOLLOWS_MAX)
+
+
+def parse_slow_pages(text: str) -> int:
+    """A number of pages read at once. Raises: ValueError."""
+    return _whole(text, SLOW_PAGES_MAX)
 
 
 def _whole(text: str, most: int) -> int:
@@ -51,10 +57,18 @@ class FeedConfig:
     live_every_s: float = setting(
         "1s", "Time between two looks for new posts, for each viewer who watches.", parse_duration_s
     )
+    slow_pages_max: int = setting(
+        "3",
+        "Pages that a process reads from PostgreSQL at once; four times as many wait, others get 503.",
+        parse_slow_pages,
+    )
 
 
 pages_told = counter(
     "feed_pages_total", "Pages by what they were read from.", source=("index", "postgres")
+)
+pages_refused = counter(
+    "feed_pages_refused_total", "Pages that were not read, since PostgreSQL was busy with others."
 )
 changes_made = counter(
     "feed_changes_total",

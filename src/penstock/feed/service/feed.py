@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from penstock.engines import Engines
 from penstock.feed.apply import Applier
 from penstock.feed.hot import Hot
-from penstock.feed.merge import Merge
+from penstock.feed.merge import Merge, SlowPages
 from penstock.feed.model import (
     Bar,
     FeedId,
@@ -67,7 +67,8 @@ class Feed:
         self._following = Following(
             self.postgres, names, applier, places=places, follows_max=config.follows_max
         )
-        merge = Merge(self.postgres, self.hot, applier, self.want_ready)
+        slow_pages = SlowPages(self.postgres, config.slow_pages_max)
+        merge = Merge(slow_pages, self.hot, applier, self.want_ready)
         self._reading = Reading(self.postgres, names, merge, places)
         self._explaining = Explaining(self.postgres, names, merge)
 
@@ -177,7 +178,7 @@ class Feed:
 
         `cursor` is `next` of the page before; `since` is `newest` of an earlier page (or a marker's `place`): only what is
         newer. The end is where `next` is None. Without Valkey it is made from PostgreSQL, more slowly.
-        Raises: InvalidFeedId, InvalidLimit, CursorInvalid, PostgresDown where neither can tell.
+        Raises: InvalidFeedId, InvalidLimit, CursorInvalid, PostgresDown where neither can tell, SlowPagesBusy where too many are.
         """
         if not self._index.is_ready:
             await self._index.open()
