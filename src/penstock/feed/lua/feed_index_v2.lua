@@ -14,7 +14,8 @@
 --               authors without a post there, and never lacks one. It holds the author 0, whom nobody is, where it is split:
 --               the 8 buckets of the next finer level then lack no author either
 --   s           set of buckets to be split, as `<L>:<n>`
--- Buckets of levels 2 to 6 exist always, those of levels 0 and 1 from `fine` on, all others below a split bucket alone.
+-- Buckets of levels 3 to 6 exist always, those of levels 0 to 2 from `fine` on. Before it a bucket of level 2 that is split holds
+-- 0 alone. All others exist below a split bucket alone.
 -- A score is milliseconds * 2048 + tick, exact in a double. Where scores are equal the greater id, by bytes, is newer.
 
 local FINEST_LEVEL, FINE_LEVELS, TOP_LEVEL, FIRST_WIDTH = -9, 2, 6, 134217728
@@ -66,6 +67,15 @@ local function call_many(command, key, words)
   end
 end
 
+-- Mark a bucket as split. One of level 2 is emptied, since 8 of level 1 are soon looked through; to look through all below a
+-- finer one would take long.
+local function mark_split(key, level)
+  if level == FINE_LEVELS then
+    redis.call('DEL', key)
+  end
+  redis.call('SADD', key, '0')
+end
+
 -- Call `met` with the key of each bucket that is to have the author of a post at a score, but for those in `seen`: who posted
 -- in a bucket posted in those around it. Return the finest of them, as `<L>:<n>`, where it is to be split.
 local function each_bucket(base, score, fine, seen, met)
@@ -74,9 +84,12 @@ local function each_bucket(base, score, fine, seen, met)
     local key = bucket_key(base, around, math.floor(score / WIDTHS[around]))
     if seen[key] then
       break
+    elseif around == FINE_LEVELS and level == FINE_LEVELS and is_split(key) then
+      seen[key] = 'split'
+    else
+      seen[key] = 'met'
+      met(key)
     end
-    seen[key] = 'met'
-    met(key)
   end
   while level > FINEST_LEVEL do
     local n = math.floor(score / WIDTHS[level])
@@ -229,7 +242,7 @@ local function split(keys)
         redis.call('SADD', base .. 's', level - 1 .. ':' .. text_of(part))
       end
     end
-    redis.call('SADD', key, '0')
+    mark_split(key, level)
   end
   redis.call('SREM', base .. 's', name)
   return redis.call('SCARD', base .. 's')
@@ -348,6 +361,18 @@ local function follows(keys, args)
   return reply
 end
 
+-- Note the authors of a bucket as having posts below the floor.
+local function note_bucket(base, level, n)
+  local key = bucket_key(base, level, n)
+  if level == FINE_LEVELS and is_split(key) then
+    for part = 8 * n, 8 * n + 7 do
+      note_bucket(base, level - 1, part)
+    end
+  else
+    call_many('SADD', base .. 'o', redis.call('SMEMBERS', key))
+  end
+end
+
 -- Note whose posts a floor that rises leaves below it: the authors of the buckets in between, or of coarser ones.
 local function note_older(base, from, upto)
   local level = FINE_LEVELS
@@ -356,7 +381,7 @@ local function note_older(base, from, upto)
   end
   local width = WIDTHS[level]
   for n = math.floor(from / width), math.floor(upto / width) do
-    call_many('SADD', base .. 'o', redis.call('SMEMBERS', base .. 'b:' .. level .. ':' .. text_of(n)))
+    note_bucket(base, level, n)
   end
 end
 
@@ -379,7 +404,7 @@ local function leave_behind(base, level, n)
   local authors, looked = redis.call('SCARD', key), 1
   local is_kept = authors >= SPLIT_AT
   if is_kept then
-    redis.call('SADD', key, '0')
+    mark_split(key, level)
   elseif authors == 0 then
     return looked
   end

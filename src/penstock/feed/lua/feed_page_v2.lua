@@ -136,8 +136,10 @@ local function page_of_buckets(base, follows, count, top, tie, low, fine, need)
     local width = WIDTHS[level]
     local n, lowest = math.floor(top / width), base_level(top, fine)
     local key = bucket_key(base, level, n)
-    local met = server.call('SINTERCARD', 2, follows, key, 'LIMIT', cap + 1)
-    if met > cap and level > FINEST_LEVEL and (level > lowest or is_split(key)) then
+    -- A split bucket of level 2 is empty.
+    local is_empty = level == FINE_LEVELS and level == lowest and is_split(key)
+    local met = is_empty and cap + 1 or server.call('SINTERCARD', 2, follows, key, 'LIMIT', cap + 1)
+    if met > cap and level > FINEST_LEVEL and (is_empty or level > lowest or is_split(key)) then
       level = level - 1
     else
       local start, part = math.max(n * width, low), {}
