@@ -4,6 +4,7 @@ CPU and log.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import AsyncIterator
@@ -22,6 +23,8 @@ from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.valkey import Valkey, ValkeyConfig
 
 TEMPLATE = "bench_template"
+FEED_MODULE = os.environ.get("FEED_MODULE")
+"""The path of a built ZREVMERGE, the module with which the feed is compared; None: without it."""
 _DURATION = re.compile(r"duration: ([\d.]+) ms +(?:execute|statement)[^\n]*?(\w*claim\w*)")
 
 
@@ -128,7 +131,8 @@ class BenchEngines:
 @asynccontextmanager
 async def bench_engines(folder: Path) -> AsyncIterator[BenchEngines]:
     """Start both engines in `folder` and make the template."""
-    embedded = EmbeddedEngines(folder, durable=True)
+    extra = {"loadmodule": FEED_MODULE} if FEED_MODULE else {}
+    embedded = EmbeddedEngines(folder, durable=True, valkey_extra=extra)
     endpoints = await embedded.start()
     try:
         engines = BenchEngines(folder, embedded, endpoints)

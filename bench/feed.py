@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from bench import feed_crowded, feed_http, feed_pages, feed_push
+from bench import feed_crowded, feed_http, feed_module, feed_pages, feed_push
 from bench.figures import Figure
 from bench.harness import Run
 
@@ -15,6 +15,7 @@ QUESTIONS: Final[dict[str, Measure]] = {
     "pages_10m": feed_pages.measure_large("uniform"),
     "pages_10m_zipf": feed_pages.measure_large("zipf"),
     "crowded": feed_crowded.measure_crowded,
+    "module": feed_module.measure_module,
     "writes": feed_http.measure_writes,
     "http": feed_http.measure_http,
     "push": feed_push.measure_push,
@@ -25,5 +26,5 @@ SETTINGS: Final = {
     feed_pages.APP: "one pipeline of ZRANGE a page, libvalkey, the follows known to the app",
     feed_pages.LUA: "one script by hash, on the same keys",
     feed_pages.COLUMNS: "numpy, authors of posts by time, in one process",
-    "ZREVMERGE in C": "quoted, not run: see the head of feed_pages.py for how it was measured",
+    feed_module.MODULE: "a module built elsewhere, loaded into the same Valkey; FEED_MODULE is its path",
 }

@@ -3,12 +3,6 @@
 All systems read the same index in turns, one call at a time, and each answer is compared with the brute-force page: the
 merge of every followed author in the app, the same in a Lua script, and, as the limit of what any index can do,
 columns in the memory of this process.
-
-The C module from which the idea of a merge inside Valkey comes (ZREVMERGE of funcorp/redis-modules) cannot be had as a
-package. It was measured once: built outside this repository, its source unchanged, loaded into Valkey 9.1.2, on 10 M posts of
-100,000 authors, 20 viewers, 2 cores, in the same run as an early form of this index: page of 20 at 100 / 400 / 1,000 / 5,000
-follows 0.49 / 1.86 / 4.3 / 22 ms p50 (uniform; the index: 0.33 / 0.58 / 0.46 / 0.34), 0.48 / 1.6 / 4.1 / 21 (zipf; 0.99 / 0.26 /
-0.34 / 0.61), and up to 3 of 20 viewers got a wrong page where posts share a millisecond, since its cursor is a score alone.
 """
 
 from __future__ import annotations
@@ -29,8 +23,6 @@ APP, LUA, COLUMNS = "merge in the app", "Lua merge of every author", "columns in
 SHAPES = ("uniform", "zipf")
 PEER_VIEWERS = 5
 FULL_POSTS = 1_000_000
-MODULE = {100: 0.49, 400: 1.86, 1_000: 4.3, 5_000: 22.0}
-"""p50 in ms of the C module, as the head of this file says."""
 Ask = Callable[[int], Awaitable[list[str]]]
 Values = dict[str, dict[str, list[float]]]
 
@@ -216,7 +208,6 @@ def _times(values: Values, shape: str, posts: int) -> list[Figure]:
             figure(
                 f"times faster than the {peer}", "x", f"5,000 follows, {shape}, {posts:,} posts",
                 ours=ratios, goal=Goal(at_least=times),
-                not_measured=[f"the C module: {MODULE[5_000]} ms in an earlier run, see feed_pages.py"],
             )
         )  # fmt: skip
     return rows

@@ -1,5 +1,5 @@
-"""Two ways to make a page that need no index by time, on the same keys as ours: the app asks for the newest posts of every
-followed author in one pipeline and merges them; a Lua script does that inside Valkey.
+"""Ways to make a page that need no index by time, on the same keys as ours: the app asks for the newest posts of every
+followed author in one pipeline and merges them; a Lua script or a module in C does that inside Valkey.
 
 Each is given its best: the stock client with libvalkey, the list of follows for nothing (the app), one script by its hash.
 """
@@ -36,7 +36,7 @@ return reply
 
 
 class Merges:
-    """Both, on the index that was built at `base` (`penstock:{f2:0}:`)."""
+    """All of them, on the index that was built at `base` (`penstock:{f2:0}:`)."""
 
     def __init__(self, valkey_url: str, base: str) -> None:
         self.client: Any = Valkey.from_url(valkey_url)
@@ -65,6 +65,12 @@ class Merges:
         key = f"{self._base}f:{viewer}"
         found = await self.client.evalsha(self._script, 1, key, self._base, top, need)
         return [post.decode() for post in found]
+
+    async def in_module(self, follows: Sequence[int], need: int) -> list[str]:
+        """Ids of the page after merging in the module ZREVMERGE."""
+        keys = [f"{self._base}p:{author}" for author in follows]
+        found = await self.client.execute_command("ZREVMERGE", need, 0, 0, len(keys), *keys)
+        return [post.decode() for post in found[::2]]
 
     async def push(self, inboxes: int, posts: range, cap: int) -> None:
         """Write posts into inboxes that keep `cap` each, one in each in turn, as a feed that pushes does."""
