@@ -8,7 +8,7 @@ local FINEST_LEVEL, FINE_LEVELS, TOP_LEVEL, FIRST_WIDTH = -9, 2, 6, 134217728
 local known_run
 
 local function run_of_server()
-  known_run = known_run or string.match(server.call('INFO', 'server'), 'run_id:(%w+)')
+  known_run = known_run or string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
   return known_run
 end
 
@@ -35,7 +35,7 @@ local function base_level(score, fine)
 end
 
 local function is_split(key)
-  return server.call('SISMEMBER', key, '0') == 1
+  return redis.call('SISMEMBER', key, '0') == 1
 end
 
 -- Whether text a comes before b by bytes; Lua's own < asks the server's locale.
@@ -59,11 +59,11 @@ end
 
 -- The ranks, newest first, of an author's posts at score `top`: the first one below the id `tie`, or the one after all of them.
 local function rank_below(key, top_text, tie)
-  local first = server.call('ZCOUNT', key, '(' .. top_text, '+inf')
-  local after = first + server.call('ZCOUNT', key, top_text, top_text)
+  local first = redis.call('ZCOUNT', key, '(' .. top_text, '+inf')
+  local after = first + redis.call('ZCOUNT', key, top_text, top_text)
   while first < after do
     local middle = math.floor((first + after) / 2)
-    if is_before(server.call('ZRANGE', key, middle, middle, 'REV')[1], tie) then
+    if is_before(redis.call('ZRANGE', key, middle, middle, 'REV')[1], tie) then
       after = middle
     else
       first = middle + 1
@@ -76,14 +76,14 @@ end
 -- and not below low. Top and low are given as text, too, since many authors are read with the same.
 local function add_older(found, key, author, top, tie, low, need, top_text, low_text)
   local limit, skipped = tie and need + 1 or need, 0
-  local rows = server.call('ZRANGE', key, top_text, low_text, 'BYSCORE', 'REV', 'LIMIT', 0, limit, 'WITHSCORES')
+  local rows = redis.call('ZRANGE', key, top_text, low_text, 'BYSCORE', 'REV', 'LIMIT', 0, limit, 'WITHSCORES')
   if tie then
     while rows[2 * skipped + 1] and tonumber(rows[2 * skipped + 2]) == top and not is_before(rows[2 * skipped + 1], tie) do
       skipped = skipped + 1
     end
     if skipped > 1 and #rows == 2 * limit then
       local first = rank_below(key, top_text, tie)
-      rows, skipped = server.call('ZRANGE', key, first, first + need - 1, 'REV', 'WITHSCORES'), 0
+      rows, skipped = redis.call('ZRANGE', key, first, first + need - 1, 'REV', 'WITHSCORES'), 0
     end
   end
   for i = 2 * skipped + 1, math.min(#rows, 2 * (skipped + need)), 2 do
@@ -138,13 +138,13 @@ local function page_of_buckets(base, follows, count, top, tie, low, fine, need)
     local key = bucket_key(base, level, n)
     -- A split bucket of level 2 is empty.
     local is_empty = level == FINE_LEVELS and level == lowest and is_split(key)
-    local met = is_empty and cap + 1 or server.call('SINTERCARD', 2, follows, key, 'LIMIT', cap + 1)
+    local met = is_empty and cap + 1 or redis.call('SINTERCARD', 2, follows, key, 'LIMIT', cap + 1)
     if met > cap and level > FINEST_LEVEL and (is_empty or level > lowest or is_split(key)) then
       level = level - 1
     else
       local start, part = math.max(n * width, low), {}
       if met > 0 then
-        part = newest_of(base, server.call('SINTER', follows, key), top, tie, start, need - #found)
+        part = newest_of(base, redis.call('SINTER', follows, key), top, tie, start, need - #found)
         for i = 1, math.min(#part, need - #found) do
           found[#found + 1] = part[i]
         end
@@ -165,7 +165,7 @@ end
 
 -- Up to where a page is to go on in PostgreSQL; 0: no followed author has a post below the floor. A full page needs not know.
 local function floor_to_tell(base, follows, floor, is_full)
-  if floor == 0 or is_full or server.call('SINTERCARD', 2, follows, base .. 'o', 'LIMIT', 1) > 0 then
+  if floor == 0 or is_full or redis.call('SINTERCARD', 2, follows, base .. 'o', 'LIMIT', 1) > 0 then
     return text_of(floor)
   end
   return '0'
@@ -177,7 +177,7 @@ end
 -- then id, score and author of each, newest first. Costs a few calls a bucket, and one or two for each author found in it: a page
 -- has about so many, however many are followed.
 local function page(keys, args)
-  local meta = server.call('HMGET', keys[2], 'state', 'newest', 'oldest', 'floor', 'fine', 'run')
+  local meta = redis.call('HMGET', keys[2], 'state', 'newest', 'oldest', 'floor', 'fine', 'run')
   if meta[1] ~= 'ready' or meta[6] ~= run_of_server() then
     return false
   end
@@ -192,7 +192,7 @@ local function page(keys, args)
     tie = nil
   end
   local low, found = math.max(floor, tonumber(meta[3]), end_score or 0), {}
-  local count = server.call('SCARD', keys[1])
+  local count = redis.call('SCARD', keys[1])
   if count > 0 and top >= low then
     found = page_of_buckets(base, keys[1], count, top, tie, low, tonumber(meta[5]), need)
   end
@@ -208,4 +208,4 @@ local function page(keys, args)
   return reply
 end
 
-server.register_function{function_name = 'penstock_feed_page_v2', callback = page, flags = {'no-writes'}}
+redis.register_function{function_name = 'penstock_feed_page_v2', callback = page, flags = {'no-writes'}}
