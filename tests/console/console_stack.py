@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from hostile import CORPUS, TEXT
+from hostile import CORPUS, LAMP, TEXT
 from seller_host import SellerHost
 
 from penstock.engines.blobs import Blobs
@@ -161,7 +161,7 @@ class ConsoleStack:
             f'lamp-{n},"{quoted(text)}",{n + 5},"{quoted(text)}","{quoted(text)}",{other}lamp{n}.jpg'
             for n, text in enumerate(CORPUS)
         ]
-        lamps.append(f'lamp-all,"{quoted(TEXT)}",5,"{quoted(TEXT)}","{quoted(TEXT)}",')
+        lamps.append(f'{LAMP},"{quoted(TEXT)}",5,"{quoted(TEXT)}","{quoted(TEXT)}",')
         lamps.append(f'"{quoted(TEXT)}",No id,1,,,')
         books = [f"book-{n},Book {n},5,Books,," for n in range(30)]
         self.wait_run(self.catalogue("held-books", books))

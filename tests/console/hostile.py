@@ -24,3 +24,6 @@ CORPUS = (
 
 TEXT = " | ".join(CORPUS)
 """All of it in one text."""
+
+LAMP = "lamp/../all?&#;%2F №5 <i>"
+"""The id of an item, as its seller writes it."""

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import pytest
 from console_acts import act
-from hostile import CORPUS, TEXT
+from hostile import CORPUS, LAMP, TEXT
 
 from penstock.kernel.terminal import visible
 
@@ -60,7 +60,10 @@ async def test_hostile_texts_of_sellers_are_shown_as_they_are(screen, stack):
     for page in ("", *(f"/runs{part}" for part in lists), "/customers/lamp-house", "/photos"):
         await screen.open(f"/console/fetch{page}")
         assert "1337" not in await screen.text("main"), "a text was taken for a template"
-    path = "fetch/customers/lamp-house/items/lamp-all"
+    await screen.open(f"/console/fetch/runs/{run['run']}?list=changes")
+    await screen.page.get_by_role("link", name=LAMP, exact=True).click()
+    assert await screen.text("h1") == LAMP
+    path = f"fetch/customers/lamp-house/item?{urlencode({'id': LAMP})}"
     await screen.open(f"/console/{path}")
     stored = stack.call("GET", f"/v1/{path}")["fields"]
     shown = await screen.page.locator(".kv").evaluate("list => list.textContent")

@@ -176,7 +176,7 @@ class HttpWay:
         return await self.ask("GET", f"runs/{run}/report", headers={"Accept-Language": lang})
 
     async def item(self, *, customer, item):
-        return await self.ask("GET", f"customers/{_part(customer)}/items/{_part(item)}")
+        return await self.ask("GET", f"customers/{_part(customer)}/item", params={"id": item})
 
     async def send_items(self, *, items):
         return await self.ask("POST", "items", "runs", json=items)
@@ -315,7 +315,7 @@ class CommandWay:
         return await self.written("--html", run, lang)
 
     async def item(self, *, customer, item):
-        return await self.type("item", "show", customer, item)
+        return await self.type("item", "show", "--", customer, item)
 
     async def send_items(self, *, items):
         file = self._folder / "items.json"

@@ -42,7 +42,7 @@ async def test_each_row_has_one_outcome_and_each_fault_its_words(shop):
     text = HEAD + (
         "ok,Fine,5,\n"
         ",No id,5,\n"
-        "bad id,Spaces,5,\n"
+        "bad\u200bid,Invisible,5,\n"
         "noname,,5,\n"
         "price,Price,five,\n"
         "ok,Again,5,\n"

@@ -31,7 +31,7 @@ async def test_a_catalogue_through_http(client, shop):
     assert (await client.get(f"/v1/fetch/runs/{run['run']}")).json() == run
     problems = (await client.get(f"/v1/fetch/runs/{run['run']}/errors")).json()["problems"]
     assert [(p["item"], p["code"]) for p in problems] == [("b", "invalid_number")]
-    item = (await client.get("/v1/fetch/customers/web/items/a")).json()
+    item = (await client.get("/v1/fetch/customers/web/item?id=a")).json()
     assert item["fields"] == {"name": "A", "price": "5"}
     results = (await client.get("/v1/fetch/results?after=0")).json()
     assert results == {"results": [], "next_after": 0}
@@ -64,10 +64,10 @@ async def test_a_catalogue_through_http(client, shop):
         ("GET", "runs/99999999999999999999999", {}, 404, "fetch.run_unknown"),
         ("POST", "runs/99999999999999999999999/confirm", {}, 404, "fetch.run_unknown"),
         ("GET", "customers/%00", {}, 404, None),
-        ("GET", "customers/shop/items/%00", {}, 404, None),
+        ("GET", "customers/shop/item?id=%00", {}, 404, "fetch.item_unknown"),
         ("GET", "results?customer=%00", {}, 404, "fetch.customer_unknown"),
         ("POST", "runs/999999/confirm", {}, 404, "fetch.run_unknown"),
-        ("GET", "customers/shop/items/none", {}, 404, "fetch.item_unknown"),
+        ("GET", "customers/shop/item?id=none", {}, 404, "fetch.item_unknown"),
         ("PUT", "customers/a%20b", {"json": {"starts_max": 1}}, 422, "invalid_id"),
         ("PUT", "customers/%2e%2e", {"json": {"starts_max": 1}}, 422, "invalid_id"),
         ("PUT", "customers/%2e", {"json": {"starts_max": 1}}, 422, "invalid_id"),

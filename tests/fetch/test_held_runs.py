@@ -14,7 +14,7 @@ from penstock.fetch.model import RunState, SentItem
 from penstock.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
-BAD_ID = "not an id,Bad,5,\n"
+BAD_ID = "\u200bhidden,Bad,5,\n"
 LEFT = compile_query(
     "left",
     "-- What held and superseded runs leave of links to ask.\nSELECT count(*) FROM penstock.fetch_need",

@@ -26,8 +26,8 @@ def judge(values: dict, photos=()):
     ("values", "field", "code"),
     [
         ({"id": ""}, "id", "missing"),
-        ({"id": "a b"}, "id", "invalid_id"),
-        ({"id": "x" * 129}, "id", "invalid_id"),
+        ({"id": "a\u200bb"}, "id", "invalid_id"),
+        ({"id": "x" * 201}, "id", "invalid_id"),
         ({"id": "\ud800"}, "id", "invalid_id"),
         ({"name": ""}, "name", "missing"),
         ({"name": "x" * 1001}, "name", "too_long"),

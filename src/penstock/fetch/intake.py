@@ -19,6 +19,7 @@ import msgspec
 
 from penstock.fetch.door import refusal
 from penstock.fetch.guard import Policy
+from penstock.fetch.item_ids import find_item_id
 from penstock.fetch.kinds import split_currency
 from penstock.fetch.model import (
     COLUMNS_MAX,
@@ -30,11 +31,10 @@ from penstock.fetch.model import (
 )
 from penstock.fetch.readers import Fault, RawRow, Truncated, Value
 from penstock.fetch.schemas import Schema, Schemas
-from penstock.kernel.ids import USER_ID
 
 ROWS_OF_CHUNK: Final = 1000
 FIELD_NAME_CHARACTERS_MAX: Final = 200
-RULES_VERSION: Final = b"1"
+RULES_VERSION: Final = b"2"
 """Goes up when the same row would be judged otherwise than before."""
 _SHOWN_CHARACTERS_MAX: Final = 200
 _PRICE_CHARACTERS_MAX: Final = 64
@@ -100,14 +100,16 @@ def read_chunk(rows: Iterator[RawRow], rules: Rules) -> Chunk:
 def judge_row(raw: RawRow, rules: Rules) -> tuple[IntakeRow | None, list[Fault]]:
     """The row, valid or not, or None where not even its id can be read; and all that is wrong with it."""
     values = dict(raw.values)
-    item = raw.item
+    item = find_item_id(raw.item)
     values.pop("id", None)
-    row = IntakeRow(raw.number, raw.line, item) if USER_ID.fullmatch(item) else None
+    row = None if item is None else IntakeRow(raw.number, raw.line, item)
     if raw.fault is not None:
         return row, [raw.fault]
     if row is None:
         return None, [
-            Fault("id", "invalid_id", {"value": item}) if item else Fault("id", "missing")
+            Fault("id", "invalid_id", {"value": raw.item})
+            if raw.item.strip()
+            else Fault("id", "missing")
         ]
     faults = _check_bounds(values)
     if not faults:

@@ -31,6 +31,7 @@ from penstock.fetch.intake import (
     problem_of,
     seal_row,
 )
+from penstock.fetch.item_ids import find_item_id
 from penstock.fetch.model import ITEMS_SENT_MAX, SentItem
 from penstock.fetch.readers import Fault, RawRow
 from penstock.fetch.staging import Staging
@@ -69,12 +70,13 @@ class Sent:
         by_customer: dict[str, list[SentItem]] = defaultdict(list)
         seen: set[tuple[str, str]] = set()
         for item in items:
-            if (item.customer, item.item) in seen:
+            key = (item.customer, find_item_id(item.item) or item.item)
+            if key in seen:
                 raise InvalidItems(
-                    f"item {item.item[:128]!r} of customer {item.customer[:128]!r} is in the call twice:"
+                    f"item {key[1][:200]!r} of customer {item.customer[:128]!r} is in the call twice:"
                     " send each once"
                 )
-            seen.add((item.customer, item.item))
+            seen.add(key)
             by_customer[item.customer].append(item)
         for customer in sorted(by_customer):
             is_name = USER_ID.fullmatch(customer) is not None
@@ -109,10 +111,10 @@ class Sent:
 
     async def _stored(self, tx: Tx, customer: str, items: list[SentItem]) -> dict[str, bytes]:
         """The fields of those that are sent without any, as they stand."""
-        bare = [i.item for i in items if i.fields is None and USER_ID.fullmatch(i.item)]
-        if not bare:
+        bare = [find_item_id(item.item) for item in items if item.fields is None]
+        if not any(bare):
             return {}
-        rows = await tx.all(SQL.stored_fields, customer=customer, items=bare)
+        rows = await tx.all(SQL.stored_fields, customer=customer, items=[i for i in bare if i])
         return {row["item"]: row["fields"].encode() for row in rows}
 
 
@@ -124,16 +126,17 @@ def _judge(
     gone = []
     for number, item in enumerate(items, 1):
         raw = RawRow(number, number, _texts(item), item.photos)
-        if item.gone and USER_ID.fullmatch(item.item):
-            gone.append(item.item)
+        item_id = find_item_id(item.item)
+        if item.gone and item_id is not None:
+            gone.append(item_id)
             continue
         chunk.rows_count += 1
         faults: list[Fault]
-        if item.fields is None and USER_ID.fullmatch(item.item):
-            row: IntakeRow | None = IntakeRow(number, number, item.item)
-            assert row is not None
-            faults = judge_photos(row, item.photos, rules.policy)
-            seal_row(row, stored.get(item.item, b"{}"))
+        row: IntakeRow | None
+        if item.fields is None and item_id is not None:
+            row = bare = IntakeRow(number, number, item_id)
+            faults = judge_photos(bare, item.photos, rules.policy)
+            seal_row(bare, stored.get(item_id, b"{}"))
         else:
             row, faults = judge_row(raw, rules)
         if row is not None:

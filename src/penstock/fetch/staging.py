@@ -23,11 +23,11 @@ import msgspec
 from penstock.engines.postgres import Postgres, Tx
 from penstock.fetch import store
 from penstock.fetch.intake import ROWS_OF_CHUNK, Chunk, IntakeRow, Rules, read_chunk
+from penstock.fetch.item_ids import find_item_id
 from penstock.fetch.model import PROBLEMS_KEPT_MAX, RowProblem
 from penstock.fetch.readers import RawRow, Truncated
 from penstock.fetch.store.sql import SQL
 from penstock.kernel.crash import crash_point
-from penstock.kernel.ids import USER_ID
 
 ROWS_AT_ONCE: Final = 4000
 BYTES_AT_ONCE: Final = 8 * 2**20
@@ -54,6 +54,8 @@ class RawChunk:
     """Rows as they were read, each with its hash; None for one that no item can have been made of."""
 
     rows: list[RawRow] = field(default_factory=list)
+    items: list[str | None] = field(default_factory=list)
+    """The id of each row; None where it has no valid one."""
     hashes: list[bytes | None] = field(default_factory=list)
     is_last: bool = False
     truncated: str | None = None
@@ -66,14 +68,16 @@ def read_raw(rows: Iterator[RawRow], rules: bytes) -> RawChunk:
     size_bytes = 0
     try:
         for raw in islice(rows, ROWS_AT_ONCE):
-            item = raw.item
+            item = find_item_id(raw.item)
             encoded = _encoded(raw)
-            is_fit = raw.fault is None and item not in seen and USER_ID.fullmatch(item)
+            is_fit = raw.fault is None and item is not None and item not in seen
             hashed = hashlib.blake2b(rules + encoded, digest_size=16).digest() if is_fit else None
             chunk.rows.append(raw)
+            chunk.items.append(item)
             chunk.hashes.append(hashed if encoded else None)
             # The first row of an id counts: a later one must not be taken for it.
-            seen.add(item)
+            if item is not None:
+                seen.add(item)
             size_bytes += len(encoded)
             if size_bytes > BYTES_AT_ONCE:
                 return chunk
@@ -155,7 +159,7 @@ class Staging:
             tx,
             self._run_id,
             self._customer,
-            items=[raw.rows[index].item for index in asked],
+            items=[item for index in asked if (item := raw.items[index]) is not None],
             raw_hashes=[raw.hashes[index] for index in asked],
         )
         left = [index for index, hashed in enumerate(raw.hashes) if hashed is None]

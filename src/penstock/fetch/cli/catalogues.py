@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,8 +95,8 @@ def show_diff(terminal: Terminal, /, what: str, **options: Any) -> None:
     run, changes = terminal.run(Fetch, ask)
     lines = [describe_run(run), *(describe_change(change) for change in changes)]
     if len(changes) == limit:
-        last = changes[-1].item
-        lines.append(f"more: `penstock fetch catalogue diff {run.run} --after {last}`")
+        last = shlex.quote(f"--after={changes[-1].item}")
+        lines.append(f"more: `penstock fetch catalogue diff {run.run} {last}`")
     terminal.show({"run": run, "changes": changes}, "\n".join(lines))
 
 

@@ -25,7 +25,7 @@ def item_group() -> None:
 @click.argument("item")
 @click.pass_obj
 def show_item(terminal: Terminal, customer: str, item: str) -> None:
-    """Show ITEM of CUSTOMER as it stands, with the outcome of each photo."""
+    """Show ITEM of CUSTOMER with the outcome of each photo; put `--` before an id that begins with `-`."""
     found = terminal.run(Fetch, lambda fetch: fetch.item(customer, item))
     terminal.show(found, describe_item(found))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, JSONBody, QueryParameter
 
 from penstock.fetch.http.scopes import READ, WRITE
 from penstock.fetch.model import Run, SentItem, StoredItem
@@ -22,15 +22,20 @@ class SentAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @get(
-    "/v1/fetch/customers/{customer:str}/items/{item:str}",
+    "/v1/fetch/customers/{customer:str}/item",
     operation_id="getFetchItem",
     summary="Show an item with its photos",
     opt=READ,
 )
 async def get_item(
-    fetch: NamedDependency[Fetch], customer: FromPath[str], item: FromPath[str]
+    fetch: NamedDependency[Fetch],
+    customer: FromPath[str],
+    item: Annotated[str, QueryParameter(name="id", max_length=400)],
 ) -> StoredItem:
-    """An item as the last catalogues left it, and the outcome of each photo."""
+    """An item as the last catalogues left it, and the outcome of each photo.
+
+    The id is a query parameter, percent-encoded: ids may hold `/`, which proxies change in paths.
+    """
     return await fetch.item(customer, item)
 
 

@@ -7,6 +7,7 @@ import msgspec
 from penstock.engines.postgres import Postgres
 from penstock.fetch import store
 from penstock.fetch.errors import ItemUnknown
+from penstock.fetch.item_ids import find_item_id
 from penstock.fetch.model import BIGINT_MAX, Result, StoredItem
 from penstock.fetch.store.sql import SQL
 from penstock.kernel.ids import USER_ID
@@ -21,21 +22,22 @@ class Items:
 
     async def get(self, customer: str, item: str) -> StoredItem:
         """An item as it stands, with its photos. Raises: ItemUnknown."""
-        is_named = USER_ID.fullmatch(customer) and USER_ID.fullmatch(item)
-        row = is_named and await self._postgres.one(SQL.item, customer=customer, item=item)
+        found = find_item_id(item) if USER_ID.fullmatch(customer) else None
+        row = found and await self._postgres.one(SQL.item, customer=customer, item=found)
         if not row:
             raise ItemUnknown(
-                f"customer {customer[:128]!r} has no item {item[:128]!r}: no catalogue named it"
+                f"customer {customer[:128]!r} has no item {item[:200]!r}: no catalogue named it"
             )
-        photos = await store.photos.item_photos(self._postgres, [(customer, item)])
+        key = (customer, row["item"])
+        photos = await store.photos.item_photos(self._postgres, [key])
         return StoredItem(
             customer=customer,
-            id=item,
+            id=row["item"],
             version=row["version"],
             is_gone=row["is_gone"],
             run=row["run_id"],
             fields=msgspec.json.decode(row["fields"]),
-            photos=photos[customer, item],
+            photos=photos[key],
         )
 
     async def results(self, *, after: int, results_max: int, customer: str | None) -> list[Result]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.engines.postgres import Postgres, Tx
 from penstock.fetch import store
 from penstock.fetch.errors import RunUnknown
+from penstock.fetch.item_ids import find_item_id
 from penstock.fetch.model import BIGINT_MAX, Change, Run
 from penstock.kernel.limits import PAGE_ROWS_MAX
 
@@ -33,6 +34,6 @@ class Runs:
         """What a run changes, or would, by item, those after item `after`. Raises: RunUnknown."""
         await self.get(run_id)
         rows_max = min(max(1, rows_max), PAGE_ROWS_MAX)
-        # No id sorts behind a text that no id can be; PostgreSQL would refuse some of those.
-        behind = after if after.isprintable() else ""
+        # A text that is no id begins at the first item; PostgreSQL would refuse some of those.
+        behind = find_item_id(after) or ""
         return await store.runs.changes(self._postgres, run_id, after=behind, rows_max=rows_max)

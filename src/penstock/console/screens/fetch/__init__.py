@@ -52,7 +52,7 @@ ROOM: Final = Room(
             template="fetch/customer.html", scope=READ, view=see_customer,
         ),
         Screen(
-            path="/fetch/customers/{customer:str}/items/{item:str}", title="Item",
+            path="/fetch/customers/{customer:str}/item", title="Item",
             template="fetch/item.html", scope=READ, view=see_item, live=False,
         ),
     ),

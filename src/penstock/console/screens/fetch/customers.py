@@ -127,7 +127,7 @@ async def see_customer(ask: Ask) -> CustomerView:
 
 async def see_item(ask: Ask) -> ItemView:
     """One item. Raises: ItemUnknown."""
-    item = await ask.service("fetch").item(ask.params["customer"], ask.params["item"])
+    item = await ask.service("fetch").item(ask.params["customer"], ask.query.text("id", most=400))
     return ItemView(item=item, media_origin=ask.media_origin)
 
 

@@ -144,7 +144,7 @@ async def see_run(ask: Ask) -> RunView:
         photos = await attempt(asked)
         more = _more_by_position(ask, photos.value)
     else:
-        item = ask.query.text("item", most=128)
+        item = ask.query.text("item", most=400)
         changes = await attempt(fetch.changes(run_id, after=item, rows_max=LINES_SHOWN))
         if changes.value and len(changes.value) == LINES_SHOWN:
             more = ask.url(item=changes.value[-1].item)
