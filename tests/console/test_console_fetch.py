@@ -98,6 +98,14 @@ async def test_a_held_run_is_confirmed_by_a_person(screen, stack):
     assert f"run {held} is" in await screen.text(".told")
     run = stack.wait(f"/v1/fetch/runs/{held}", lambda found: found["state"] == "done")
     assert run["gone"] == 29
+    await screen.open(f"/console/fetch/runs/{held}")
+    assert "Undo it" in await screen.text("main")
+    assert "29 published again" in await act(screen, "fetch-undo", run=held)
+    undone_by = stack.call("GET", f"/v1/fetch/runs/{held}")["undone_by"]
+    await screen.open(f"/console/fetch/runs/{held}")
+    assert f"Undone by run {undone_by}" in await screen.text("main")
+    assert "Undo it" not in await screen.text("main")
+    stack.wait(f"/v1/fetch/runs/{undone_by}", lambda found: found["state"] == "done")
     held = stack.catalogue("fragile", [])
     assert stack.wait_run(held)["state"] == "held"
     assert f"run {held} is discarded" in await act(screen, "fetch-discard", run=held)

@@ -92,7 +92,7 @@ async def test_what_a_file_would_change_and_a_run_changed(command, shop):
     assert (await shop.fetch.item("shop", "a")).fields["name"] == "A"
     run = await shop.run(file.read_text())
     code, told = await command("catalogue", "diff", str(run.run), "--limit", "2")
-    assert f"catalogue diff {run.run} --after c" in told
+    assert f"catalogue diff {run.run} --after=c" in told
     code, told = await command("catalogue", "diff", str(run.run), "--after", "c")
     assert told.splitlines()[-1].split() == ["new", "d"]
     assert (await command("catalogue", "diff", str(file)))[0] == "fetch.invalid_source"

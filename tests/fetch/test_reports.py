@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from penstock.engines.sql import compile_query
 from penstock.fetch.errors import LanguageUnknown, RunUnknown
-from penstock.fetch.holding import hold_reason
+from penstock.fetch.holding import HoldLimits, hold_reason
 from penstock.fetch.model import (
     OUTCOME_CODES,
     PhotoProblem,
@@ -231,14 +231,18 @@ def test_a_sentence_shows_its_values_or_falls_back():
     assert "must start with http://" in texts.of_row(link)
 
 
+LIMITS = HoldLimits(share=0.3, items=20)
+
+
 def test_why_a_run_is_held_is_said_in_words():
-    reason = hold_reason(rows_valid=3, published=50, is_truncated=None)
+    reason = hold_reason(LIMITS, rows_valid=3, published=50, missing=47, is_truncated=None)
     told = Texts.load("ru").reason(reason)
     assert (told.count("3"), told.count("50")) == (1, 1)
     for lang in languages():
         for reason in (
-            hold_reason(rows_valid=0, published=5, is_truncated=None),
-            hold_reason(rows_valid=1, published=5, is_truncated="line 7"),
+            hold_reason(LIMITS, rows_valid=70, published=100, missing=31, is_truncated=None),
+            hold_reason(LIMITS, rows_valid=0, published=5, missing=5, is_truncated=None),
+            hold_reason(LIMITS, rows_valid=1, published=5, missing=4, is_truncated="line 7"),
             "would be held, empty: no valid row",
             "its process ended",
         ):

@@ -9,11 +9,15 @@ run of a customer is applied at a time, whoever applies it: a catalogue or items
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.engines.postgres import Row, Tx
 from penstock.fetch import store
+from penstock.fetch.door import refusal
+from penstock.fetch.guard import Policy
+from penstock.fetch.intake import IntakeRow
 from penstock.fetch.model import PUBLISH_QUEUE
 from penstock.fetch.settings import FetchConfig
 from penstock.fetch.speeds import Speeds
@@ -44,10 +48,11 @@ class Changes:
 class Applying:
     """Applies runs, in the transactions of others."""
 
-    def __init__(self, jobs: Jobs, config: FetchConfig, speeds: Speeds) -> None:
+    def __init__(self, jobs: Jobs, config: FetchConfig, speeds: Speeds, policy: Policy) -> None:
         self._jobs = jobs
         self._config = config
         self._speeds = speeds
+        self._policy = policy
 
     async def compare(self, tx: Tx, run_id: int, customer: str, *, is_whole: bool) -> Changes:
         """Note the changes and their counts, and the photos that they would ask for."""
@@ -67,10 +72,9 @@ class Applying:
         """Apply a run whose rows are staged. `judged`: how many of them have content, if that is known."""
         changes = await self._diff(tx, run_id, customer, is_whole=is_whole)
         crash_point("fetch.compared")
-        if changes.new + changes.changed:
-            await tx.run(SQL.store_items, run_id=run_id, customer=customer)
-        if changes.gone:
-            await tx.run(SQL.mark_gone, run_id=run_id, customer=customer)
+        if is_whole and changes.changed + changes.gone:
+            await tx.run(SQL.keep_before, run_id=run_id, customer=customer)
+        await self._store(tx, run_id, customer, changes)
         if not is_whole:
             await tx.run(SQL.note_sent, run_id=run_id, customer=customer)
         elif judged is None or judged > changes.new + changes.changed:
@@ -79,6 +83,30 @@ class Applying:
             await tx.run(SQL.analyze_items)
         crash_point("fetch.items_stored")
         await self.ask_photos(tx, run_id, customer, is_whole=is_whole)
+
+    async def stage_stored(self, tx: Tx, run_id: int, rows: Sequence[Row]) -> None:
+        """Stage items of which the content is stored, with their links judged as of now."""
+        staged = []
+        for number, row in enumerate(rows, 1):
+            refused = {url: code for url in row["photos"] if (code := refusal(url, self._policy))}
+            fields = row["fields"].encode()
+            staged.append(
+                IntakeRow(number, 0, row["item"], fields, row["photos"], refused, row["hash"])
+            )
+        await store.runs.stage(tx, run_id, staged, raw_hashes=[row["raw_hash"] for row in rows])
+
+    async def restore(self, tx: Tx, run_id: int, customer: str) -> None:
+        """Apply staged rows of earlier content; photos that have a good copy are not asked for."""
+        changes = await self._diff(tx, run_id, customer, is_whole=False)
+        await self._store(tx, run_id, customer, changes)
+        await tx.run(SQL.keep_photos, run_id=run_id)
+        await self.ask_photos(tx, run_id, customer, is_whole=False)
+
+    async def _store(self, tx: Tx, run_id: int, customer: str, changes: Changes) -> None:
+        if changes.new + changes.changed:
+            await tx.run(SQL.store_items, run_id=run_id, customer=customer)
+        if changes.gone:
+            await tx.run(SQL.mark_gone, run_id=run_id, customer=customer)
 
     async def ask_photos(self, tx: Tx, run_id: int, customer: str, *, is_whole: bool) -> None:
         """Note the photos of a run's changes and of links that are due, and enqueue all of its jobs."""

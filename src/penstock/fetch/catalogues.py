@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -31,15 +31,16 @@ from penstock.fetch.errors import (
     MappingUnknown,
     NotACatalogue,
     RunNotHeld,
+    RunNotUndoable,
     RunsBusy,
     RunUnderWay,
     RunUnknown,
     UnknownFormat,
 )
-from penstock.fetch.holding import hold_reason
+from penstock.fetch.holding import HoldLimits, hold_reason
 from penstock.fetch.intake import Rules
 from penstock.fetch.mappings import Mapping, NamedMapping
-from penstock.fetch.model import DRY_RUNS_KEPT, RunState
+from penstock.fetch.model import DRY_RUNS_KEPT, UNDOABLE_RUNS, RunState
 from penstock.fetch.readers import Catalogue, open_catalogue, require_format
 from penstock.fetch.sampling import Sampling
 from penstock.fetch.settings import FetchConfig
@@ -59,6 +60,9 @@ IN_LINE_S: Final = 20.0
 """Longest wait for a place among them."""
 SAME_FORMAT: Final = "same"
 """Of a run whose file did not change."""
+UNDO_FORMAT: Final = "undo"
+"""Of a run that undoes another."""
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +150,41 @@ class Catalogues:
             if await tx.value(SQL.discard_held, run_id=run_id) is None:
                 raise RunNotHeld(f"run {run_id} cannot be discarded: it is not held")
             await tx.run(SQL.clear_staged, customer=customer)
+
+    async def undo(self, run_id: int) -> int:
+        """Put the items back to their state before an applied run; return the id of the run that does so.
+
+        All of it in one transaction. Items sent by themselves since the run stay as they were sent.
+        Raises: RunUnknown, RunNotUndoable, RunUnderWay, RunsBusy.
+        """
+        known = await self._postgres.one(SQL.lock_run, run_id=run_id)
+        if known is None:
+            raise RunUnknown(run_id)
+        async with self._only_reader(known["customer"]):
+            return await self._applied(lambda tx: self._undo(tx, run_id, known["customer"]))
+
+    async def _undo(self, tx: Tx, run_id: int, customer: str) -> int:
+        await tx.allow_long_statements(APPLY_S_MAX)
+        await tx.one(SQL.lock_items, customer=customer)
+        _require_undoable(await tx.one(SQL.run_to_undo, run_id=run_id))
+        undo_id: int = await tx.value(
+            SQL.insert_run,
+            customer=customer,
+            file_name=f"run {run_id}",
+            format=UNDO_FORMAT,
+            is_whole=False,
+        )
+        rows: int = await tx.value(SQL.stage_new_as_gone, run_id=run_id, undo_id=undo_id)
+        after = ""
+        while page := await tx.all(SQL.before_page, run_id=run_id, after=after):
+            after = page[-1]["item"]
+            rows += len(page)
+            await self._applying.stage_stored(tx, undo_id, page)
+        await store.runs.note_reading(tx, undo_id, rows=rows, invalid=0, problems=0)
+        await self._applying.restore(tx, undo_id, customer)
+        await tx.run(SQL.note_undone, run_id=run_id, undo_id=undo_id)
+        await tx.run(SQL.supersede_held, run_id=undo_id, customer=customer)
+        return undo_id
 
     async def repeat(self, customer: str, *, file_name: str) -> int:
         """Make a run of a file that did not change: the links that are due are asked again; its id.
@@ -278,17 +317,21 @@ class Catalogues:
             )
 
     async def _hold_reason(self, run_id: int, customer: str, reading: Reading) -> str | None:
-        unreadable, missing = reading.unreadable, 0
         about = {"run_id": run_id, "customer": customer}
-        # Of as many as in the catalogue before it was said that they are nobody's.
-        if unreadable and unreadable > await self._patiently(SQL.unreadable_before, **about):
-            missing = await self._patiently(SQL.missing_count, **about)
+        known = reading.unreadable and await self._patiently(SQL.unreadable_before, **about)
+        [limits] = await store.customers.find_customers(self._postgres, customer)
+        share, items = limits.hold_share, limits.hold_items
         return hold_reason(
+            HoldLimits(
+                share=self._config.hold_share if share is None else share,
+                items=self._config.hold_items if items is None else items,
+            ),
             rows_valid=await self._patiently(SQL.staged_count, run_id=run_id),
             published=await self._patiently(SQL.published_count, customer=customer),
+            missing=await self._patiently(SQL.missing_count, **about),
             is_truncated=reading.truncated,
-            unreadable=unreadable,
-            missing=missing,
+            has_more_unreadable=reading.unreadable > known,
+            unreadable=reading.unreadable,
         )
 
     async def _look(self, run_id: int, customer: str) -> None:
@@ -335,20 +378,27 @@ class Catalogues:
         judged: int | None = None,
         lent: Tx | None = None,
     ) -> None:
-        """Everything or nothing; tried again where a publishing worker held an item in the way."""
+        """Apply a run within `lent`, or within a transaction of its own."""
         if lent is not None:
             await self._apply_once(lent, run_id, customer, expected=expected, judged=judged)
             return
+        await self._applied(
+            lambda tx: self._apply_once(tx, run_id, customer, expected=expected, judged=judged)
+        )
+
+    async def _applied(self, change: Callable[[Tx], Awaitable[Value]]) -> Value:
+        """Call `change` in a transaction, again where a publishing worker held an item that it needs."""
         for tries_left in reversed(range(APPLY_TRIES)):
             try:
                 async with self._postgres.transaction() as tx:
-                    await self._apply_once(tx, run_id, customer, expected=expected, judged=judged)
+                    found = await change(tx)
             except PostgresBusy:
                 if not tries_left:
                     raise
             else:
                 crash_point("fetch.run_applied")
-                return
+                return found
+        raise AssertionError("the last try returns or raises")
 
     async def _apply_once(
         self, tx: Tx, run_id: int, customer: str, *, expected: RunState, judged: int | None
@@ -368,3 +418,20 @@ class Catalogues:
             # Items may have changed since: what it changes is found anew.
             await store.runs.forget_comparison(tx, run_id)
         await self._applying.apply(tx, run_id, customer, judged=judged)
+
+
+def _require_undoable(run: Row) -> None:
+    """Raises: RunNotUndoable."""
+    because = None
+    if run["undone_by"] is not None:
+        because = f"run {run['undone_by']} did so already"
+    elif run["state"] not in (RunState.APPLIED, RunState.DONE):
+        because = f"it is {run['state']}, so it changed nothing"
+    elif not run["is_whole"] or run["format"] == SAME_FORMAT:
+        because = "only a run of a whole catalogue can be undone; send the items as they were"
+    elif run["later"]:
+        because = f"run {run['later'][0]} was applied since; undo that one first"
+    elif run["newer"] >= UNDOABLE_RUNS:
+        because = f"only the last {UNDOABLE_RUNS} catalogues of a customer can be undone"
+    if because is not None:
+        raise RunNotUndoable(f"run {run['id']} cannot be undone: {because}")

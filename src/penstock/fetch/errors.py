@@ -142,6 +142,12 @@ class SchemaUnknown(NotFound):
         )
 
 
+class InvalidCustomer(InvalidInput):
+    """A limit of a customer is out of its range."""
+
+    code = "fetch.invalid_customer"
+
+
 class InvalidRate(InvalidInput):
     """A customer's rate or connections cannot be meant."""
 
@@ -164,6 +170,12 @@ class RunNotHeld(Conflict):
     """Only a held run can be confirmed, as long as no other catalogue was applied since."""
 
     code = "fetch.run_not_held"
+
+
+class RunNotUndoable(Conflict):
+    """Only an applied catalogue can be undone, while no later one is applied."""
+
+    code = "fetch.run_not_undoable"
 
 
 class UrlRefused(InvalidInput):

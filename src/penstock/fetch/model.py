@@ -42,6 +42,8 @@ RUNS_KEPT: Final = 20
 SENT_RUNS_KEPT: Final = 100
 """Of items sent by themselves."""
 DRY_RUNS_KEPT: Final = 5
+UNDOABLE_RUNS: Final = 5
+"""The latest catalogues of a customer, of which the items' earlier content is kept."""
 ITEMS_SENT_MAX: Final = 1000
 CONSUMER_CHARACTERS_MAX: Final = 400
 
@@ -123,6 +125,12 @@ class Customer(msgspec.Struct, frozen=True, kw_only=True):
     starts_max: int
     window_s: float
     connections: int
+    hold_share: float | None = None
+    """A catalogue that removes more than this share of the items is held; null: `fetch.hold_share`."""
+    hold_items: int | None = None
+    """And more than so many items; null: `fetch.hold_items`."""
+    refresh_s: float | None = None
+    """Good photos are asked for again after so many seconds; 0: never; null: `fetch.refresh`."""
 
 
 class SampledPhoto(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +156,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     An unchanged item whose photos changed when asked again becomes a changed one. Of a dry run and of
     a held one all counts say what it would change; `photos_pending` would be asked. A run whose format is `items`
     is of items sent by themselves, where gone ones have a row too; one whose format is `same` is of a
-    file that did not change: links that are due are asked again.
+    file that did not change: links that are due are asked again. One whose format is `undo` undoes another run.
     """
 
     run: int
@@ -176,6 +184,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until the last photo is decided at this pace; None: not known."""
     sample: Sample | None = None
     """Of a dry run."""
+    undone_by: int | None = None
+    """The run that put the items back."""
+    items_late: int = 0
+    """Items published at their deadline without all of their photos."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,19 @@ def parse_crawl_delay(text: str) -> str:
     return text.strip()
 
 
+def parse_refresh_s(text: str) -> float:
+    """Seconds of a duration from an hour on; 0 for `off`. Raises: ValueError."""
+    if text.strip() == "off":
+        return 0.0
+    try:
+        found = parse_duration_s(text)
+    except ValueError:
+        found = 0.0
+    if found < 3600:
+        raise ValueError("off, or a duration from 1h on such as 7d")
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig:
     """Section `fetch`."""
@@ -77,6 +90,29 @@ class FetchConfig:
     recheck_s: float = setting(
         "24h",
         "A stored photo whose host gave no ETag and no Last-Modified is not asked for again sooner.",
+        parse_duration_s,
+    )
+    hold_share: float = setting(
+        "0.3",
+        "A catalogue that removes more than this share of the items is held; 1: none is.",
+        parse_share,
+    )
+    hold_items: int = setting(
+        "20", "A catalogue that removes so many items or fewer is not held for it.", parse_count
+    )
+    refresh_s: float = setting(
+        "off",
+        "Good photos are asked for again after this time, with their ETag or date; off, or such as 7d.",
+        parse_refresh_s,
+    )
+    retry_after_max_s: float = setting(
+        "15m",
+        "Longest time that a host's Retry-After keeps its photos waiting.",
+        parse_duration_s,
+    )
+    item_deadline_s: float = setting(
+        "6h",
+        "An item whose photos take longer than this is published with those that it has.",
         parse_duration_s,
     )
     handler_timeout_s: float = setting(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
 import msgspec
 
 from penstock.fetch.cli.text import describe_customer
-from penstock.fetch.errors import CustomerUnknown
+from penstock.fetch.errors import CustomerUnknown, InvalidCustomer
 from penstock.fetch.model import Customer, CustomerSet, parse_rate
 from penstock.fetch.service import Fetch
+from penstock.fetch.settings import parse_refresh_s
+from penstock.kernel.config import parse_count, parse_share
 from penstock.kernel.terminal import Terminal
 
 NEW: Final[dict[str, Any]] = {"starts_max": 600, "window_s": 60.0, "connections": 8}
@@ -26,6 +29,21 @@ def customer_group() -> None:
 @click.option("--rate", help="Requests, such as 10/s, 20/5s or 600/m, which a new one has.")
 @click.option("--connections", type=int, help="Requests at once; a new one has 8.")
 @click.option("--webhook", metavar="URL", help="Send its results there, signed.")
+@click.option(
+    "--hold-share",
+    metavar="SHARE",
+    help="Hold a catalogue that removes more than this share of its items, 0 to 1; 1: none; or default.",
+)
+@click.option(
+    "--hold-items",
+    metavar="COUNT",
+    help="Hold it only if it removes more items than this as well; or default.",
+)
+@click.option(
+    "--refresh",
+    metavar="TIME",
+    help="Ask for good photos again after this time, such as 7d; off, or default.",
+)
 @click.pass_obj
 def set_customer(
     terminal: Terminal,
@@ -34,11 +52,19 @@ def set_customer(
     rate: str | None,
     connections: int | None,
     webhook: str | None,
+    hold_share: str | None,
+    hold_items: str | None,
+    refresh: str | None,
 ) -> None:
-    """Make CUSTOMER or change its limits; what is left out stays as it is.
+    """Make CUSTOMER or change its limits; what is left out stays as it is, `default` is the deployment's.
 
     With --webhook for the first time, the secret that its messages are signed with is shown this once.
     """
+    more = {
+        "hold_share": _value("--hold-share", hold_share, parse_share),
+        "hold_items": _value("--hold-items", hold_items, parse_count),
+        "refresh_s": _value("--refresh", refresh, parse_refresh_s),
+    }
 
     async def change(fetch: Fetch) -> CustomerSet:
         try:
@@ -52,11 +78,24 @@ def set_customer(
             window_s=window_s,
             connections=now.connections if connections is None else connections,
             webhook=msgspec.UNSET if webhook is None else webhook,
+            **more,
         )
 
     found = terminal.run(Fetch, change)
     secret = f"\nsecret: {found.webhook_secret}" if found.webhook_secret else ""
     terminal.show(found, describe_customer(found) + secret)
+
+
+def _value(option: str, text: str | None, parse: Callable[[str], Any]) -> Any:
+    """What an option says; UNSET where it was left out, None for `default`. Raises: InvalidCustomer."""
+    if text is None:
+        return msgspec.UNSET
+    if text.strip() == "default":
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise InvalidCustomer(f"{option} {text[:40]!r}: expected {error}, or default") from None
 
 
 @customer_group.command("show", short_help="Show a customer, or all.")

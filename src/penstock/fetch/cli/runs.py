@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from penstock.fetch.cli.text import describe_run, run_line
+from penstock.fetch.cli.waiting import finish_run, wait_done
+from penstock.fetch.model import Run
 from penstock.fetch.service import Fetch
 from penstock.kernel.terminal import Terminal
 
@@ -30,3 +32,24 @@ def show_run(terminal: Terminal, run_id: int) -> None:
     """Show the counts of RUN."""
     found = terminal.run(Fetch, lambda fetch: fetch.run(run_id))
     terminal.show(found, describe_run(found))
+
+
+@run_group.command("undo", short_help="Undo an applied run.")
+@click.argument("run_id", type=click.IntRange(min=1), metavar="RUN")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the results.")
+@click.option(
+    "--wait", "wait_s", default=3600.0, show_default=True, help="Longest wait, in seconds."
+)
+@click.pass_obj
+def undo_run(terminal: Terminal, run_id: int, *, no_wait: bool, wait_s: float) -> None:
+    """Put the customer's items back to their state before RUN, a catalogue that was applied.
+
+    Items that RUN added are unpublished, those that it changed or removed are published as they were.
+    Items sent by themselves since stay. Undo the newest catalogue first; the last 5 can be undone.
+    """
+
+    async def run(fetch: Fetch) -> Run:
+        found = await fetch.undo_run(run_id)
+        return found if no_wait else await wait_done(terminal, fetch, found, wait_s)
+
+    finish_run(terminal, terminal.run(Fetch, run), may_be_unfinished=no_wait)

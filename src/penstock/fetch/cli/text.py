@@ -110,6 +110,12 @@ def describe_run(run: Run) -> str:
         *_sample_lines(run),
     ]
     lines += [f"    {count:>8} {outcome}" for outcome, count in run.photos_by_outcome.items()]
+    if run.undone_by is not None:
+        lines.append(f"  undone by run {run.undone_by}")
+    if run.items_late:
+        lines.append(
+            f"  {run.items_late} items were published at their deadline, without all photos"
+        )
     if run.problems:
         lines.append(
             f"  {run.problems} problems in rows: `penstock fetch catalogue errors {run.run}`"
@@ -124,10 +130,21 @@ def describe_run(run: Run) -> str:
 
 def describe_customer(found: Customer) -> str:
     """A customer's limits in one line."""
-    return (
+    line = (
         f"{found.customer}: {found.starts_max} requests in {found.window_s:g} s,"
         f" {found.connections} connections"
     )
+    if found.hold_share is not None:
+        line += f", held over a share of {found.hold_share:g}"
+    if found.hold_items is not None:
+        line += f", held over {found.hold_items} items"
+    if found.refresh_s is not None:
+        line += f", photos refreshed {_period(found.refresh_s)}"
+    return line
+
+
+def _period(seconds: float) -> str:
+    return f"every {seconds / 3600:g} h" if seconds else "never"
 
 
 def describe_item(found: StoredItem) -> str:

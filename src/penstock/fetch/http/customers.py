@@ -39,6 +39,14 @@ class CustomerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     connections: int = 8
     webhook: WebhookTo | msgspec.UnsetType | None = msgspec.UNSET
     """Where its results are sent; null: nowhere; left out: as it is."""
+    hold_share: float | msgspec.UnsetType | None = msgspec.UNSET
+    """A catalogue that removes more than this share of the items, 0 to 1, and more than `hold_items` is
+    held; 1: none is; null: as `fetch.hold_share` says; left out: as it is."""
+    hold_items: int | msgspec.UnsetType | None = msgspec.UNSET
+    """Null: as `fetch.hold_items` says; left out: as it is."""
+    refresh_s: float | msgspec.UnsetType | None = msgspec.UNSET
+    """Good photos are asked for again after so many seconds; 0: never; null: as `fetch.refresh` says; left
+    out: as it is."""
 
 
 @put(
@@ -62,6 +70,9 @@ async def set_customer(
         window_s=window_s,
         connections=data.connections,
         webhook=to.url if isinstance(to, WebhookTo) else to,
+        hold_share=data.hold_share,
+        hold_items=data.hold_items,
+        refresh_s=data.refresh_s,
     )
 
 

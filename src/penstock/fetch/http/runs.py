@@ -91,4 +91,20 @@ async def discard_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
     return await fetch.discard_run(run)
 
 
-ROUTES: Final[list[Any]] = [list_runs, get_run, list_changes, confirm_run, discard_run]
+@post(
+    "/v1/fetch/runs/{run:int}/undo",
+    operation_id="undoFetchRun",
+    summary="Undo an applied run",
+    opt=WRITE,
+    status_code=202,
+)
+async def undo_run(fetch: NamedDependency[Fetch], run: FromPath[int]) -> Run:
+    """Put the items back to their state before a catalogue; the answer is the run that does so.
+
+    Added items are unpublished, changed and removed ones are published as they were, as new versions. Items
+    sent by themselves since stay as they were sent.
+    """
+    return await fetch.undo_run(run)
+
+
+ROUTES: Final[list[Any]] = [list_runs, get_run, list_changes, confirm_run, discard_run, undo_run]

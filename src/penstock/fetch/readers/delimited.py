@@ -4,8 +4,9 @@ Known columns (case does not matter) are those of `naming.py`; every other colum
 its name in small letters. A mapping names the columns instead. A first line `sep=;`, as spreadsheets write
 it, says the delimiter.
 
-A line that the CSV rules cannot read is a faulty row and the rest goes on; a quote that is never closed
-reaches the end of the file and makes it truncated, since nothing behind the quote can be trusted.
+A line that the CSV rules cannot read is a faulty row and the rest goes on. Two ends make the file truncated:
+a quote that is never closed, since nothing behind it can be trusted, and a last row with fewer cells than
+the header and without a line break.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def read_delimited(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
 def _read(stream: io.BufferedReader, head: Head, delimiter: str) -> Iterator[RawRow]:
     number = 0
     columns: _Columns | None = None
-    for line, cells, fault in _records(stream, head.encoding, delimiter):
+    for line, cells, fault, is_ended in _records(stream, head.encoding, delimiter):
         if columns is None:
             if fault is not None:
                 raise broken("csv_quote", "the header line is not valid CSV", line)
@@ -88,6 +89,9 @@ def _read(stream: io.BufferedReader, head: Head, delimiter: str) -> Iterator[Raw
             number += 1
             if number > ROWS_MAX:
                 raise broken("too_many_rows", f"more than {ROWS_MAX:,} rows: split the file", line)
+            if not is_ended and len(cells) < columns.count and any(map(str.strip, cells)):
+                counts = f"{len(cells)} of {columns.count} cells"
+                raise Truncated(f"line {line}: the last row has {counts} and no line break")
             yield columns.row(number, line, cells, fault)
 
 
@@ -116,30 +120,32 @@ class _Columns:
 
 def _records(
     stream: io.BufferedReader, encoding: str, delimiter: str
-) -> Iterator[tuple[int, list[str], Fault | None]]:
-    """(line, cells, fault) of each record of the file, the header among them.
+) -> Iterator[tuple[int, list[str], Fault | None, bool]]:
+    """(line, cells, fault, whether a line break ends it) of each record, the header among them.
 
     The cells of a line that is no valid CSV are those before its first quote, and no longer cells behind.
     """
-    last = ""
+    last, is_ended = "", True
 
     def texts() -> Iterator[str]:
-        nonlocal last
-        for _, last, _ in read_lines(stream, encoding, characters_max=LINE_CHARACTERS_MAX):
-            yield last
+        nonlocal last, is_ended
+        for _, text, has_end in read_lines(stream, encoding, characters_max=LINE_CHARACTERS_MAX):
+            last, is_ended = text, has_end
+            yield text
 
     reader = csv.reader(texts(), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1
         try:
-            yield line, next(reader), None
+            cells = next(reader)
+            yield line, cells, None, is_ended
         except StopIteration:
             return
         except csv.Error as error:
             if "unexpected end" in str(error):
                 raise Truncated(f"line {line}: a quote is opened and never closed") from None
             cells = last.split(delimiter) if reader.line_num == line else []
-            yield line, cells, Fault("row", "csv_quote")
+            yield line, cells, Fault("row", "csv_quote"), is_ended
 
 
 def _columns_of(header: list[str], line: int, mapping: Mapping | None) -> _Columns:

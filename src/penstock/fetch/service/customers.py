@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.engines.postgres import Postgres
 from penstock.fetch import store
-from penstock.fetch.errors import CustomerUnknown, InvalidRate
+from penstock.fetch.errors import CustomerUnknown, InvalidCustomer, InvalidRate
 from penstock.fetch.model import LIMITER, Customer, CustomerSet
 from penstock.fetch.service.webhooks import Webhooks
 from penstock.fetch.store.sql import SQL
@@ -18,6 +18,9 @@ from penstock.kernel.ids import USER_ID, require_new_id
 
 STARTS_MAX_MAX: Final = 1_000_000
 CONNECTIONS_MAX: Final = 1000
+HOLD_ITEMS_MAX: Final = 1_000_000_000
+REFRESH_S_MIN: Final = 3600.0
+REFRESH_S_MAX: Final = 10 * 365 * 86_400.0
 
 
 class Customers:
@@ -36,17 +39,24 @@ class Customers:
         window_s: float,
         connections: int,
         webhook: str | UnsetType | None = UNSET,
+        hold_share: float | UnsetType | None = UNSET,
+        hold_items: int | UnsetType | None = UNSET,
+        refresh_s: float | UnsetType | None = UNSET,
     ) -> CustomerSet:
         """Make a customer or change its limits; they hold for photos not started yet.
 
-        A pause of its lane goes on.
-
-        `webhook`: the URL that its results are sent to, None for none, left out: as it is.
-        Raises: InvalidId, InvalidRate, UrlRefused.
+        A pause of its lane continues. `webhook`: the URL that its results are sent to, None for none.
+        `hold_share`, `hold_items`, `refresh_s`: None for the deployment's setting. What is left out stays
+        as it is. Raises: InvalidId, InvalidRate, InvalidCustomer, UrlRefused.
         """
-        values = _judged(customer, starts_max, window_s, connections=connections)
+        given = {"hold_share": hold_share, "hold_items": hold_items, "refresh_s": refresh_s}
         secret = None
         async with self._postgres.transaction() as tx:
+            values = _judged(customer, starts_max, window_s, connections=connections)
+            known = await store.customers.find_customers(tx, customer)
+            kept = msgspec.structs.asdict(known[0] if known else values)
+            more = {n: kept[n] if value is UNSET else value for n, value in given.items()}
+            values = _require_fit(msgspec.structs.replace(values, **more))
             await store.customers.set_customer(tx, values)
             if isinstance(webhook, str):
                 secret = await self._webhooks.set(customer, webhook, tx=tx)
@@ -79,6 +89,23 @@ class Customers:
     async def all(self) -> list[Customer]:
         """Every customer, by name."""
         return await store.customers.find_customers(self._postgres)
+
+
+def _require_fit(values: Customer) -> Customer:
+    """`values`, if what they say about catalogues makes sense. Raises: InvalidCustomer."""
+    share, items, refresh_s = values.hold_share, values.hold_items, values.refresh_s
+    because = None
+    if share is not None and not 0 <= share <= 1:
+        because = f"hold_share {share:g}: use a share from 0 to 1 such as 0.3; 1 holds no catalogue"
+    elif items is not None and not 0 <= items <= HOLD_ITEMS_MAX:
+        because = f"hold_items {items}: use 0 to {HOLD_ITEMS_MAX:,}"
+    elif refresh_s is not None and refresh_s != 0 and not refresh_s >= REFRESH_S_MIN:
+        because = f"refresh_s {refresh_s:g}: use {REFRESH_S_MIN:g} seconds or more, or 0 for never"
+    elif refresh_s is not None and refresh_s > REFRESH_S_MAX:
+        because = f"refresh_s {refresh_s:g}: use at most {REFRESH_S_MAX:g} seconds"
+    if because is not None:
+        raise InvalidCustomer(f"customer {values.customer!r}: {because}")
+    return values
 
 
 def _judged(customer: str, starts_max: int, window_s: float, *, connections: int) -> Customer:

@@ -88,7 +88,7 @@ class Fetch:
         self._downloader = Downloader(config)
         self._classes = Classes(config.classes, config.former_classes)
         self._speeds = Speeds(postgres, self._classes, half_life_s=config.speed_half_life_s)
-        applying = Applying(jobs, config, self._speeds)
+        applying = Applying(jobs, config, self._speeds, self._downloader.policy)
         self._sent = Sent(postgres, applying, self._downloader.policy)
         self._catalogues = Catalogues(
             postgres,
@@ -205,11 +205,16 @@ class Fetch:
         window_s: float,
         connections: int,
         webhook: str | UnsetType | None = UNSET,
+        hold_share: float | UnsetType | None = UNSET,
+        hold_items: int | UnsetType | None = UNSET,
+        refresh_s: float | UnsetType | None = UNSET,
     ) -> CustomerSet:
         """Make a customer or change its limits; they hold for photos not started yet.
 
-        `webhook`: the URL that its results are sent to, None for none, left out: as it is. The secret of
-        a new one is in the answer, this once. Raises: InvalidId, InvalidRate, UrlRefused.
+        `webhook`: the URL that its results are sent to, None for none; the secret of a new one is in the
+        answer, this once. `hold_share` and `hold_items`: a catalogue that removes more is held. `refresh_s`:
+        good photos are asked for again after so long, 0 for never. None is the deployment's setting; what
+        is left out stays as it is. Raises: InvalidId, InvalidRate, InvalidCustomer, UrlRefused.
         """
         return await self._customers.set(
             customer,
@@ -217,6 +222,9 @@ class Fetch:
             window_s=window_s,
             connections=connections,
             webhook=webhook,
+            hold_share=hold_share,
+            hold_items=hold_items,
+            refresh_s=refresh_s,
         )
 
     async def customer(self, customer: str) -> Customer:
@@ -312,6 +320,14 @@ class Fetch:
         await self.run(run_id)
         await self._catalogues.discard(run_id)
         return await self.run(run_id)
+
+    async def undo_run(self, run_id: int) -> Run:
+        """Put the customer's items back to their state before a run; the run that does so.
+
+        Raises: RunUnknown, RunNotUndoable, RunUnderWay, RunsBusy.
+        """
+        await self.run(run_id)
+        return await self.run(await self._catalogues.undo(run_id))
 
     async def run(self, run_id: int) -> Run:
         """How far a run is. Raises: RunUnknown."""

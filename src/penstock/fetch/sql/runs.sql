@@ -1,16 +1,21 @@
 -- name: set_customer
 -- Make a customer or change its limits.
-INSERT INTO penstock.fetch_customer (customer, starts_max, window_s, connections)
-VALUES (:customer, :starts_max, :window_s, :connections)
+INSERT INTO penstock.fetch_customer
+    (customer, starts_max, window_s, connections, hold_share, hold_items, refresh_s)
+VALUES (:customer, :starts_max, :window_s, :connections, :hold_share, :hold_items, :refresh_s)
 ON CONFLICT (customer) DO UPDATE SET
     starts_max = excluded.starts_max,
     window_s = excluded.window_s,
     connections = excluded.connections,
+    hold_share = excluded.hold_share,
+    hold_items = excluded.hold_items,
+    refresh_s = excluded.refresh_s,
     updated_at = now();
 
 -- name: customers
 -- Every customer, or the one named.
-SELECT customer, starts_max, window_s, connections FROM penstock.fetch_customer
+SELECT customer, starts_max, window_s, connections, hold_share, hold_items, refresh_s
+FROM penstock.fetch_customer
 WHERE :customer::text IS NULL OR customer = :customer
 ORDER BY customer;
 
@@ -196,6 +201,69 @@ WITH stored AS (
 )
 UPDATE penstock.fetch_change c SET version = stored.version
 FROM stored WHERE c.run_id = :run_id AND c.item = stored.item AND c.version <> stored.version;
+
+-- name: keep_before
+-- Keep the content of the items that a run is about to change or remove.
+INSERT INTO penstock.fetch_before (run_id, item, hash, raw_hash, fields, photos)
+SELECT c.run_id, c.item, i.hash, i.raw_hash, i.fields, i.photos
+FROM penstock.fetch_change c JOIN penstock.fetch_item i ON i.customer = :customer AND i.item = c.item
+WHERE c.run_id = :run_id AND c.kind IN ('changed', 'gone');
+
+-- name: run_to_undo
+-- A run with the later catalogues that were applied and not undone, newest first, and how many are newer in all.
+SELECT r.id, r.state, r.is_whole, r.format, r.undone_by, later.runs AS later, later.newer
+FROM penstock.fetch_run r
+CROSS JOIN LATERAL (
+    SELECT count(*) AS newer,
+        array_agg(l.id ORDER BY l.id DESC) FILTER (WHERE l.undone_by IS NULL) AS runs
+    FROM penstock.fetch_run l
+    WHERE l.customer = r.customer AND l.id > r.id AND l.is_whole AND l.format <> 'same'
+        AND l.state IN ('applied', 'done')
+) later
+WHERE r.id = :run_id FOR UPDATE OF r;
+
+-- name: before_page
+-- Items that a run changed or removed, with their content before it; those sent by themselves since are left out.
+SELECT b.item, b.hash, b.raw_hash, b.fields, b.photos
+FROM penstock.fetch_before b
+JOIN penstock.fetch_run r ON r.id = b.run_id
+JOIN penstock.fetch_item i ON i.customer = r.customer AND i.item = b.item AND i.sent_run < r.id
+WHERE b.run_id = :run_id AND b.item > :after
+ORDER BY b.item LIMIT 1000;
+
+-- name: stage_new_as_gone
+-- Stage the items that a run added as gone; how many. Those sent by themselves since are left out.
+WITH staged AS (
+    INSERT INTO penstock.fetch_staged (run_id, item, fields, photos, refused, is_gone)
+    SELECT :undo_id::bigint, c.item, '', '{}', '{}', true
+    FROM penstock.fetch_change c
+    JOIN penstock.fetch_run r ON r.id = c.run_id
+    JOIN penstock.fetch_item i ON i.customer = r.customer AND i.item = c.item AND i.sent_run < r.id
+    WHERE c.run_id = :run_id AND c.kind = 'new'
+    RETURNING item
+)
+SELECT count(*) FROM staged;
+
+-- name: keep_photos
+-- An undo asks for no photo again: the links were in the items before.
+UPDATE penstock.fetch_change SET has_other_photos = false WHERE run_id = :run_id AND has_other_photos;
+
+-- name: note_undone
+-- Keep which run undid a run.
+UPDATE penstock.fetch_run SET undone_by = :undo_id WHERE id = :run_id;
+
+-- name: forget_before
+-- Drop the earlier content of items of runs that are gone.
+DELETE FROM penstock.fetch_before WHERE run_id = ANY(:runs::bigint[]);
+
+-- name: forget_older_before
+-- Drop the earlier content of items of the customer's runs that can no longer be undone.
+DELETE FROM penstock.fetch_before b USING penstock.fetch_run r
+WHERE b.run_id = r.id AND r.customer = :customer AND r.id <= (
+    SELECT id FROM penstock.fetch_run
+    WHERE customer = :customer AND is_whole AND format <> 'same' AND state IN ('applied', 'done')
+    ORDER BY id DESC OFFSET :runs_kept LIMIT 1
+);
 
 -- name: mark_gone
 -- Make the items that are no longer named gone.

@@ -8,7 +8,15 @@ import msgspec
 
 from penstock.engines.postgres import Row, Runner
 from penstock.fetch.intake import IntakeRow
-from penstock.fetch.model import RUNS_KEPT, SENT_RUNS_KEPT, Change, Run, RunState, Sample
+from penstock.fetch.model import (
+    RUNS_KEPT,
+    SENT_RUNS_KEPT,
+    UNDOABLE_RUNS,
+    Change,
+    Run,
+    RunState,
+    Sample,
+)
 from penstock.fetch.patience import GAP_SLACK, SENT_WAIT_S, WAIT_MAX_S
 from penstock.fetch.store.sql import SQL
 
@@ -128,6 +136,8 @@ def _run(row: Row) -> Run:
         photos_per_s=photos_per_s,
         eta_s=eta_s,
         sample=_SAMPLES.decode(row["sample"]) if row["sample"] else None,
+        undone_by=row["undone_by"],
+        items_late=row["items_late"],
     )
 
 
@@ -165,6 +175,7 @@ async def close_applied(runner: Runner, run_id: int, customer: str, *, is_whole:
     if is_whole:
         await runner.run(SQL.supersede_held, run_id=run_id, customer=customer)
         await runner.run(SQL.clear_staged, customer=customer)
+        await runner.run(SQL.forget_older_before, customer=customer, runs_kept=UNDOABLE_RUNS)
     else:
         await runner.run(SQL.clear_run, run_id=run_id)
     old = await runner.all(
@@ -192,5 +203,11 @@ async def forget_comparison(runner: Runner, run_id: int) -> None:
 async def forget(runner: Runner, run_ids: list[int]) -> None:
     """Drop what hung on runs that are gone."""
     if run_ids:
-        for query in (SQL.forget_changes, SQL.forget_needs, SQL.forget_staged, SQL.forget_pace):
+        for query in (
+            SQL.forget_changes,
+            SQL.forget_needs,
+            SQL.forget_staged,
+            SQL.forget_pace,
+            SQL.forget_before,
+        ):
             await runner.run(query, runs=run_ids)

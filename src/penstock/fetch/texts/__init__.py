@@ -83,7 +83,8 @@ class Texts:
         if template is None:
             return reason
         numbers = _NUMBER.findall(detail)
-        values = dict(zip(("rows", "published"), numbers, strict=False))
+        names = ("removed" if code == "removed" else "rows", "published")
+        values = dict(zip(names, numbers, strict=False))
         return _filled(template, {"detail": detail, **values}) or reason
 
     def heading(self, name: str, **values: str | int) -> str:

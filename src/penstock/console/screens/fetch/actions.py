@@ -45,6 +45,24 @@ async def discard_run(ask: Ask, given: dict[str, Any]) -> str:
     return f"run {run.run} is discarded; nothing was changed"
 
 
+async def undo_run(ask: Ask, given: dict[str, Any]) -> str:
+    """Undo an applied run."""
+    run = await ask.service("fetch").undo_run(given["run"])
+    counts = f"{run.new} published again, {run.changed} put back, {run.gone} unpublished"
+    return f"run {run.run} undoes run {given['run']}: {counts}"
+
+
+async def preview_undo(ask: Ask, given: dict[str, Any]) -> str:
+    """What undoing would change."""
+    if not isinstance(given["run"], int):
+        return ""
+    run = await ask.service("fetch").run(given["run"])
+    return (
+        f"Run {run.run} of {run.customer} added {run.new} items, changed {run.changed} and removed {run.gone}."
+        " Items sent by themselves since then stay as they were sent."
+    )
+
+
 async def set_customer(ask: Ask, given: dict[str, Any]) -> str:
     """Make a customer or change its limits."""
     starts_max, window_s = parse_rate(given["rate"])
@@ -162,6 +180,20 @@ ACTIONS: Final = (
         path="/v1/fetch/runs/{run}/discard",
         run=discard_run,
         fields=(RUN,),
+    ),
+    Action(
+        name="fetch-undo",
+        title="Undo the run",
+        scope=WRITE,
+        what="Puts the items back to their state before run {run}: items that it added are unpublished, items that it"
+        " changed or removed are published as they were.",
+        command="penstock fetch run undo {run}",
+        method="POST",
+        path="/v1/fetch/runs/{run}/undo",
+        run=undo_run,
+        fields=(RUN,),
+        is_danger=True,
+        preview=preview_undo,
     ),
     Action(
         name="fetch-customer",

@@ -16,6 +16,8 @@ NOTHING: Final[Found[Any]] = Found()
 RUNS_SHOWN: Final = 100
 LINES_SHOWN: Final = 100
 BOARDS: Final = ("problems", "photos", "changes")
+NOT_UNDOABLE: Final = ("same", "items", "undo", "links")
+"""Formats of runs that are of no catalogue file."""
 GROUPS: Final[dict[str, frozenset[RunState]]] = {
     "under way": frozenset(RunState) - FINAL_STATES,
     "held": frozenset({RunState.HELD}),
@@ -91,6 +93,13 @@ class RunView:
     changes: Found[list[Change]]
     more: str | None
     """Address of the list's next page."""
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether it is an applied catalogue that was not undone."""
+        run = self.line.run
+        is_applied = run.state in (RunState.APPLIED, RunState.DONE)
+        return is_applied and run.undone_by is None and run.format not in NOT_UNDOABLE
 
 
 def line_of(run: Run) -> RunLine:
