@@ -15,7 +15,8 @@ HEAD = "id,name,price,photos\n"
 A_DAY_LATER = compile_query(
     "a_day_later",
     "-- A day passes since links were asked.\n"
-    "UPDATE penstock.fetch_link SET checked_at = checked_at - interval '24 hours'",
+    "UPDATE penstock.fetch_link SET checked_at = checked_at - interval '24 hours',"
+    " recheck_at = recheck_at - interval '24 hours'",
 )
 pytestmark = pytest.mark.slow
 

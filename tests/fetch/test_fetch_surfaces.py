@@ -20,9 +20,10 @@ async def test_a_catalogue_through_http(client, shop):
     limits = {"starts_max": 10, "window_s": 1, "connections": 2}
     made = await client.put("/v1/fetch/customers/web", json=limits)
     nowhere = {"webhook": None, "webhook_secret": None}
-    assert made.json() == {"customer": "web", **limits, **nowhere}
+    own = {"hold_share": None, "hold_items": None, "refresh_s": None}
+    assert made.json() == {"customer": "web", **limits, **own, **nowhere}
     shown = (await client.get("/v1/fetch/customers/web")).json()
-    assert shown == {"customer": "web", **limits}
+    assert shown == {"customer": "web", **limits, **own}
     for body in (CATALOGUE, gzip.compress(CATALOGUE)):
         answer = await client.post("/v1/fetch/customers/web/catalogues", content=body)
         assert answer.status_code == 202, answer.text

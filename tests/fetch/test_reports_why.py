@@ -21,6 +21,7 @@ def link(**values) -> Link:
         "checked_at": AT,
         "failures": 1,
         "rounds_left": 0,
+        "recheck_at": None,
         "run": 1,
         "text": "",
     }

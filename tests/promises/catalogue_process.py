@@ -1,4 +1,4 @@
-"""One run for the kill tests: `python catalogue_process.py URL FOLDER FILE|send`; prints the run's id."""
+"""One run for the kill tests: `python catalogue_process.py URL FOLDER FILE|send|late|undo:RUN`; prints the run's id."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ async def main(url: str, folder: Path, what: str) -> None:
     fetch.register(registry)
     if what == "send":
         (run,) = await fetch.send_items(SENT)
+    elif what == "late":
+        await fetch.upkeep.publish_late()
+        return
+    elif what.startswith("undo:"):
+        run = await fetch.undo_run(int(what.removeprefix("undo:")))
     else:
         run = await fetch.run_catalogue(Path(what), "shop")
     print(run.run, flush=True)

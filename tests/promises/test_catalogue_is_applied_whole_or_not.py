@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.sql import compile_query
+from penstock.fetch.model import Customer
+from penstock.fetch.store.customers import set_customer
 from penstock.fetch.store.sql import SQL
 
 PROGRAM = Path(__file__).with_name("catalogue_process.py")
@@ -40,7 +42,8 @@ def run(database_url, tmp_path):
 @pytest.fixture
 async def files(postgres, tmp_path, run):
     """The old catalogue, run, and the new one."""
-    await postgres.run(SQL.set_customer, customer="shop", starts_max=1, window_s=1, connections=1)
+    limits = {"starts_max": 1, "window_s": 1, "connections": 1}
+    await set_customer(postgres, Customer(customer="shop", **limits, hold_share=1.0))
     for name, text in (("old.csv", OLD), ("new.csv", NEW)):
         (tmp_path / name).write_text(text)
     code, _ = await run(str(tmp_path / "old.csv"))
@@ -108,3 +111,37 @@ async def test_items_sent_are_taken_all_or_none(postgres, run, files, point):
     assert code == 0
     after = await facts(postgres)
     assert (after["items"], after["changes"]) == (300, before["changes"] + 50)
+
+
+async def test_a_run_is_undone_whole_or_not(postgres, run, files):
+    before = await facts(postgres)
+    code, bad = await run(str(files / "new.csv"))
+    assert code == 0
+    applied = await facts(postgres)
+    code, _ = await run(f"undo:{bad}", crash_at="fetch.jobs_enqueued")
+    assert code == -signal.SIGKILL
+    assert await facts(postgres) == applied
+    code, _ = await run(f"undo:{bad}", crash_at="fetch.run_applied")
+    assert code == -signal.SIGKILL
+    undone = await facts(postgres)
+    assert (undone["items"], undone["old"], undone["gone"]) == (300, before["old"], ROWS - 150)
+    code, _ = await run(f"undo:{bad}")
+    assert code != 0, "once"
+    assert await facts(postgres) == undone
+
+
+async def test_items_are_published_at_their_deadline_once(postgres, run, files):
+    """300 items without a worker, in two pages; the first attempt dies behind the first page."""
+    age = (
+        "-- Time passes.\nUPDATE penstock.fetch_run SET applied_at = applied_at - interval '1 day'"
+    )
+    await postgres.run(compile_query("age", age))
+    results = compile_query("results", "-- Results.\nSELECT count(*) FROM penstock.fetch_result")
+    assert files.exists()
+    code, _ = await run("late", crash_at="fetch.published_late")
+    assert code == -signal.SIGKILL
+    assert await postgres.value(results) == 200
+    for _ in range(2):
+        code, _ = await run("late")
+        assert code == 0
+        assert await postgres.value(results) == 300

@@ -15,12 +15,12 @@ The photo queues are the timeout classes, `fetch.1s`, `fetch.5s`, `fetch.30s`, u
 lanes are the customers. **Limits**: `model.py`, section `fetch` of the configuration.
 
 **Hearts.** `guard.py`: which URLs and addresses may be asked. `routing.py`: in which class a photo starts.
-`patience.py`: when a broken link is asked again. `webhooks.py`: results to somebody else's system.
+`upkeep.py`: deadlines of items, and when a failed link is asked again. `webhooks.py`: results to somebody else's system.
 
 | what | files |
 | --- | --- |
 | a file becomes rows | `readers/`, `mappings.py` (what foreign names mean), `sources.py` (files at a URL) |
-| a row is judged | `intake.py`, `schemas.py` with `kinds.py` and `schema_rules.py`, `door.py` (its links) |
+| a row is judged | `item_ids.py`, `intake.py`, `schemas.py` with `kinds.py` and `schema_rules.py`, `door.py` (its links) |
 | a run | `catalogues.py`, `staging.py`, `applying.py` (the diff is in `sql/runs.sql`), `sampling.py` (dry runs), `sent.py` (items without a file) |
 | a photo's job | `photos.py`, `asking.py` (one host for one photo), `ledger.py` with `gathering.py` (rows of many at a time) |
 | politeness | `starts.py`, `lanes.py`, `places.py`, `share.py`, `robots.py`, `speeds.py` (what was measured) |

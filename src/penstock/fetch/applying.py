@@ -116,6 +116,12 @@ class Applying:
         crash_point("fetch.jobs_enqueued")
         await store.runs.close_applied(tx, run_id, customer, is_whole=is_whole)
 
+    async def ask_links(self, tx: Tx, run_id: int, customer: str, *, refresh_s: float) -> None:
+        """Note the links of staged items that are due, and enqueue the run's jobs."""
+        await self._note_photos(tx, run_id, customer, is_whole=False, refresh_s=refresh_s)
+        await self._enqueue(tx, run_id, customer)
+        await store.runs.close_applied(tx, run_id, customer, is_whole=False)
+
     async def _diff(self, tx: Tx, run_id: int, customer: str, *, is_whole: bool) -> Changes:
         if is_whole:
             await tx.allow_long_statements(APPLY_S_MAX)
@@ -132,9 +138,22 @@ class Applying:
             await tx.run(SQL.analyze_changes)
         return changes
 
-    async def _note_photos(self, tx: Tx, run_id: int, customer: str, *, is_whole: bool) -> None:
+    async def _note_photos(
+        self,
+        tx: Tx,
+        run_id: int,
+        customer: str,
+        *,
+        is_whole: bool,
+        refresh_s: float | None = None,
+    ) -> None:
         await store.runs.note_photos(
-            tx, run_id, customer, is_whole=is_whole, recheck_s=self._config.recheck_s
+            tx,
+            run_id,
+            customer,
+            is_whole=is_whole,
+            recheck_s=self._config.recheck_s,
+            refresh_s=refresh_s,
         )
 
     async def _enqueue(self, tx: Tx, run_id: int, customer: str) -> None:

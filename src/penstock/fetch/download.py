@@ -45,7 +45,6 @@ REDIRECTS_MAX: Final = 5
 CONNECT_TIMEOUT_S: Final = 10.0
 AGAIN_S: Final = 1.0
 """When a download is gone on with that found no place at the host it was redirected to."""
-RETRY_AFTER_S_MAX: Final = 86_400.0
 VALIDATOR_CHARACTERS_MAX: Final = 1024
 WAYS_MAX: Final = 10_000
 STALL_MAX: Final = 3.0
@@ -198,7 +197,10 @@ class Downloader:
         except UrlRefused as error:
             found = Download(f"refused:{error.reason}", error.text)
         except _Ended as ended:
-            found = Download(ended.outcome, ended.text, retry_after_s=ended.retry_after_s)
+            wait_s = ended.retry_after_s
+            if wait_s is not None:
+                wait_s = min(wait_s, self._config.retry_after_max_s)
+            found = Download(ended.outcome, ended.text, retry_after_s=wait_s)
         except TimeoutError:
             found = Download("failed:timeout", f"not done within {trip.bounds.time_s:g} s")
         except (NotStarted, LaneExhausted):
@@ -394,7 +396,7 @@ def _validator(value: str | None) -> str | None:
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """Seconds of a Retry-After, capped at a day; None for what means nothing or lies in the past."""
+    """Seconds of a Retry-After; None for what means nothing or lies in the past."""
     if value is None:
         return None
     if value.isdigit():
@@ -404,4 +406,4 @@ def _retry_after_s(value: str | None) -> float | None:
             seconds = parsedate_to_datetime(value).timestamp() - time.time()
         except (ValueError, TypeError, OverflowError):
             return None
-    return min(seconds, RETRY_AFTER_S_MAX) if seconds > 0 else None
+    return seconds if seconds > 0 else None

@@ -26,9 +26,11 @@ PUBLISH_QUEUE: Final = "fetch.publish"
 ITEM_QUEUE: Final = "fetch.item"
 CATALOGUE_QUEUE: Final = "fetch.catalogue"
 WEBHOOK_QUEUE: Final = "fetch.webhook"
+DEADLINES_QUEUE: Final = "fetch.deadlines"
+LINKS_QUEUE: Final = "fetch.links"
 
 PHOTO_RETRIES: Final = 3
-"""Tries after the first one; a link that still fails waits for the next run."""
+"""Tries after the first one, of a link that did not fail the last time; one that did has one try a run."""
 
 BIGINT_MAX: Final = 2**63 - 1
 PHOTOS_OF_ITEM_MAX: Final = 30
@@ -156,7 +158,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     An unchanged item whose photos changed when asked again becomes a changed one. Of a dry run and of
     a held one all counts say what it would change; `photos_pending` would be asked. A run whose format is `items`
     is of items sent by themselves, where gone ones have a row too; one whose format is `same` is of a
-    file that did not change: links that are due are asked again. One whose format is `undo` undoes another run.
+    file that did not change: links that are due are asked again. One whose format is `undo` undoes another run, one whose
+    format is `links` asks again for failed links and old photos.
     """
 
     run: int
@@ -376,7 +379,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
     """How many times in a row it failed."""
     rounds_left: int
-    """As many whole catalogues pass it by before it is asked again, a day at the most."""
+    """So many whole catalogues pass before it is asked again."""
+    recheck_at: datetime | None
+    """When a failed link is asked again at the latest, whichever catalogues come."""
     run: int
     text: str
     """The outcome in plain words."""

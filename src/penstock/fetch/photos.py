@@ -10,7 +10,7 @@ written in PostgreSQL is gathered over a few milliseconds, so many photos share 
 Bytes are stored before their row, so a stored row always has its bytes; a crash in between leaves bytes
 that the next try finds or writes again. The transaction locks the lease: a worker that lost it writes
 nothing, and a repeated job finds its need decided. Temporary failures go back to the queue with backoff
-and become an outcome only when the tries are used up. When our own engines are down, jobs are snoozed,
+and become an outcome only when the tries are used up; a link that failed the last time has one. When our own engines are down, jobs are snoozed,
 which uses up no try; while the object store is, before any request is made (`outages`).
 """
 
@@ -71,15 +71,16 @@ class Photos:
             await self._ledger.record(job.lease_id, decision)
             return
         link = (photo_job.customer, photo_job.url)
+        retries = 0 if state["failures"] else PHOTO_RETRIES
         present = self._answers.get(link)
         if present is not None:
-            await self._settle(job, await asyncio.shield(present))
+            await self._settle(job, await asyncio.shield(present), retries)
             return
         # Whoever wants the same link until its outcome is written shares the answer.
         answer = self._answers[link] = asyncio.get_running_loop().create_future()
         try:
             answer.set_result(await self._asking.ask(job, *link, state))
-            await self._settle(job, answer.result())
+            await self._settle(job, answer.result(), retries)
         except Unavailable as error:
             if not answer.done():
                 answer.set_exception(error)
@@ -89,12 +90,12 @@ class Photos:
             answer.cancel()
             del self._answers[link]
 
-    async def _settle(self, job: JobInHand[PhotoJob], answer: Asked | Back) -> None:
+    async def _settle(self, job: JobInHand[PhotoJob], answer: Asked | Back, retries: int) -> None:
         """Write the outcome, or mark the job for another try."""
         if isinstance(answer, Back):
             answer.apply(job)
             return
-        if is_temporary(answer.outcome) and job.attempt <= PHOTO_RETRIES:
+        if is_temporary(answer.outcome) and job.attempt <= retries:
             delay_s = max(answer.retry_after_s or 0.0, RETRY.delay_s(job.attempt))
             job.retry(delay_s, f"{answer.outcome}: {answer.text}")
             return

@@ -5,7 +5,8 @@ run's change and enqueues a job for each consumer. A version that a later catalo
 was published is closed without a result.
 
 An unchanged item whose photos were asked again gets a version of its own only where a copy came or
-changed; otherwise its change is closed without a word.
+changed; otherwise its change is closed without a word. So does an item that was published at its deadline,
+when its last photo is decided.
 
 A consumer gets an item's versions in order, the newest at least once: a job brings the newest version
 there is, whichever it was made for, one whose version was delivered is dropped, and one that finds
@@ -35,11 +36,15 @@ from penstock.fetch.store.results import NewResult
 from penstock.fetch.store.sql import SQL
 from penstock.fetch.webhooks import WebhookSending
 from penstock.jobs import Batch, JobInHand, Jobs, Snooze
+from penstock.kernel.crash import crash_point
 from penstock.kernel.errors import Unavailable
 from penstock.kernel.logs import logger
 
 DELIVERIES_AT_ONCE: Final = 50
 """Calls of handlers under way in a worker."""
+LATE_ITEMS_AT_ONCE: Final = 200
+LATE: Final = "failed:late"
+"""The outcome of a photo that is missing at its item's deadline."""
 BUSY_SLACK_S: Final = 30.0
 """An item is kept for its call that much longer than the call may take."""
 BUSY_AGAIN_S: Final = 1.0
@@ -98,12 +103,54 @@ class Publishing:
         results = await self._results_of(
             tx, [row for row in changes if row["version"] == row["item_version"]]
         )
+        await self._insert(tx, results)
+        await tx.run(SQL.note_published, runs=runs, items=items)
+
+    async def publish_late(self, run_id: int) -> int:
+        """Publish the items of a run that still wait for photos with those that they have; how many.
+
+        Each once; their changes stay open, and photos that come make a further version.
+        """
+        after, count = "", 0
+        while True:
+            async with self._postgres.transaction() as tx:
+                rows = await tx.all(
+                    SQL.lock_late, run_id=run_id, after=after, rows_max=LATE_ITEMS_AT_ONCE
+                )
+                if not rows:
+                    return count
+                after = rows[-1]["item"]
+                changes = [row for row in rows if row["version"] == row["item_version"]]
+                await tx.run(SQL.take_turn)
+                await self._insert(tx, await self._late_results(tx, changes))
+                items = [row["item"] for row in changes]
+                await tx.run(SQL.note_late, runs=[run_id] * len(items), items=items)
+            crash_point("fetch.published_late")
+            count += len(changes)
+
+    async def _late_results(self, tx: Tx, changes: list[Any]) -> list[NewResult]:
+        runs, items = [r["run_id"] for r in changes], [r["item"] for r in changes]
+        missing = {
+            (row["item"], row["url"])
+            for row in await tx.all(SQL.undecided_needs, runs=runs, items=items)
+        }
+        results = await self._results_of(tx, changes)
+        for result in results:
+            result.photos[:] = [
+                msgspec.structs.replace(photo, outcome=LATE)
+                if photo.key is None and (result.item, photo.url) in missing
+                else photo
+                for photo in result.photos
+            ]
+        return results
+
+    async def _insert(self, tx: Tx, results: list[NewResult]) -> None:
+        """Publish results and make the jobs of those that they go to."""
         if results:
             published = await store.results.insert_results(tx, results)
             jobs = deliveries(published, await self._consumers.ids(tx))
             await self._jobs.enqueue_many(jobs, tx=tx)
             await self._webhooks.wake(tx, {result.customer for result in results})
-        await tx.run(SQL.note_published, runs=runs, items=items)
 
     async def _settle_undecided(self, tx: Tx, changes: list[Any]) -> None:
         """A photo whose job ended without an outcome (quarantined, cancelled) gets one here."""
@@ -132,7 +179,7 @@ class Publishing:
         for key, row in zip(keys, changes, strict=True):
             last_action, last_photos = last.get(key, ("unpublish", "[]"))
             version = row["version"]
-            if row["kind"] == "retry":
+            if row["kind"] == "retry" or row["is_late"]:
                 if store.results.has_same_photos(last_photos, photos[key]):
                     continue
                 photo_edits.append(row)

@@ -62,6 +62,7 @@ from penstock.fetch.share import Share
 from penstock.fetch.sources import Sources, shown_name
 from penstock.fetch.speeds import Speeds
 from penstock.fetch.texts import DEFAULT
+from penstock.fetch.upkeep import Upkeep
 from penstock.fetch.webhooks import WEBHOOKS_AT_ONCE, WebhookSending
 from penstock.jobs import Jobs, Registry, Task
 from penstock.kernel.limits import PAGE_ROWS_MAX
@@ -127,8 +128,11 @@ class Fetch:
             handler_timeout_s=config.handler_timeout_s,
         )
 
+        self.upkeep = Upkeep(postgres, config, self._publishing, applying)
+
     def register(self, registry: Registry) -> None:
         """Add the room's tasks; every process that enqueues or works needs them."""
+        self.upkeep.register(registry)
         # Every customer's lane has limits of its own; one that a person resets is as polite as can be.
         registry.limiter(LIMITER, rate="1/s", concurrency=1)
         for time_class in (*self._classes.listed, *self._classes.former):

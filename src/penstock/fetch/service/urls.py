@@ -129,11 +129,14 @@ def ahead_of(
     if not is_allowed:
         return "not asked while it is refused"
     if link is None or link.outcome in ("stored", "unchanged"):
-        return "a good copy is stored; asked again when an item's list of links changes"
+        return "a good copy is stored; asked again when an item's list of links changes, or as fetch.refresh says"
     kept = "the last good copy is kept; " if link.sha256 else ""
+    latest = (
+        "" if link.recheck_at is None else f", {link.recheck_at:%Y-%m-%d %H:%M:%S} at the latest"
+    )
     if link.rounds_left > 0:
         return (
-            f"{kept}sits out {link.rounds_left} more whole catalogues, a day at most after"
-            f" {link.checked_at:%Y-%m-%d %H:%M:%S}, then the next one that has it asks again{pause}"
+            f"{kept}sits out {link.rounds_left} more whole catalogues; the next one that has it asks"
+            f" again{latest}{pause}"
         )
-    return f"{kept}the next catalogue that has it asks again{pause}"
+    return f"{kept}the next catalogue that has it asks again{latest}{pause}"

@@ -1,13 +1,12 @@
 -- name: note_round
--- Give a run its round, and the moment before which a failed link must have been asked to be asked whatever its round.
+-- Give a run its round. A failed link that was asked before `asks_before` is due whatever its round: items sent by
+-- themselves come with no rounds.
 UPDATE penstock.fetch_run r SET
     round = coalesce(p.round, 0) + :is_round::boolean::integer,
     is_round = :is_round,
     prior_at = p.started_at,
-    asks_before = now() - make_interval(secs => CASE WHEN :is_round THEN greatest(0,
-        :wait_max_s::double precision
-        - :gap_slack::double precision * coalesce(extract(epoch FROM r.started_at - p.started_at), 0)
-    ) ELSE :sent_wait_s::double precision END)
+    asks_before = CASE WHEN :wait_s::double precision IS NULL THEN '-infinity'
+        ELSE now() - make_interval(secs => :wait_s::double precision) END
 FROM (
     SELECT max(round) AS round, max(started_at) FILTER (WHERE is_round) AS started_at
     FROM penstock.fetch_run WHERE customer = :customer AND id <> :run_id AND state IN ('applied', 'done')
@@ -24,7 +23,7 @@ CROSS JOIN LATERAL jsonb_each_text(s.refused) d
 WHERE c.run_id = :run_id AND c.kind <> 'gone'
 ORDER BY d.key
 ON CONFLICT (customer, url) DO UPDATE SET outcome = excluded.outcome, run_id = excluded.run_id,
-    failures = penstock.fetch_link.failures + 1, due_round = 0, checked_at = now();
+    failures = penstock.fetch_link.failures + 1, due_round = 0, recheck_at = NULL, checked_at = now();
 
 -- name: count_refused
 -- Photos refused at the door, by outcome.
@@ -45,7 +44,7 @@ WITH photos AS (
         OR l.checked_at < now() - make_interval(secs => :recheck_s::double precision)
     ) AS is_asked,
     l.outcome NOT IN ('stored', 'unchanged') AS has_failed,
-    l.due_round <= r.round OR l.checked_at < r.asks_before AS is_due
+    penstock.fetch_is_due_v1(l.due_round, l.recheck_at, r.round) OR l.checked_at < r.asks_before AS is_due
     FROM penstock.fetch_run r
     JOIN penstock.fetch_change c ON c.run_id = r.id AND c.kind <> 'gone'
     JOIN penstock.fetch_staged s ON s.run_id = r.id AND s.item = c.item
@@ -85,14 +84,21 @@ SELECT set_config('enable_nestloop', 'off', true), set_config('jit', 'off', true
 SELECT set_config('enable_nestloop', 'on', true);
 
 -- name: note_retries
--- Unchanged items: failed links that are due are asked again, the others counted as waiting; those whose link got another
--- copy since the last round are looked at too. Left alone: items that this or an earlier run is still about.
+-- Unchanged items: failed links that are due and good photos older than `refresh_s` (0: none) are asked again, other failed
+-- links counted as waiting; items whose link got another copy since the last round are looked at too. Left alone: items
+-- that this or an earlier run is still about.
 WITH links AS MATERIALIZED (
     SELECT l.url, l.run_id, false AS has_copy,
-        l.due_round <= r.round OR l.checked_at < r.asks_before AS is_due
+        penstock.fetch_is_due_v1(l.due_round, l.recheck_at, r.round) OR l.checked_at < r.asks_before AS is_due
     FROM penstock.fetch_run r JOIN penstock.fetch_link l ON l.customer = r.customer
         AND l.outcome NOT IN ('stored', 'unchanged')
     WHERE r.id = :run_id
+    UNION ALL
+    SELECT l.url, l.run_id, false, true
+    FROM penstock.fetch_link l
+    WHERE :refresh_s::double precision > 0 AND l.customer = :customer
+        AND l.outcome IN ('stored', 'unchanged')
+        AND l.checked_at < now() - make_interval(secs => :refresh_s::double precision)
     UNION ALL
     SELECT l.url, l.run_id, true, false
     FROM penstock.fetch_run r JOIN penstock.fetch_link l ON l.customer = r.customer
@@ -122,3 +128,47 @@ WITH links AS MATERIALIZED (
 )
 INSERT INTO penstock.fetch_change (run_id, item, kind, version, has_other_photos)
 SELECT DISTINCT :run_id::bigint, item, 'retry', version, false FROM photos WHERE is_due OR has_copy;
+
+-- name: customers_to_recheck
+-- Customers with failed links that are due, or whose good photos are refreshed.
+SELECT customer FROM penstock.fetch_link WHERE recheck_at <= now()
+UNION
+SELECT customer FROM penstock.fetch_customer WHERE coalesce(refresh_s, :refresh_s::double precision) > 0
+ORDER BY customer;
+
+-- name: stage_due
+-- Stage the items that have a failed link that is due, or a good photo older than `refresh_s` (0: none), as rows equal
+-- to what is stored; how many. Failed links first, up to `links_max` links. Left alone: items that a run is
+-- still about. Due links that no item has are due no longer.
+WITH links AS MATERIALIZED (
+    SELECT url, outcome NOT IN ('stored', 'unchanged') AS has_failed FROM penstock.fetch_link
+    WHERE customer = :customer AND (
+        recheck_at <= now() OR :refresh_s::double precision > 0 AND outcome IN ('stored', 'unchanged')
+        AND checked_at < now() - make_interval(secs => :refresh_s::double precision)
+    )
+), uses AS MATERIALIZED (
+    SELECT i.item, i.hash, l.url, l.has_failed
+    FROM penstock.fetch_item i
+    CROSS JOIN LATERAL unnest(i.photos) p (url)
+    JOIN links l ON l.url = p.url
+    WHERE i.customer = :customer AND NOT i.is_gone
+), unused AS (
+    UPDATE penstock.fetch_link SET recheck_at = NULL
+    WHERE customer = :customer AND recheck_at <= now() AND url NOT IN (SELECT url FROM uses)
+), open AS (
+    SELECT c.item FROM penstock.fetch_run r
+    JOIN penstock.fetch_change c ON c.run_id = r.id AND c.published_at IS NULL
+    WHERE r.customer = :customer AND r.state = 'applied'
+), taken AS (
+    SELECT item, hash FROM uses WHERE item NOT IN (SELECT item FROM open)
+    ORDER BY has_failed DESC, item LIMIT :links_max
+), staged AS (
+    INSERT INTO penstock.fetch_staged (run_id, item, hash, fields, photos, refused)
+    SELECT DISTINCT ON (item) :run_id::bigint, item, hash, '', '{}'::text[], '{}'::jsonb FROM taken ORDER BY item
+    RETURNING item
+)
+SELECT count(*) FROM staged;
+
+-- name: drop_run
+-- Drop a run that has nothing to ask.
+DELETE FROM penstock.fetch_run WHERE id = :run_id;

@@ -1,7 +1,7 @@
 -- name: photo_states
 -- For each (run, item, url) of a batch: whether it is decided, and what is known of the link.
 SELECT g.position, n.outcome AS decided, n.run_id IS NOT NULL AS is_needed,
-    l.outcome, l.sha256, l.etag, l.last_modified, l.run_id AS link_run_id
+    l.outcome, l.sha256, l.etag, l.last_modified, l.failures, l.run_id AS link_run_id
 FROM unnest(:runs::bigint[], :customers::text[], :items::text[], :urls::text[])
     WITH ORDINALITY AS g (run_id, customer, item, url, position)
 LEFT JOIN penstock.fetch_need n ON n.run_id = g.run_id AND n.item = g.item AND n.url = g.url
@@ -20,6 +20,7 @@ SELECT penstock.fetch_decide_v1(:runs::bigint[], :customers::text[], :items::tex
 -- name: links_of_url
 -- Every customer's record of a URL, with the rounds that it still sits out.
 SELECT l.customer, l.url, l.outcome, l.sha256, l.etag, l.last_modified, l.checked_at, l.failures, l.run_id,
+    l.recheck_at,
     greatest(0, l.due_round - 1 - coalesce((
         SELECT max(r.round) FROM penstock.fetch_run r
         WHERE r.customer = l.customer AND r.state IN ('applied', 'done')

@@ -13,7 +13,9 @@ WHERE run_id = :run_id AND id > :after
 ORDER BY id LIMIT :rows_max;
 
 -- name: photo_problems
--- A page of the photos of a run that failed or were refused when asked, in the order of their needs.
-SELECT id, item, url, outcome FROM penstock.fetch_need
-WHERE run_id = :run_id AND id > :after AND (outcome LIKE 'failed:%' OR outcome LIKE 'refused:%')
+-- A page of the photos of a run that failed, were refused or were missing at their item's deadline and still are, in the
+-- order of their needs.
+SELECT id, item, url, coalesce(outcome, 'failed:late') AS outcome FROM penstock.fetch_need
+WHERE run_id = :run_id AND id > :after AND (outcome LIKE 'failed:%' OR outcome LIKE 'refused:%' OR is_late)
+    AND (outcome IS NULL OR outcome LIKE 'failed:%' OR outcome LIKE 'refused:%')
 ORDER BY id LIMIT :rows_max;

@@ -1,13 +1,47 @@
 -- name: lock_changes
 -- The changes of a batch that are not published yet, with their items locked in order.
-SELECT c.run_id, c.item, c.kind, c.version, i.customer, i.version AS item_version, i.is_gone,
-    i.fields, i.photos
+SELECT c.run_id, c.item, c.kind, c.version, c.late_at IS NOT NULL AS is_late, i.customer,
+    i.version AS item_version, i.is_gone, i.fields, i.photos
 FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
 JOIN penstock.fetch_run r ON r.id = g.run_id
 JOIN penstock.fetch_change c ON c.run_id = g.run_id AND c.item = g.item AND c.published_at IS NULL
 JOIN penstock.fetch_item i ON i.customer = r.customer AND i.item = c.item
 ORDER BY i.customer, i.item
 FOR UPDATE OF i, c;
+
+-- name: late_runs
+-- Runs that have open changes and were applied longer ago than the deadline of their items.
+SELECT id FROM penstock.fetch_run
+WHERE state = 'applied' AND applied_at < now() - make_interval(secs => :deadline_s::double precision) ORDER BY id;
+
+-- name: lock_late
+-- New and changed items of a run that still have photos to ask for, with their items locked in order.
+SELECT c.run_id, c.item, c.kind, c.version, false AS is_late, i.customer,
+    i.version AS item_version, i.is_gone, i.fields, i.photos
+FROM penstock.fetch_run r
+JOIN penstock.fetch_change c ON c.run_id = r.id
+JOIN penstock.fetch_item i ON i.customer = r.customer AND i.item = c.item
+WHERE r.id = :run_id AND c.item > :after AND c.kind IN ('new', 'changed')
+    AND c.published_at IS NULL AND c.late_at IS NULL AND EXISTS (
+        SELECT FROM penstock.fetch_need n
+        WHERE n.run_id = c.run_id AND n.item = c.item AND n.outcome IS NULL
+    )
+ORDER BY c.item LIMIT :rows_max
+FOR UPDATE OF i, c;
+
+-- name: note_late
+-- Keep that items were published without all of their photos, and which were missing; their changes stay open.
+WITH given AS (
+    SELECT g.run_id, g.item FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
+), changes AS (
+    UPDATE penstock.fetch_change c SET late_at = now()
+    FROM given g WHERE c.run_id = g.run_id AND c.item = g.item
+), needs AS (
+    UPDATE penstock.fetch_need n SET is_late = true
+    FROM given g WHERE n.run_id = g.run_id AND n.item = g.item AND n.outcome IS NULL
+)
+UPDATE penstock.fetch_run r SET items_late = r.items_late + s.items
+FROM (SELECT run_id, count(*) AS items FROM given GROUP BY run_id) s WHERE r.id = s.run_id;
 
 -- name: take_turn
 -- One writer of results at a time, until its transaction ends: then `seq` grows in the order of commits.
@@ -42,7 +76,7 @@ ON CONFLICT (customer, item, version) DO NOTHING
 RETURNING seq, customer;
 
 -- name: note_photo_edits
--- Unchanged items whose photos changed when asked again get a version and count as changed.
+-- Items whose photos changed after they were published get a version; those that were unchanged count as changed.
 WITH given AS (
     SELECT g.run_id, g.item, r.customer
     FROM unnest(:runs::bigint[], :items::text[]) g (run_id, item)
@@ -51,10 +85,12 @@ WITH given AS (
     UPDATE penstock.fetch_item i SET version = i.version + 1, run_id = g.run_id
     FROM given g WHERE i.customer = g.customer AND i.item = g.item
 ), changes AS (
-    UPDATE penstock.fetch_change c SET kind = 'changed', version = c.version + 1
+    UPDATE penstock.fetch_change c SET version = c.version + 1,
+        kind = CASE WHEN c.late_at IS NULL THEN 'changed' ELSE c.kind END
     FROM given g WHERE c.run_id = g.run_id AND c.item = g.item
+    RETURNING c.run_id, c.late_at
 ), sums AS (
-    SELECT run_id, count(*) AS items FROM given GROUP BY run_id
+    SELECT run_id, count(*) AS items FROM changes WHERE late_at IS NULL GROUP BY run_id
 )
 UPDATE penstock.fetch_run r SET unchanged = r.unchanged - s.items, changed = r.changed + s.items
 FROM sums s WHERE r.id = s.run_id;

@@ -17,10 +17,11 @@ from penstock.fetch.model import (
     RunState,
     Sample,
 )
-from penstock.fetch.patience import GAP_SLACK, SENT_WAIT_S, WAIT_MAX_S
 from penstock.fetch.store.sql import SQL
 
 PACE_KNOWN_S: Final = 5.0
+SENT_WAIT_S: Final = 3600.0
+"""A failed link of an item sent by itself is due again after so long."""
 _SAMPLES: Final = msgspec.json.Decoder(Sample)
 
 
@@ -142,29 +143,35 @@ def _run(row: Row) -> Run:
 
 
 async def note_photos(
-    runner: Runner, run_id: int, customer: str, *, recheck_s: float, is_whole: bool
+    runner: Runner,
+    run_id: int,
+    customer: str,
+    *,
+    recheck_s: float,
+    is_whole: bool,
+    refresh_s: float | None = None,
 ) -> None:
     """Note the photos to ask for and count all others; links stay as they are.
 
-    Links that failed sit out rounds (`patience`); a run of items sent by themselves is none.
+    Links that failed sit out rounds (`upkeep`); a run of items sent by themselves is none. `refresh_s`:
+    the run is about links, and good photos older than that are asked for, 0 for none.
     Photos of unchanged items come last: the counts before are of new and changed items alone.
     """
+    is_of_many = is_whole or refresh_s is not None
     await runner.run(
         SQL.note_round,
         run_id=run_id,
         customer=customer,
         is_round=is_whole,
-        wait_max_s=WAIT_MAX_S,
-        gap_slack=GAP_SLACK,
-        sent_wait_s=SENT_WAIT_S,
+        wait_s=None if is_of_many else SENT_WAIT_S,
     )
     await runner.run(SQL.count_refused, run_id=run_id)
     await runner.run(SQL.note_needs, run_id=run_id, customer=customer, recheck_s=recheck_s)
     await runner.run(SQL.count_known, run_id=run_id)
-    if is_whole:
+    if is_of_many:
         await runner.run(SQL.avoid_nested_loops)
-    await runner.run(SQL.note_retries, run_id=run_id, customer=customer)
-    if is_whole:
+    await runner.run(SQL.note_retries, run_id=run_id, customer=customer, refresh_s=refresh_s or 0.0)
+    if is_of_many:
         await runner.run(SQL.allow_nested_loops)
     await runner.run(SQL.note_photos, run_id=run_id)
 

@@ -7,9 +7,11 @@ from typing import Any, Final
 from penstock.console import shown
 from penstock.console.actions import Action, Field
 from penstock.console.seeing import Ask
-from penstock.fetch.errors import InvalidRate
+from penstock.fetch.errors import InvalidCustomer, InvalidRate
 from penstock.fetch.model import parse_rate
 from penstock.fetch.service.customers import CONNECTIONS_MAX
+from penstock.fetch.settings import parse_refresh_s
+from penstock.kernel.config import parse_count, parse_share
 
 WRITE: Final = "fetch:write"
 CUSTOMER: Final = Field(name="customer", label="Customer")
@@ -66,7 +68,7 @@ async def preview_undo(ask: Ask, given: dict[str, Any]) -> str:
 async def set_customer(ask: Ask, given: dict[str, Any]) -> str:
     """Make a customer or change its limits."""
     starts_max, window_s = parse_rate(given["rate"])
-    more = {"webhook": given["webhook"]} if given["webhook"] else {}
+    more = {**kept_values(given), **({"webhook": given["webhook"]} if given["webhook"] else {})}
     found = await ask.service("fetch").set_customer(
         given["customer"],
         starts_max=starts_max,
@@ -83,14 +85,36 @@ def customer_body(given: dict[str, Any]) -> Any:
     """The body of the call. Raises: ValueError where the rate means nothing yet."""
     try:
         starts_max, window_s = parse_rate(given["rate"])
-    except InvalidRate as fault:
+        more = kept_values(given)
+    except (InvalidRate, InvalidCustomer) as fault:
         raise ValueError(fault.text) from fault
     body = {
         "starts_max": starts_max,
         "window_s": window_s,
         "connections": given["connections"],
     }
+    body |= more
     return {**body, "webhook": {"url": given["webhook"]}} if given["webhook"] else body
+
+
+def kept_values(given: dict[str, Any]) -> dict[str, Any]:
+    """The values of the form that stay as they are where they are left empty. Raises: InvalidCustomer."""
+    parsers = (
+        ("hold_share", parse_share),
+        ("hold_items", parse_count),
+        ("refresh_s", parse_refresh_s),
+    )
+    found: dict[str, Any] = {}
+    for name, parse in parsers:
+        text = (given[name] or "").strip()
+        if text:
+            try:
+                found[name] = None if text == "default" else parse(text)
+            except ValueError as error:
+                raise InvalidCustomer(
+                    f"{name} {text[:40]!r}: expected {error}, or default"
+                ) from None
+    return found
 
 
 async def set_source(ask: Ask, given: dict[str, Any]) -> str:
@@ -201,7 +225,7 @@ ACTIONS: Final = (
         scope=WRITE,
         what="Makes a customer or changes its limits, at once, for photos not started yet.",
         command="penstock fetch customer set {customer} --rate {rate} --connections {connections}"
-        " [--webhook {webhook}]",
+        " [--webhook {webhook}] [--hold-share {hold_share}] [--hold-items {hold_items}] [--refresh {refresh_s}]",
         method="PUT",
         path="/v1/fetch/customers/{customer}",
         run=set_customer,
@@ -221,6 +245,24 @@ ACTIONS: Final = (
                 label="Webhook",
                 required=False,
                 hint="where its results are sent, signed; left empty it stays as it is",
+            ),
+            Field(
+                name="hold_share",
+                label="Hold over a share",
+                required=False,
+                hint="of removed items, such as 0.3; 1: hold none; default; left empty it stays as it is",
+            ),
+            Field(
+                name="hold_items",
+                label="Hold over removed items",
+                required=False,
+                hint="such as 20; default; left empty it stays as it is",
+            ),
+            Field(
+                name="refresh_s",
+                label="Refresh photos after",
+                required=False,
+                hint="such as 7d; off; default; left empty it stays as it is",
             ),
         ),
     ),
