@@ -12,7 +12,8 @@ from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.kernel.errors import Unavailable, error_table
 from penstock.kernel.trace import trace_id
 from penstock.web import guard
-from penstock.web.guard import SECURITY_HEADERS, host_name
+from penstock.web.cors import host_name, origin_host
+from penstock.web.guard import SECURITY_HEADERS
 from penstock.web.openapi import operations_of, routes_without_scope
 from penstock.web.server import create_api, create_app, describe_api
 
@@ -124,6 +125,11 @@ async def test_the_trace_goes_on(api):
         ("API.EXAMPLE.COM:8080", 200),
         ("rebound.example.net", 421),
         ("localhost.example.net", 421),
+        ("[::1]evil.example", 421),
+        ("127.0.0.1:80.evil.com", 421),
+        ("127.0.0.1:80@evil.com", 421),
+        ("localhost:80:80", 421),
+        ("::1", 421),
     ],
 )
 async def test_only_our_hosts_are_served(make_house, serve, host, status):
@@ -133,7 +139,12 @@ async def test_only_our_hosts_are_served(make_house, serve, host, status):
 
 
 def test_host_names():
-    assert [host_name(h) for h in ("[::1]:80", "a:1", "a", "")] == ["::1", "a", "a", ""]
+    assert [host_name(h) for h in ("[::1]:80", "a:1", "A", "")] == ["::1", "a", "a", ""]
+    malformed = ("[::1]evil.example", "127.0.0.1:80.evil.com", "a:", "a:x", "a b", "[::1", "::1")
+    assert [host_name(h) for h in malformed] == [""] * len(malformed)
+    assert [origin_host(o) for o in ("http://A:1", "https://[::1]")] == ["a:1", "[::1]"]
+    malformed = ("null", "", "http://", "http://a/", "http://a@b", "ftp://a", "http://[::1]x")
+    assert [origin_host(o) for o in malformed] == [""] * len(malformed)
 
 
 async def test_pages_of_other_origins_change_nothing(api, token):
@@ -144,6 +155,9 @@ async def test_pages_of_other_origins_change_nothing(api, token):
         ("null", 403),
         ("http://localhost:3000", 403),
         ("http://[::1", 403),
+        ("http://[::1]evil.example", 403),
+        (f"{own}.evil.example", 403),
+        (f"evil://{own.partition('://')[2]}", 403),
     ):
         headers = {**token, "origin": origin}
         answer = await api.post("/v1/things", headers=headers, json={"things": []})

@@ -28,7 +28,7 @@ from penstock.console.model import PREFIX, ConsoleConfig, FormRefused, LoginNeed
 from penstock.kernel.errors import Unavailable
 from penstock.kernel.logs import logger
 from penstock.kernel.secrets import Key, derive_key
-from penstock.web.guard import host_name
+from penstock.web.cors import host_name, origin_host
 from penstock.web.model import (
     ALL_SCOPES,
     LOOPBACK_NAMES,
@@ -136,7 +136,7 @@ class Door:
     def require_own_form(self, request: Any, visitor: Visitor, given: Mapping[str, str]) -> None:
         """Refuse a form that is not of this session's pages. Raises: OriginRefused, FormRefused."""
         origin = request.headers.get("origin", "")
-        if urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
+        if origin_host(origin) != request.headers.get("host", "").lower():
             raise OriginRefused(
                 f"origin {origin[:80]!r} may not change anything here: use the console's own pages"
             )

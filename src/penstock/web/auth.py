@@ -68,7 +68,11 @@ class Callers:
         keys = KEY_IN_QUERY.findall(query_string) if authorization is None else []
         if len(keys) != 1:
             return await self.require_caller(authorization)
-        return await self._find(keys[0].decode())
+        return await self.require_key(keys[0].decode())
+
+    async def require_key(self, key: str) -> Caller:
+        """The caller of a publishable key. Raises: TokenRefused, PostgresDown."""
+        return await self._find(key)
 
     async def _find(self, token: str) -> Caller:
         key, now_s = hash_of(token), self._clock.monotonic_s()

@@ -1,11 +1,10 @@
 """What holds for every request, before any route is looked at, as one plain ASGI layer.
 
-It names the request, carries the trace (W3C), asks whether the Host is ours (a browser page can make its
-own name point at a loopback address; only the Host header tells) and whether a change comes from a page
-of another origin, adds the security headers, and counts. Successful requests are counted, not logged.
+It names the request, carries the trace (W3C), checks that the Host is ours (a browser page can make its
+own name point at a loopback address; only the Host header shows it), refuses changes from pages of another
+origin, adds the security headers, and counts. Successful requests are counted, not logged.
 
-Pages of any origin may call with a publishable key in the address (`?k=psk_...`): there is nothing ambient, such as a
-cookie, that a foreign page could abuse. Only routes for pages take such a key; they are told so by CORS headers.
+A page of another origin may call the routes for pages with a valid publishable key: `cors.py` decides that per route.
 
 A name in a path may hold `/`, written `%2F`: it travels through the routing as a character that no path can hold.
 """
@@ -13,7 +12,6 @@ A name in a path may hold `/`, written `%2F`: it travels through the routing as 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from typing import Any, Final
 from urllib.parse import unquote
@@ -25,6 +23,7 @@ from penstock.kernel.errors import PenstockError
 from penstock.kernel.ids import new_request_id
 from penstock.kernel.logs import logger
 from penstock.kernel.trace import current_traceparent, next_hop
+from penstock.web.cors import PageRoutes, host_name, is_address, origin_host
 from penstock.web.model import (
     LOOPBACK_NAMES,
     WHOLE_ANSWER,
@@ -46,16 +45,7 @@ HOSTS_KEPT_MAX: Final = 100
 FAILURE_LINE_EVERY_S: Final = 1.0
 """A route's failures of one status have a line so often; `web_requests_total` counts them all."""
 SLASH_IN_NAME: Final = "\udc2f"
-KEY_MARK: Final = b"k=psk_"
 ANSWER_STARTS: Final = frozenset({"http.response.start", WHOLE_ANSWER})
-CORS_HEADERS: Final = (
-    (b"access-control-allow-origin", b"*"),
-    (b"access-control-allow-methods", b"GET, POST"),
-    (b"access-control-allow-headers", b"content-type"),
-    (b"access-control-max-age", b"86400"),
-)
-REFUSALS: Final = frozenset({401, 403})
-"""A page that gave a key, or what it took for one, may read why that was refused."""
 SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -78,8 +68,9 @@ _SECONDS: Final = metrics.histogram(
 class Guard:
     """The outermost ASGI layer around `app`; `routes` are the templates that metrics may name."""
 
-    def __init__(self, app: Any, config: WebConfig, routes: set[str]) -> None:
+    def __init__(self, app: Any, config: WebConfig, routes: set[str], pages: PageRoutes) -> None:
         self._app = app
+        self._pages = pages
         self._hosts = LOOPBACK_NAMES | {config.listen[0].lower(), *config.allowed_hosts}
         self._origins = frozenset(config.allowed_hosts)
         self._seen_hosts: set[bytes] = set()
@@ -102,12 +93,13 @@ class Guard:
             inner = {**inner, "path": _path_with_names_whole(scope["raw_path"])}
         answer = _Answer(send, new_request_id())
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        answer.is_to_page = b"origin" in headers and b"k=" in scope["query_string"]
         current_request_id.set(answer.request_id)
         current_traceparent.set(next_hop(_text(headers.get(b"traceparent"))))
         try:
-            if self._check(scope, headers, doubled=len(headers) != len(scope["headers"])):
-                answer.more = CORS_HEADERS
+            self._check_host(scope, headers)
+            origin = headers.get(b"origin")
+            if origin is not None:
+                await self._check_origin(inner, headers, origin, answer)
             await self._app(inner, receive, answer.send)
         except PenstockError as refusal:
             await answer.refuse(refusal)
@@ -126,39 +118,41 @@ class Guard:
             route = inner.get("path_template") or UNMATCHED
             self._record(scope["method"], route, answer, time.perf_counter() - started_s)
 
-    def _check(self, scope: Any, headers: dict[bytes, bytes], *, doubled: bool) -> bool:
-        """Refuse what is doubtful; returns whether a page calls with a publishable key."""
-        if doubled or b"host" not in headers:
+    def _check_host(self, scope: Any, headers: dict[bytes, bytes]) -> None:
+        """Refuse doubled headers and foreign hosts. Raises: BadRequest, HostRefused."""
+        if len(headers) != len(scope["headers"]) or b"host" not in headers:
             _require_single(scope["headers"])
         raw_host = headers[b"host"]
-        if raw_host not in self._seen_hosts:
-            self._check_host(raw_host)
-        origin = headers.get(b"origin")
-        if origin is None:
-            return False
-        if KEY_MARK in scope["query_string"] and b"authorization" not in headers:
-            return True
-        if scope["method"] not in SAFE_METHODS:
-            self._check_origin(origin.decode("latin-1"), raw_host.decode("latin-1").lower())
-        return False
-
-    def _check_host(self, raw_host: bytes) -> None:
-        name = host_name(raw_host.decode("latin-1").lower())
-        if name not in self._hosts and not _is_address(name):
+        if raw_host in self._seen_hosts:
+            return
+        host = raw_host.decode("latin-1")
+        name = host_name(host)
+        if name not in self._hosts and not is_address(name):
             raise HostRefused(
-                f"host {name[:80]!r} is not served here: use one that is, or add it to"
+                f"host {host[:80]!r} is not served here: use one that is, or add it to"
                 " web.allowed_hosts (PENSTOCK_WEB_ALLOWED_HOSTS)"
             )
         if len(self._seen_hosts) < HOSTS_KEPT_MAX:
             self._seen_hosts.add(raw_host)
 
-    def _check_origin(self, origin: str, host: str) -> None:
-        _, _, place = origin.lower().partition("://")
-        if place != host and host_name(place) not in self._origins:
-            raise OriginRefused(
-                f"origin {origin[:80]!r} may not change anything here: call from a server, or add its"
-                " host to web.allowed_hosts"
-            )
+    async def _check_origin(
+        self, scope: Any, headers: dict[bytes, bytes], origin: bytes, answer: _Answer
+    ) -> None:
+        """Grant CORS where a route for pages and a valid key allow it; refuse other foreign changes.
+
+        Raises: OriginRefused, PostgresDown.
+        """
+        text = origin.decode("latin-1")
+        place = origin_host(text)
+        if place and place == headers[b"host"].decode("latin-1").lower():
+            return
+        answer.cors = await self._pages.cors_headers(scope, headers)
+        if answer.cors or scope["method"] in SAFE_METHODS or place in self._origins:
+            return
+        raise OriginRefused(
+            f"origin {text[:80]!r} may not change anything here: call from a server, or add its"
+            " host to web.allowed_hosts"
+        )
 
     def record(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
@@ -215,8 +209,7 @@ class _Answer:
         self._send = send
         self.request_id = request_id
         self.status = 0
-        self.is_to_page = False
-        self.more: tuple[tuple[bytes, bytes], ...] = ()
+        self.cors: tuple[tuple[bytes, bytes], ...] = ()
 
     async def send(self, message: Any) -> None:
         if message["type"] in ANSWER_STARTS:
@@ -224,9 +217,7 @@ class _Answer:
             headers = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}
             headers += [pair for pair in SECURITY_HEADERS if pair[0] not in present]
-            headers += self.more
-            if self.is_to_page and self.status in REFUSALS and not self.more:
-                headers += CORS_HEADERS
+            headers += self.cors
             headers.append((b"x-request-id", self.request_id.encode()))
             headers.append((b"traceparent", (current_traceparent.get() or "").encode()))
             message = {**message, "headers": headers}
@@ -260,22 +251,6 @@ def give_slashes_back(connection: Any, _: Any) -> None:
 def _path_with_names_whole(raw_path: bytes) -> str:
     parts = raw_path.decode("latin-1").split("/")
     return "/".join(unquote(part).replace("/", SLASH_IN_NAME) for part in parts)
-
-
-def host_name(host: str) -> str:
-    """The name in a Host header, without its port: `[::1]:80` -> `::1`."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
-
-
-def _is_address(name: str) -> bool:
-    """Whether `name` is an IP address, which no one can make point elsewhere."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _require_single(headers: list[tuple[bytes, bytes]]) -> None:

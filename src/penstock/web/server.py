@@ -28,6 +28,7 @@ from penstock.web.audit import Audit
 from penstock.web.auth import Callers, ScopeGuard
 from penstock.web.bodies import JsonBody, require_json
 from penstock.web.connection import Connection
+from penstock.web.cors import PageRoutes
 from penstock.web.guard import Guard, give_slashes_back
 from penstock.web.hot import HotRoutes
 from penstock.web.idempotency import Keys, Replay, render_replay, require_keys_kept
@@ -60,7 +61,8 @@ def _layers(house: House, pages: Pages | None) -> tuple[Guard, HotRoutes]:
     templates = route_templates(app)
     if pages is not None:
         inner, templates = Beside(pages, inner), templates | pages.templates
-    return Guard(inner, house.config.section(WebConfig), templates), hot
+    config = house.config.section(WebConfig)
+    return Guard(inner, config, templates, PageRoutes(app, callers)), hot
 
 
 def create_app(house: House, callers: Callers | None = None) -> Litestar:
