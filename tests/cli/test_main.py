@@ -68,6 +68,9 @@ def test_under_json_an_error_is_one_document(folder, capfd):
 def test_config_show_names_sources_and_masks_secrets(folder, capfd, monkeypatch):
     (folder / "penstock.toml").write_text('[web]\nlisten = "127.0.0.1:9999"\n')
     monkeypatch.setenv("PENSTOCK_POSTGRES_URL", "postgresql://me:hunter2@db/site")
+    monkeypatch.setenv("PENSTOCK_MEDIA_PUBLIC_URL", "https://me:hunter2@cdn.example/x")
+    monkeypatch.setenv("PENSTOCK_BLOBS_URL", "s3://AKIA:hunter2@bucket/x")
+    monkeypatch.setenv("PENSTOCK_JOBS_ALERTS_WEBHOOK_URL", "https://hooks.example/T0/hunter2")
     assert main(["config", "show", "--json"]) == 0
     out = capfd.readouterr().out
     rows = {row["name"]: row for row in json.loads(out)}

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from penstock.engines.endpoints import masked_url, server_of
+from penstock.engines.endpoints import masked_text, masked_url, server_of
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,20 @@ def test_a_socket_behind_a_descriptor_is_named_by_its_path(tmp_path):
         ("postgresql://me@db:6000/site?sslmode=require", None),
         ("postgresql://me@db/site?password=hunter2", "postgresql://me@db/site?password=(masked)"),
         ("redis://:hunter2@cache:6379/1", "redis://:(masked)@cache:6379/1"),
+        (
+            "postgresql://me@db/site?pass%77ord=hunter2",
+            "postgresql://me@db/site?pass%77ord=(masked)",
+        ),
+        (
+            "postgresql://me@db/site?PGAUTH=hunter2&a=1",
+            "postgresql://me@db/site?PGAUTH=(masked)&a=1",
+        ),
+        ("s3://AKIA:hunter2@bucket/prefix", "s3://(masked)@bucket/prefix"),
+        ("s3://AKIA@bucket/prefix", "s3://(masked)@bucket/prefix"),
+        ("https://hooks.example/services/T0/hunter2", "https://hooks.example/(masked)"),
+        ("https://hooks.example/?x=hunter2", "https://hooks.example/(masked)"),
+        ("https://hunter2@hooks.example/", "https://(masked)@hooks.example/"),
+        ("https://hooks.example", "https://hooks.example/"),
         ("file:///srv/a@b#c", None),
         ("s3://bucket/prefix", None),
         ("s3://bucket?secret_access_key=hunter2", "s3://bucket?secret_access_key=(masked)"),
@@ -58,3 +72,19 @@ def test_a_socket_behind_a_descriptor_is_named_by_its_path(tmp_path):
 )
 def test_of_a_url_only_the_password_is_masked(text, shown):
     assert masked_url(text) == (shown or text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("PenstockFetch/0.1 (+https://example.org/about)", None),
+        ("https://me:hunter2@cdn.example/m", "https://(masked)@cdn.example/m"),
+        (
+            "a https://x/?token=hunter2, redis://:hunter2@c/0",
+            "a https://x/?token=(masked), redis://:(masked)@c/0",
+        ),
+        ("127.0.0.1:8080", None),
+    ],
+)
+def test_urls_within_a_text_are_masked_too(text, shown):
+    assert masked_text(text) == (shown or text)

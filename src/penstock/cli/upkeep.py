@@ -9,7 +9,7 @@ import click
 from penstock.cli.checkup import check_up
 from penstock.cli.house import App
 from penstock.cli.terminal import CommandLine
-from penstock.engines.endpoints import masked_url
+from penstock.engines.endpoints import masked_text, masked_url
 from penstock.engines.migrate import apply_migrations, plan_migrations
 from penstock.kernel.config import setting_rows
 from penstock.kernel.errors import InvalidInput
@@ -60,7 +60,7 @@ def show_config(line: CommandLine, application: str | None) -> None:
     for row in setting_rows({name: type(value) for name, value in loaded.sections.items()}):
         key = f"{row.section}.{row.name}"
         value, source = loaded.written[key]
-        value = masked_url(value) if row.secret and value else value
+        value = masked_url(value) if row.secret and value else masked_text(value)
         shown.append(
             {"name": key, "value": value, "source": source, "env": row.env, "help": row.help}
         )

@@ -15,7 +15,14 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 MASK: Final = "(masked)"
 _PLACE: Final = re.compile(r"[A-Za-z0-9._:,\[\]-]+")
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.DOTALL)
-_SECRET_PARAMETER: Final = re.compile(r"(?i)pass|secret|key|token|credential|sig")
+_URL_IN_TEXT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>,;]+")
+_SECRET_PARAMETER: Final = re.compile(r"(?i)pass|pwd|secret|key|token|credential|sig|auth|jwt|code")
+_NAMED_USER: Final = frozenset(
+    {"postgresql", "postgres", "redis", "rediss", "valkey", "valkeys", "unix"}
+)
+"""Schemes whose user name is no secret. With others a user alone may be a token or an access key."""
+_SERVICES: Final = frozenset({"http", "https"})
+"""Schemes of web hooks, whose paths and parameters are often the secret itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +61,11 @@ def server_of(url: str, *, port: int, socket: str) -> str:
     return place if has_port else f"{place}:{options.get('port', [str(port)])[0]}"
 
 
-def masked_url(text: str) -> str:
-    """`text` without its password, `postgresql://me:(masked)@db/site`; what is no URL is masked whole."""
+def masked_url(text: str, *, is_secret: bool = True) -> str:
+    """`text` without its secrets, `postgresql://me:(masked)@db/site`; a malformed URL is masked whole.
+
+    Of a web hook, an http(s) URL that `is_secret`, only the server is shown.
+    """
     if text.startswith("file:///"):
         return text
     parts = _split(text) if _URL.fullmatch(text) else None
@@ -63,14 +73,26 @@ def masked_url(text: str) -> str:
         return MASK
     user_info, at, place = parts.netloc.rpartition("@")
     user, colon, _ = user_info.partition(":")
-    netloc = f"{user}{colon}{MASK if colon else ''}{at}{place}"
+    shown = f"{user}{colon}{MASK if colon else ''}"
+    if user_info and parts.scheme not in _NAMED_USER:
+        shown = MASK
+    netloc = f"{shown}{at}{place}"
+    if is_secret and parts.scheme in _SERVICES:
+        has_more = parts.path.strip("/") or parts.query
+        return f"{parts.scheme}://{netloc}/{MASK if has_more else ''}"
     query = "&".join(_masked_parameter(pair) for pair in parts.query.split("&"))
     return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{query}"
 
 
+def masked_text(text: str) -> str:
+    """`text` with the secrets of every URL in it masked."""
+    return _URL_IN_TEXT.sub(lambda found: masked_url(found[0], is_secret=False), text)
+
+
 def _masked_parameter(pair: str) -> str:
     name, equals, _ = pair.partition("=")
-    return f"{name}={MASK}" if equals and _SECRET_PARAMETER.search(name) else pair
+    is_secret = equals and _SECRET_PARAMETER.search(unquote(name))
+    return f"{name}={MASK}" if is_secret else pair
 
 
 def _split(url: str) -> SplitResult | None:
