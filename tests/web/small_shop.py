@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
-from litestar import Request, get, post
+from litestar import Request, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
@@ -42,9 +42,16 @@ async def add_things(data: JSONBody[NewThings], shop: NamedDependency[Shop]) -> 
 
 
 @get("/v1/things/{thing_id:int}", operation_id="getThing", opt={"scope": "jobs:read"})
-async def get_thing(thing_id: FromPath[int], limit: FromQuery[int] = 10) -> dict[str, int]:
+async def get_thing(
+    thing_id: FromPath[int], limit: FromQuery[int] = 10, name: FromQuery[list[str] | None] = None
+) -> dict[str, int]:
     """Echo a thing."""
     return {"id": thing_id, "limit": limit}
+
+
+@delete("/v1/things/{thing_id:int}", operation_id="deleteThing", opt={"scope": "jobs:write"})
+async def delete_thing(thing_id: FromPath[int]) -> None:
+    """Remove nothing."""
 
 
 @post(
@@ -78,4 +85,4 @@ async def get_limited() -> None:
     raise LimitExceeded("too many calls: wait", retry_after_s=2.4)
 
 
-ROUTES = [add_things, get_thing, upload, get_slow, get_broken, get_limited]
+ROUTES = [add_things, get_thing, delete_thing, upload, get_slow, get_broken, get_limited]

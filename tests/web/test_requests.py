@@ -32,15 +32,39 @@ async def test_unknown_routes_and_methods_are_problems(api):
     for path in ("/v1/thing/seven", "/v1/things/seven/x", "/"):
         answer = await api.get(path)
         assert "whole number" not in answer.text
-    answer = await api.delete("/v1/things/7")
+    answer = await api.put("/v1/things/7")
     assert (answer.status_code, answer.json()["code"]) == (405, "web.method_not_allowed")
-    assert answer.headers["allow"] == "GET, OPTIONS"
+    assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
+    answer = await api.options("/v1/things/7")
+    assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
 
 
 async def test_a_wrong_parameter_is_told(api, token):
     answer = await api.get("/v1/things/7?limit=many", headers=token)
     assert answer.status_code == 422
     assert [fault["pointer"] for fault in answer.json()["errors"]] == ["query: limit"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ("limit=5", 200, None),
+        ("limit=-5", 200, None),
+        ("limit=1e3", 422, "web.invalid_input"),
+        ("limit=5.0", 422, "web.invalid_input"),
+        ("limit=", 422, "web.invalid_input"),
+        ("limit=5&limit=6", 400, "web.parameter_repeated"),
+        ("limit=5&limit=5", 400, "web.parameter_repeated"),
+        ("limit=5&%6cimit=6", 400, "web.parameter_repeated"),
+        ("other=1&other=2", 400, "web.parameter_repeated"),
+        ("name=a&name=b", 200, None),
+    ],
+)
+async def test_parameters_are_given_once_and_integers_in_digits(api, token, query, status, code):
+    answer = await api.get(f"/v1/things/7?{query}", headers=token)
+    assert answer.status_code == status, answer.text
+    assert answer.json().get("code") == code
+    assert (await api.get("/v1/things/1_0", headers=token)).status_code == 404
 
 
 async def test_an_idempotency_key_is_refused_and_not_ignored(api, token):
@@ -216,6 +240,8 @@ async def test_the_description_is_openapi_and_agrees_with_the_app(api, house):
     assert things["security"] == [{"bearer": ["jobs:write"]}]
     assert things["responses"].keys() == {"201", "default"}
     assert document["paths"]["/healthz"]["get"]["security"] == []
+    own = document["paths"]["/openapi.json"]["get"]["responses"]["200"]["content"]
+    jsonschema.validate(document, own["application/json"]["schema"])
     body = things["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     assert body.rpartition("/")[2] in document["components"]["schemas"]
     references = set(re.findall(r'"\$ref":"#/components/(\w+)/([^"]+)"', answer.text))

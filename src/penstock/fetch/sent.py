@@ -60,9 +60,7 @@ class Sent:
         Raises: InvalidItems, CustomerUnknown.
         """
         if not 1 <= len(items) <= ITEMS_SENT_MAX:
-            raise InvalidItems(
-                f"{len(items)} items in one call: send 1 to {ITEMS_SENT_MAX:,} at a time"
-            )
+            raise wrong_count(len(items))
         if tx is None:
             async with self._places, self._postgres.transaction() as own:
                 return await self.send(items, tx=own)
@@ -154,3 +152,8 @@ def _texts(item: SentItem) -> dict[str, Any]:
         if value not in (None, "")
     }
     return {**values, "id": item.item}
+
+
+def wrong_count(count: int) -> InvalidItems:
+    """The error of a call with `count` items."""
+    return InvalidItems(f"{count} items in one call: send 1 to {ITEMS_SENT_MAX:,} at a time")

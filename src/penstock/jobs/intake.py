@@ -72,15 +72,18 @@ class Rows:
         return len(self.queues)
 
 
+def too_many_jobs(count: int) -> BatchTooLarge:
+    """The error of a call with `count` jobs."""
+    return BatchTooLarge(f"{count} jobs in one call: send at most {JOBS_PER_CALL_MAX} at a time")
+
+
 def prepare_jobs(jobs: Sequence[NewJob]) -> Rows:
     """Check `jobs` and encode their payloads.
 
     Raises: InvalidJob, PayloadTooLarge, BatchTooLarge.
     """
     if len(jobs) > JOBS_PER_CALL_MAX:
-        raise BatchTooLarge(
-            f"{len(jobs)} jobs in one call: send at most {JOBS_PER_CALL_MAX} at a time"
-        )
+        raise too_many_jobs(len(jobs))
     rows = _append_all(jobs)
     if rows.size_bytes > BYTES_PER_CALL_MAX:
         raise BatchTooLarge(

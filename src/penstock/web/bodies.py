@@ -1,16 +1,20 @@
-"""JSON in: strictly decoded, all faults told at once with their JSON pointers.
+"""JSON request bodies: bounded before they are read, decoded strictly, every fault reported with its JSON pointer.
 
 Litestar converts bodies leniently (`"5"` passes for 5) and reports the first fault; this takes its place
 as the data transfer object of every handler. A good body costs one pass of msgspec straight into the
 handler's type, and one of the standard library that refuses what parsers disagree about: doubled keys
-and deep nesting; the second costs several times the first. Only a bad body is walked again.
+and deep nesting; the second costs several times the first. Faults are searched only in what was rejected.
+
+A body over OFF_LOOP_FROM_BYTES is decoded in a thread, after its items were counted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Final, get_args, get_origin
 
 import msgspec
@@ -21,14 +25,27 @@ from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
 from penstock.kernel.errors import FieldProblem
+from penstock.kernel.limits import ItemsMax
 from penstock.web.auth import FOR_PAGES
-from penstock.web.model import BodyInvalid, BodyMalformed, MediaTypeRefused
+from penstock.web.model import BodyInvalid, BodyMalformed, BodyTooLarge, MediaTypeRefused
 
+PAGE_BODY_BYTES_MAX: Final = 64 * 1024
+"""The longest body with a publishable key."""
+DOCUMENT_BYTES_MAX: Final = 2 * 1024 * 1024
+"""The longest body of a route that takes neither a list nor a LARGE_BODY; `web.body_max` bounds those."""
+OFF_LOOP_FROM_BYTES: Final = 64 * 1024
+ITEMS_MAX: Final = "items_max"
+"""The key of an `ItemsMax` in a handler's `opt`."""
+LARGE_BODY: Final = "large_body"
+"""The mark in a handler's `opt`: one document may be as long as `web.body_max`."""
+DECODED: Final = "penstock.web.decoded"
+"""The key in an ASGI scope of a body that was decoded in a thread."""
 DEPTH_MAX: Final = 32
 FAULTS_MAX: Final = 50
 _INT64_MAX: Final = 2**63 - 1
 _RARE: Final = re.compile(rb"\\u0000|[0-9]{19}")
 """What may be a NUL, which PostgreSQL cannot store, or an integer beyond its bigint."""
+_DECODERS: Final = ThreadPoolExecutor(2, thread_name_prefix="json")
 
 
 class JsonBody(AbstractDTO[Any]):
@@ -59,8 +76,10 @@ class JsonBody(AbstractDTO[Any]):
 
     def decode_bytes(self, value: bytes) -> Any:
         """The body as the handler's type. Raises: BodyMalformed, BodyInvalid."""
-        handler: Any = self.asgi_connection.scope["route_handler"]
-        return decode_body(value, self._types[handler.handler_id])
+        scope: Any = self.asgi_connection.scope
+        if DECODED in scope:
+            return scope.pop(DECODED)
+        return decode_body(value, self._types[scope["route_handler"].handler_id])
 
 
 async def require_json(
@@ -85,6 +104,103 @@ async def require_json(
         raise MediaTypeRefused(
             f"the body is of type {media_type[:80]!r}: send it with Content-Type: application/json"
         )
+
+
+class BodyGuard:
+    """A Litestar guard that bounds bodies before they are read and decodes long ones in a thread."""
+
+    def __init__(self, body_bytes_max: int) -> None:
+        self._bytes_max = body_bytes_max
+
+    async def __call__(
+        self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+    ) -> None:
+        """Raises: BodyTooLarge, BodyMalformed, BodyInvalid, the error of the route's `ItemsMax`."""
+        request: Any = connection
+        field = handler.parsed_data_field
+        bytes_max = None if field is None else self._bound_of(handler)
+        if getattr(request.scope.get("auth"), "is_publishable", False):
+            bytes_max = PAGE_BODY_BYTES_MAX
+        if bytes_max is None:
+            return
+        length = request.headers.get("content-length")
+        if length is None:
+            request.receive = _bounded(request.receive, bytes_max)
+        elif int(length) > bytes_max:
+            raise _too_large(bytes_max)
+        if field is not None and (length is None or int(length) > OFF_LOOP_FROM_BYTES):
+            body = await request.body()
+            if len(body) > OFF_LOOP_FROM_BYTES:
+                request.scope[DECODED] = await asyncio.get_running_loop().run_in_executor(
+                    _DECODERS,
+                    _decode_long,
+                    body,
+                    field.annotation,
+                    handler.opt.get(ITEMS_MAX),
+                )
+
+    def _bound_of(self, handler: BaseRouteHandler) -> int:
+        if ITEMS_MAX in handler.opt or handler.opt.get(LARGE_BODY):
+            return self._bytes_max
+        return min(self._bytes_max, DOCUMENT_BYTES_MAX)
+
+
+def _bounded(receive: Any, bytes_max: int) -> Any:
+    """`receive` of an ASGI app that refuses a body of more than `bytes_max`."""
+    received = 0
+
+    async def bounded() -> Any:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > bytes_max:
+            raise _too_large(bytes_max)
+        return message
+
+    return bounded
+
+
+def _too_large(bytes_max: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the body is longer than the {bytes_max} bytes that this route takes from this caller: send"
+        " less at a time"
+    )
+
+
+def _decode_long(body: bytes, kind: Any, items_max: ItemsMax | None) -> Any:
+    if items_max is not None and body.count(b",") >= items_max.most:
+        require_items(body, items_max)
+    return decode_body(body, kind)
+
+
+def require_items(body: bytes, items_max: ItemsMax) -> None:
+    """Refuse a JSON array of too many items after decoding no more than these. Raises: the error of `items_max`."""
+    count = 0
+
+    def note(_kind: Any, _item: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > items_max.most:
+            raise _Counted
+        return _ITEM
+
+    try:
+        msgspec.json.decode(body, type=list[_Item], dec_hook=note)
+    except _Counted:
+        raise items_max.refuse(count) from None
+    except (msgspec.DecodeError, RecursionError):
+        return  # no array, or none that can be read: decoding it tells why
+
+
+class _Item:
+    """Any item of an array that is counted."""
+
+
+_ITEM: Final = _Item()
+
+
+class _Counted(Exception):
+    """There are too many items."""
 
 
 def decode_body(body: bytes, kind: Any) -> Any:
@@ -118,10 +234,8 @@ def require_plain(body: bytes) -> None:
             for child in (node.values() if type(node) is dict else node)
             if type(child) in (dict, list)
         ]
-    if _RARE.search(body):
-        problems = tuple(_first(_unstorable(tree, "")))
-        if problems:
-            raise _faulty(problems)
+    if _RARE.search(body) and not _is_storable(tree):
+        raise _faulty(tuple(_first(_unstorable(tree, ""))))
 
 
 def find_faults(value: Any, kind: Any, pointer: str = "") -> Iterator[FieldProblem]:
@@ -171,7 +285,25 @@ def _fault_of(message: str, pointer: str) -> FieldProblem:
     return FieldProblem(pointer + inner, code, text[:1].lower() + text[1:].replace("`", ""))
 
 
+def _is_storable(tree: Any) -> bool:
+    """Whether PostgreSQL can store every text and integer of a decoded document."""
+    left = [tree]
+    while left:
+        value = left.pop()
+        kind = type(value)
+        if kind is dict:
+            left += value
+            left += value.values()
+        elif kind is list:
+            left += value
+        elif (kind is str and "\x00" in value) or (kind is int and abs(value) > _INT64_MAX):
+            return False
+    return True
+
+
 def _unstorable(value: Any, pointer: str) -> Iterator[FieldProblem]:
+    if _is_storable(value):
+        return
     match value:
         case dict():
             for key, child in value.items():

@@ -16,6 +16,7 @@ from litestar import Litestar
 from penstock.web.auth import FOR_PAGES, KEY_IN_QUERY, Callers
 from penstock.web.model import TokenRefused
 from penstock.web.openapi import handlers_of
+from penstock.web.parameters import path_pattern
 
 PREFLIGHT_KEPT_S: Final = 86_400
 _NAME: Final = r"(?:\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})"
@@ -56,7 +57,7 @@ class PageRoutes:
         for method, template, handler in handlers_of(app):
             if handler.opt.get(FOR_PAGES):
                 templates.setdefault(method, []).append(template)
-        self._paths = {method: _pattern(found) for method, found in templates.items()}
+        self._paths = {method: path_pattern("|".join(found)) for method, found in templates.items()}
 
     async def cors_headers(self, scope: Any, headers: _Headers) -> _Pairs:
         """The CORS headers of the response; none unless the route and the key allow the request.
@@ -87,12 +88,3 @@ def _method_of(scope: Any, headers: _Headers) -> str:
     if method == "OPTIONS":
         method = headers.get(b"access-control-request-method", b"").decode("latin-1")
     return "GET" if method == "HEAD" else method
-
-
-def _pattern(templates: list[str]) -> re.Pattern[str]:
-    """One expression for all of these path templates."""
-    shapes = [
-        "[^/]+".join(re.escape(part) for part in re.split(r"{[^}]*}", template))
-        for template in templates
-    ]
-    return re.compile(f"(?:{'|'.join(shapes)})/?")

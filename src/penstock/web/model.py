@@ -209,6 +209,12 @@ class BodyInvalid(InvalidInput):
     code = "web.invalid_input"
 
 
+class ParameterRepeated(Malformed):
+    """A query parameter is given several times and the route takes one value."""
+
+    code = "web.parameter_repeated"
+
+
 class BodyTooLarge(TooLarge):
     """The request body is over its bound."""
 

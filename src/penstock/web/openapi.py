@@ -7,7 +7,6 @@ operations of one id, two routes of one shape, a route without a scope.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
@@ -19,6 +18,7 @@ from litestar.routes import HTTPRoute
 
 from penstock.web.auth import FOR_PAGES, scope_of
 from penstock.web.model import SCOPES
+from penstock.web.parameters import shape_of
 from penstock.web.problems import MEDIA_TYPE, Problem
 
 _METHODS: Final = ("get", "put", "post", "delete", "patch", "head")
@@ -50,9 +50,7 @@ def routes_without_scope(app: Litestar) -> list[str]:
 
 def routes_of_same_shape(app: Litestar) -> list[str]:
     """Operations that differ in nothing but the names of their parameters."""
-    shapes = Counter(
-        f"{method} {re.sub(r'{[^}]*}', '{}', path)}" for method, path, _ in handlers_of(app)
-    )
+    shapes = Counter(f"{method} {shape_of(path)}" for method, path, _ in handlers_of(app))
     return [shape for shape, count in shapes.items() if count > 1]
 
 
@@ -80,6 +78,12 @@ def describe(app: Litestar, described: Litestar) -> dict[str, Any]:
     for method, path, handler in handlers_of(app):
         operation = document["paths"][path][method.lower()]
         _amend(operation, scope_of(handler), for_pages=bool(handler.opt.get(FOR_PAGES)))
+    own = document["paths"]["/openapi.json"]["get"]["responses"]["200"]["content"]
+    own["application/json"]["schema"] = {
+        "type": "object",
+        "required": ["openapi", "info", "paths"],
+        "description": "An OpenAPI 3.1 document.",
+    }
     return document
 
 

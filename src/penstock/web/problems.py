@@ -168,8 +168,10 @@ def _wrong_number(given: list[str], wanted: Sequence[Any]) -> tuple[str, str] | 
 
 
 def _method_refused(error: MethodNotAllowedException) -> PenstockError:
-    allow = dict(error.headers or {}).get("allow", "")
-    return MethodRefused(", ".join(sorted(part.strip() for part in allow.split(","))))
+    allow = {part.strip() for part in dict(error.headers or {}).get("allow", "").split(",")}
+    if "GET" in allow:
+        allow.add("HEAD")
+    return MethodRefused(", ".join(sorted(allow)))
 
 
 def _invalid_parameters(error: ValidationException) -> PenstockError:

@@ -26,7 +26,7 @@ from penstock.kernel.secrets import derive_key
 from penstock.web import http
 from penstock.web.audit import Audit
 from penstock.web.auth import Callers, ScopeGuard
-from penstock.web.bodies import JsonBody, require_json
+from penstock.web.bodies import BodyGuard, JsonBody, require_json
 from penstock.web.connection import Connection
 from penstock.web.cors import PageRoutes
 from penstock.web.guard import Guard, give_slashes_back
@@ -40,6 +40,7 @@ from penstock.web.openapi import (
     routes_without_scope,
 )
 from penstock.web.pages import Beside, Pages
+from penstock.web.parameters import Methods, require_plain_parameters
 from penstock.web.problems import render_error
 from penstock.web.shortcut import Shortcut
 from penstock.web.tokens import Tokens
@@ -57,7 +58,7 @@ def _layers(house: House, pages: Pages | None) -> tuple[Guard, HotRoutes]:
     callers = Callers(Tokens(house.engines.postgres))
     app = create_app(house, callers)
     hot = HotRoutes(app, callers, house.services())
-    inner: Any = hot
+    inner: Any = Methods(hot, app)
     templates = route_templates(app)
     if pages is not None:
         inner, templates = Beside(pages, inner), templates | pages.templates
@@ -108,7 +109,14 @@ def _assemble(house: House, callers: Callers, openapi: OpenAPIConfig | None) -> 
                 lambda: derive_key(house.secret, cursors.USE), sync_to_thread=False
             ),
         },
-        guards=[give_slashes_back, ScopeGuard(callers), require_keys_kept, require_json],
+        guards=[
+            give_slashes_back,
+            ScopeGuard(callers),
+            require_plain_parameters,
+            require_keys_kept,
+            require_json,
+            BodyGuard(config.body_max_bytes),
+        ],
         dto=JsonBody,
         return_dto=None,
         exception_handlers={Exception: render_error, Replay: render_replay},

@@ -11,7 +11,7 @@ from litestar import Request, Response, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from penstock.feed.http.scopes import READ, WRITE
+from penstock.feed.http.scopes import AUTHORS_MAX, READ, WRITE
 from penstock.feed.http.shown import Changed, split_ids, with_link
 from penstock.feed.model import Bar, FeedId
 from penstock.feed.service import Feed
@@ -58,7 +58,7 @@ def routes_of(bar: Bar) -> list[Any]:
         summary=f"{name.title()} many authors",
         description=meaning,
         status_code=200,
-        opt=WRITE,
+        opt={**WRITE, "items_max": AUTHORS_MAX},
     )
     async def set_many(
         feed: NamedDependency[Feed], viewer: FromPath[str], data: JSONBody[list[FeedId]]

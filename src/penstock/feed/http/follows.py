@@ -9,7 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from penstock.feed.errors import UnclearUnfollow
-from penstock.feed.http.scopes import READ, WRITE
+from penstock.feed.http.scopes import AUTHORS_MAX, READ, WRITE
 from penstock.feed.http.shown import Changed, split_ids, with_link
 from penstock.feed.model import FeedId
 from penstock.feed.service import Feed
@@ -46,7 +46,7 @@ async def unfollow(
     operation_id="followMany",
     summary="Follow many authors",
     status_code=200,
-    opt=WRITE,
+    opt={**WRITE, "items_max": AUTHORS_MAX},
 )
 async def follow_many(
     feed: NamedDependency[Feed], viewer: FromPath[str], data: JSONBody[list[FeedId]]

@@ -10,7 +10,7 @@ from litestar import delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from penstock.feed.http.scopes import READ, WRITE
+from penstock.feed.http.scopes import POSTS_MAX, READ, WRITE
 from penstock.feed.model import FeedId, NewPost, Post
 from penstock.feed.service import Feed
 
@@ -24,7 +24,12 @@ class PostToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ref: str | None = None
 
 
-@post("/v1/feed/posts", operation_id="addPosts", summary="Add one post or many", opt=WRITE)
+@post(
+    "/v1/feed/posts",
+    operation_id="addPosts",
+    summary="Add one post or many",
+    opt={**WRITE, "items_max": POSTS_MAX},
+)
 async def add_posts(
     feed: NamedDependency[Feed], data: JSONBody[PostToAdd | list[PostToAdd]]
 ) -> list[Post]:

@@ -4,5 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.feed.errors import TooManyAtOnce
+from penstock.feed.model import AT_ONCE_MAX, POSTS_PER_CALL_MAX
+from penstock.kernel.limits import ItemsMax
+
 READ: Final = {"scope": "feed:read"}
 WRITE: Final = {"scope": "feed:write"}
+AUTHORS_MAX: Final = ItemsMax(
+    AT_ONCE_MAX, lambda count: TooManyAtOnce("authors", count, AT_ONCE_MAX)
+)
+POSTS_MAX: Final = ItemsMax(
+    POSTS_PER_CALL_MAX, lambda count: TooManyAtOnce("posts", count, POSTS_PER_CALL_MAX)
+)

@@ -10,8 +10,10 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
 
 from penstock.fetch.http.scopes import READ, WRITE
-from penstock.fetch.model import Run, SentItem, StoredItem
+from penstock.fetch.model import ITEMS_SENT_MAX, Run, SentItem, StoredItem
+from penstock.fetch.sent import wrong_count
 from penstock.fetch.service import Fetch
+from penstock.kernel.limits import ItemsMax
 from penstock.kernel.once import Once
 
 
@@ -43,7 +45,7 @@ async def get_item(
     "/v1/fetch/items",
     operation_id="sendFetchItems",
     summary="Send items without a catalogue",
-    opt={**WRITE, "keeps_keys": True},
+    opt={**WRITE, "keeps_keys": True, "items_max": ItemsMax(ITEMS_SENT_MAX, wrong_count)},
     status_code=202,
 )
 async def send_items(

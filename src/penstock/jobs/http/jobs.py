@@ -12,10 +12,11 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from penstock.jobs.http.scopes import READ, WRITE, parse_job_id
-from penstock.jobs.model import Job, NewJob, Why
+from penstock.jobs.intake import too_many_jobs
+from penstock.jobs.model import JOBS_PER_CALL_MAX, Job, NewJob, Why
 from penstock.jobs.service import Jobs
 from penstock.kernel.cursors import read_cursor, sign_cursor
-from penstock.kernel.limits import PAGE_ROWS_MAX
+from penstock.kernel.limits import PAGE_ROWS_MAX, ItemsMax
 from penstock.kernel.once import Once
 from penstock.kernel.secrets import Key
 
@@ -53,7 +54,7 @@ class JobsAdded(msgspec.Struct, frozen=True, kw_only=True):
     operation_id="enqueueJobs",
     summary="Enqueue one job or many",
     status_code=202,
-    opt={**WRITE, "keeps_keys": True},
+    opt={**WRITE, "keeps_keys": True, "items_max": ItemsMax(JOBS_PER_CALL_MAX, too_many_jobs)},
 )
 async def enqueue_jobs(
     jobs: NamedDependency[Jobs],

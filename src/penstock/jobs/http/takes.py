@@ -57,7 +57,7 @@ async def take_jobs(
     operation_id="ackLease",
     summary="Say what became of taken jobs",
     status_code=204,
-    opt=WRITE,
+    opt={**WRITE, "large_body": True},
 )
 async def ack_lease(
     jobs: NamedDependency[Jobs], lease_id: FromPath[str], data: JSONBody[Acked]

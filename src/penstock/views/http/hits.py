@@ -15,6 +15,8 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from penstock.kernel.hot import HOT, HotAnswer, HotRequest
+from penstock.kernel.limits import ItemsMax
+from penstock.views.errors import TooManyHits
 from penstock.views.http.scopes import (
     HIT,
     event_of,
@@ -23,7 +25,14 @@ from penstock.views.http.scopes import (
     require_weight,
     require_whole,
 )
-from penstock.views.model import CLASSES, Hit, Total, Traffic, traffic_of_user_agent
+from penstock.views.model import (
+    CLASSES,
+    HITS_PER_CALL_MAX,
+    Hit,
+    Total,
+    Traffic,
+    traffic_of_user_agent,
+)
 from penstock.views.service import Views
 
 PIXEL: Final = b64decode("R0lGODlhAQABAIAAAP///wAAACH5BAEAAAAALAAAAAABAAEAAAICRAEAOw==")
@@ -97,7 +106,18 @@ async def hit_item(
     )
 
 
-@post("/v1/views", operation_id="hitItems", summary="Count many views", status_code=200, opt=HIT)
+@post(
+    "/v1/views",
+    operation_id="hitItems",
+    summary="Count many views",
+    status_code=200,
+    opt={
+        **HIT,
+        "items_max": ItemsMax(
+            HITS_PER_CALL_MAX, lambda count: TooManyHits(count, HITS_PER_CALL_MAX)
+        ),
+    },
+)
 async def hit_items(
     request: Request[Any, Any, Any],
     views: NamedDependency[Views],
