@@ -134,7 +134,8 @@ def http_page(description: dict[str, Any]) -> str:
             summary = operation.get("description") or operation.get("summary") or ""
             assert summary, f"{method} {path} has no description"
             security = operation.get("security") or []
-            scope = f"`{security[0]['bearer'][0]}`" if security else "open"
+            needed = security[0]["bearer"] if security else []
+            scope = f"`{needed[0]}`" if needed else "any token" if security else "open"
             first = summary.strip().split("\n\n")[0].replace("\n", " ")
             lines.append(f"| `{method.upper()} {path}` | {scope} | {first} |")
     return "\n".join([*lines, ""])

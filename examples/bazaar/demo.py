@@ -171,7 +171,7 @@ class Demo:
         print(
             f"up after {took_s:.1f} s\n\n"
             f"  the shop      {stage.shop_url}/\n"
-            f"  the console   {stage.api_url}/console\n"
+            f"  the console   {stage.console_link()}\n"
             f"  the API       {stage.api_url}/  (/openapi.json, /metrics)\n"
             f"  the photos    {stage.media_url}/m/photos/...\n"
             f"  the token     {stage.token_file}\n"

@@ -202,6 +202,11 @@ class Stage:
             text=True, timeout=60, check=False,
         )  # fmt: skip
 
+    def console_link(self) -> str:
+        """A one-time link into the console; its plain address where the command made none."""
+        made = self.command("console", "link")
+        return made.stdout.strip() or f"{self.api_url}/console"
+
     async def _start(self, program: list[str], output: str) -> asyncio.subprocess.Process:
         # A session of its own: Ctrl-C reaches the demo alone, which ends things in order.
         leash = [sys.executable, "-m", "examples.bazaar.leash", str(os.getpid())]

@@ -29,11 +29,13 @@ async def stack(tmp_path_factory):
 @pytest.fixture
 async def screen(chromium, stack):
     """A tab on the console, 1,280 pixels wide and light; the test fails where anything went wrong in it."""
-    async with browsing(chromium, stack.api) as found:
+    async with browsing(chromium, stack.api, cookies=stack.cookies) as found:
         yield found
 
 
 @pytest.fixture
 def tab(chromium, stack):
     """`async with tab(width=360, scheme="dark", scripts=False) as screen`: one of another kind."""
-    return lambda **options: browsing(chromium, stack.api, **options)
+    return lambda **options: browsing(
+        chromium, stack.api, **{**options, "cookies": [*stack.cookies, *options.get("cookies", [])]}
+    )

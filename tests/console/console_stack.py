@@ -52,6 +52,8 @@ class ConsoleStack:
         self.seller = SellerHost()
         self.process: PenstockProcess | None = None
         self.api = self.media = self.token = ""
+        self.cookies: list[Any] = []
+        """The session that the one-time link of `up` began, as a browser context takes it."""
         self._client: httpx.Client | None = None
 
     def start(self) -> None:
@@ -68,6 +70,12 @@ class ConsoleStack:
         self.api, self.media = told["api"], told["media"]
         self.token = Path(told["token_file"]).read_text().strip()
         headers = {"authorization": f"Bearer {self.token}"}
+        entered = httpx.get(told["console_link"], verify=False)
+        assert entered.status_code == 303, entered.text
+        self.cookies = [
+            {"name": name, "value": value, "url": f"{self.api}/console"}
+            for name, value in entered.cookies.items()
+        ]
         self._client = httpx.Client(base_url=self.api, headers=headers, timeout=60, verify=False)
 
     def close(self) -> None:
@@ -84,6 +92,12 @@ class ConsoleStack:
         answer = self._client.request(method, path, **options)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
+
+    def process_run(self, *words: str) -> str:
+        """What a command on this system prints."""
+        ran = PenstockProcess([*words], folder=self.folder)
+        assert ran.wait_exit() == 0, ran.err
+        return ran.out.strip()
 
     def wait(self, path: str, is_so: Any) -> Any:
         """Ask the API again until what it answers `is_so`; the answer."""

@@ -12,6 +12,7 @@ import httpx
 from penstock import Penstock
 from penstock.engines.endpoints import Endpoints
 from penstock.web.server import run_api
+from penstock.web.sessions import Sessions
 
 PAGE = {"accept": "text/html"}
 MARK = re.compile(r'name="mark" value="([0-9a-f]{32})"')
@@ -28,8 +29,8 @@ def app_of(tmp_path, endpoints: Endpoints, **flags: str) -> Penstock:
 
 
 @asynccontextmanager
-async def serving(app: Penstock):
-    """`app` on a free port: its address, a client that asks for pages, and the way to send a form."""
+async def serving(app: Penstock, *, logged_in: bool = True):
+    """`app` on a free port: its address, and a client that asks for pages, logged in as `root` unless it is not to be."""
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     running = asyncio.create_task(run_api(app, stop, lambda *at: ready.set_result(at), app.pages()))
     await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -41,6 +42,11 @@ async def serving(app: Penstock):
         async with httpx.AsyncClient(
             base_url=address, headers=PAGE, timeout=60, verify=False
         ) as client:
+            if logged_in:
+                token = (await app.tokens.create("root", ("*",))).text
+                code = await Sessions(app.engines.postgres).make_link(token)
+                entered = await client.get("/console/enter", params={"code": code})
+                assert entered.status_code == 303, entered.text
             yield SimpleNamespace(app=app, address=address, client=client)
     finally:
         stop.set()

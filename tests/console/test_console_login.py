@@ -15,9 +15,9 @@ async def test_a_person_logs_in_and_out(chromium, tmp_path, database_url, runnin
     endpoints = Endpoints(
         database_url, running_engines.endpoints.valkey_url, (tmp_path / "blobs").as_uri()
     )
-    app = app_of(tmp_path, endpoints, console__login="always")
+    app = app_of(tmp_path, endpoints)
     token = (await app.tokens.create("ann", ("jobs:read",))).text
-    async with serving(app) as at, browsing(chromium, at.address) as screen:
+    async with serving(app, logged_in=False) as at, browsing(chromium, at.address) as screen:
         screen.allow("401|403")
         page = screen.page
         await screen.open("/console/jobs/crons?x=1")

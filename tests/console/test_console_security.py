@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import html
 import re
@@ -19,6 +20,9 @@ from penstock.console.rendering import Live
 from penstock.engines.endpoints import Endpoints
 from penstock.jobs import NewJob
 from penstock.kernel.metrics import REGISTRY
+from penstock.testing.chaos import RESET, ChaosProxy
+from penstock.web.model import TokenRefused
+from penstock.web.sessions import Sessions
 
 pytestmark = pytest.mark.slow
 ASSETS = Path(console_app.__file__).parent / "assets"
@@ -34,15 +38,15 @@ def endpoints(database_url, running_engines, tmp_path):
 
 @pytest.fixture
 async def at(tmp_path, endpoints):
-    """A console that is open to this machine."""
+    """A console, and a client that a one-time link has logged in."""
     async with serving(app_of(tmp_path, endpoints)) as found:
         yield found
 
 
 @pytest.fixture
 async def guarded(tmp_path, endpoints):
-    """A console that always asks for a login."""
-    async with serving(app_of(tmp_path, endpoints, console__login="always")) as found:
+    """A console, and a client without a session."""
+    async with serving(app_of(tmp_path, endpoints), logged_in=False) as found:
         yield found
 
 
@@ -51,24 +55,86 @@ async def log_in(at, token):
     return await post(at, "/console/login", token=token, back="/console/jobs")
 
 
-async def test_it_is_open_to_this_machine_and_says_so(at):
-    answer = await at.client.get("/console/jobs")
-    assert answer.status_code == 200
-    assert 'class="who"' in answer.text
+async def make_link(at, token):
+    """The path of a one-time link for a token."""
+    return f"/console/enter?code={await Sessions(at.app.engines.postgres).make_link(token)}"
+
+
+async def test_a_one_time_link_logs_one_browser_in(guarded):
+    token = (await guarded.app.tokens.create("ann", ("*",))).text
+    path = await make_link(guarded, token)
+    for ahead in (
+        await guarded.client.head(path),
+        await guarded.client.get(path, headers={"sec-purpose": "prefetch;prerender"}),
+    ):
+        assert ahead.status_code == 503
+        assert "set-cookie" not in ahead.headers
+    with structlog.testing.capture_logs() as logs:
+        answer = await guarded.client.get(path)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console")
     [cookie] = answer.headers.get_list("set-cookie")
     assert {"httponly", "samesite=strict", "path=/console"} <= set(cookie.lower().split("; "))
-    again = await at.client.get("/console/jobs")
-    assert "set-cookie" not in again.headers, "one session for all pages"
+    page = await guarded.client.get("/console/jobs")
+    assert page.status_code == 200
+    assert "ann" in re.search(r'class="who">([^<]+)', page.text)[1]
+    guarded.client.cookies.clear()
+    again = await guarded.client.get(path)
+    assert again.status_code == 401
+    assert "was used or has expired" in again.text
+    assert "set-cookie" not in again.headers
+    assert (await guarded.client.get("/console/jobs")).status_code == 303
+    code = path.partition("code=")[2]
+    assert code not in str(logs)
+
+
+async def test_links_that_lead_nowhere(guarded, monkeypatch):
+    token = (await guarded.app.tokens.create("ann", ("*",))).text
+    gone = await make_link(guarded, token)
+    monkeypatch.setattr("penstock.web.sessions.LINK_LASTS_S", -1.0)
+    expired = await make_link(guarded, token)
+    await guarded.app.tokens.revoke("ann")
+    with pytest.raises(TokenRefused):
+        await make_link(guarded, token)
+    for path in (
+        gone,
+        expired,
+        "/console/enter",
+        "/console/enter?code=",
+        "/console/enter?code=%00",
+    ):
+        answer = await guarded.client.get(path)
+        assert answer.status_code == 401, path
+        assert "set-cookie" not in answer.headers
+
+
+async def test_of_many_who_open_a_link_at_once_one_is_let_in(guarded):
+    token = (await guarded.app.tokens.create("ann", ("*",))).text
+    path = await make_link(guarded, token)
+    answers = await asyncio.gather(*(httpx_get(guarded.address + path) for _ in range(10)))
+    assert sorted(answers) == [303, *[401] * 9]
+
+
+async def httpx_get(url):
+    async with httpx.AsyncClient(verify=False, headers=PAGE) as client:
+        return (await client.get(url)).status_code
 
 
 async def test_the_root_leads_people_here_and_programs_to_the_index(at):
     answer = await at.client.get("/")
     assert (answer.status_code, answer.headers["location"]) == (303, "/console")
     answer = await at.client.get("/", headers={"accept": "application/json"})
-    assert answer.json()["name"] == "penstock"
+    assert answer.status_code == 401, "a session of the console is no token of the API"
+    token = (await at.app.tokens.create("reader", ("jobs:read",))).text
+    headers = {"accept": "application/json", "authorization": f"Bearer {token}"}
+    assert (await at.client.get("/", headers=headers)).json()["name"] == "penstock"
 
 
 PASSED_ON = (
+    {},
+    {"x-forwarded-for": "127.0.0.1"},
+    {"forwarded": "for=127.0.0.1"},
+    {"x-forwarded-user": "root", "x-remote-user": "root"},
+    {"host": "localhost"},
     {"x-forwarded-for": "10.0.0.1"},
     {"forwarded": "for=10.0.0.1"},
     {"via": "1.1 proxy"},
@@ -77,16 +143,16 @@ PASSED_ON = (
 )
 
 
-async def test_what_was_passed_on_by_a_proxy_is_not_of_this_machine(at):
+async def test_neither_this_machine_nor_a_proxy_is_let_in_without_a_session(guarded):
     for headers in PASSED_ON:
-        answer = await at.client.get("/console/jobs?state=failed", headers=headers)
+        answer = await guarded.client.get("/console/jobs?state=failed", headers=headers)
         assert answer.status_code == 303
         place = "/console/login?back=%2Fconsole%2Fjobs%3Fstate%3Dfailed"
         assert answer.headers["location"] == place
-        form = await at.client.get("/console/do/jobs.pause_queue", headers=headers)
+        form = await guarded.client.get("/console/do/jobs.pause_queue", headers=headers)
         assert form.status_code == 303
         for path in ("/console/jobs", "/console/live?url=/console/jobs"):
-            plain = await at.client.get(path, headers={**headers, "accept": "*/*"})
+            plain = await guarded.client.get(path, headers={**headers, "accept": "*/*"})
             assert (plain.status_code, plain.json()["code"]) == (401, "console.login_needed")
 
 
@@ -217,8 +283,10 @@ async def test_a_form_is_taken_from_our_own_pages_alone(at):
     assert (await post(at, path, origin="null", mark=mark, **fields)).status_code == 403
     without = await at.client.post(path, data={"mark": mark, **fields})
     assert without.status_code == 403
-    other = httpx.AsyncClient(base_url=at.address, headers=PAGE)
+    token = (await at.app.tokens.create("other", ("*",))).text
+    other = httpx.AsyncClient(base_url=at.address, headers=PAGE, verify=False)
     async with other:
+        await other.get(await make_link(at, token))
         elsewhere = await other.post(
             path, data={"mark": mark, **fields}, headers={"origin": at.address}
         )
@@ -243,7 +311,7 @@ async def test_a_refusal_keeps_the_form_as_it_was_filled_in(at):
     assert "nothing" in re.search(r'class="told bad"[^>]*>([^<]+)', answer.text)[1]
     assert 'value="0 4 * * *"' in answer.text
     [line] = await at.app.audit.lines()
-    assert (line.actor, line.place, line.action) == ("local", "127.0.0.1", "jobs.add_cron")
+    assert (line.actor, line.place, line.action) == ("root", "127.0.0.1", "jobs.add_cron")
     assert (line.outcome, line.command) == (
         "refused",
         "penstock crons add n '0 4 * * *' nothing null",
@@ -406,18 +474,20 @@ async def test_a_head_is_a_page_without_its_body(at):
     assert (answer.status_code, answer.content) == (200, b"")
 
 
-async def test_engines_that_are_away_empty_their_panels_and_no_more(tmp_path):
-    nowhere = Endpoints(
-        f"postgresql://nobody@/none?host={tmp_path}", f"unix://{tmp_path}/none", "file:///nowhere"
-    )
-    async with serving(app_of(tmp_path, nowhere)) as at:
-        page = await at.client.get("/console")
-        assert page.status_code == 200
-        assert "postgres does not answer" in page.text
-        assert "valkey does not answer" in page.text
-        refused = await at.client.get("/console/jobs")
-        assert refused.status_code == 503
-        assert "<h1>" in refused.text
+async def test_engines_that_are_away_empty_their_panels_and_no_more(tmp_path, database_url):
+    """Whoever was logged in before keeps seeing what is wrong."""
+    with ChaosProxy(database_url) as postgres:
+        endpoints = Endpoints(postgres.url, f"unix://{tmp_path}/none", "file:///nowhere")
+        async with serving(app_of(tmp_path, endpoints)) as at:
+            assert (await at.client.get("/console")).status_code == 200
+            postgres.set(RESET)
+            page = await at.client.get("/console")
+            assert page.status_code == 200
+            assert "postgres does not answer" in page.text
+            assert "valkey does not answer" in page.text
+            refused = await at.client.get("/console/jobs")
+            assert refused.status_code == 503
+            assert "<h1>" in refused.text
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)

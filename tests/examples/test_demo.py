@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -60,10 +61,13 @@ async def test_shop_and_console_open_and_ctrl_c_ends_it_all(tmp_path):
 
     await wait_true(is_up, what="the demo prints its addresses", deadline_s=UP_S)
     ports = json.loads((tmp_path / "ports.json").read_text())
+    link = re.search(r"the console +(\S+)", (tmp_path / "out").read_text())[1]
     async with httpx.AsyncClient(headers={"accept": "text/html"}, follow_redirects=True) as client:
         shop = await client.get(f"http://127.0.0.1:{ports['shop']}/")
-        console = await client.get(f"http://127.0.0.1:{ports['api']}/")
-    assert (shop.status_code, console.status_code) == (200, 200)
+        stranger = await client.get(f"http://127.0.0.1:{ports['api']}/")
+        console = await client.get(link)
+    assert (shop.status_code, stranger.status_code, console.status_code) == (200, 200, 200)
+    assert stranger.url.path == "/console/login"
     assert console.url.path == "/console"
     demo.send_signal(signal.SIGINT)
     assert await asyncio.wait_for(demo.wait(), 90) == 0, (tmp_path / "out").read_text()[-3000:]

@@ -88,6 +88,13 @@ async def token(postgres):
     return {"authorization": f"Bearer {made.text}"}
 
 
+@pytest.fixture
+async def root(postgres):
+    """The header with a token for everything."""
+    made = await Tokens(postgres).create("root", ("*",))
+    return {"authorization": f"Bearer {made.text}"}
+
+
 async def converse(at, *pieces: bytes, wait_s: float = 5.0) -> bytes:
     """Send raw bytes and read until the server closes, or says nothing for `wait_s`."""
     reader, writer = await asyncio.open_connection(at.host, at.port)

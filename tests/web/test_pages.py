@@ -110,7 +110,7 @@ async def test_other_preflights_grant_nothing(api, key, place, method):
         ("POST /v1/seen?k=psk_short", 403),
         ("POST /v1/seen?k={unknown}", 403),
         ("POST /v1/seen?xk={key}", 403),
-        ("GET /metrics?k=psk_", 200),
+        ("GET /metrics?k=psk_", 401),
         ("GET /v1/nowhere?k={key}", 404),
     ],
 )

@@ -83,12 +83,12 @@ async def test_a_header_that_could_be_read_in_two_ways_is_refused(api, token, na
     assert f"expected one {name} header" in answer.json()["detail"]
 
 
-async def test_our_errors_keep_their_code_and_wait(api):
+async def test_our_errors_keep_their_code_and_wait(api, token):
     answer = await api.get("/v1/limited")
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
     assert answer.json()["code"] == "limit_exceeded"
     assert answer.json()["retryable"] is True
-    meaning = (await api.get(answer.json()["type"])).json()
+    meaning = (await api.get(answer.json()["type"], headers=token)).json()
     assert (meaning["status"], meaning["kind"]) == (429, "LimitExceeded")
 
 
@@ -190,11 +190,11 @@ async def test_pages_of_other_origins_change_nothing(api, token):
     assert (await api.get("/healthz", headers={"origin": "http://evil.example"})).status_code == 200
 
 
-async def test_metrics_name_route_templates_only(api, token):
+async def test_metrics_name_route_templates_only(api, token, root):
     for number in range(3):
         await api.get(f"/v1/things/{number}", headers=token)
         await api.get(f"/v1/unheard-of-{number}")
-    answer = await api.get("/metrics")
+    answer = await api.get("/metrics", headers=root)
     assert answer.headers["content-type"].startswith("text/plain")
     text = answer.text
     assert 'route="/v1/things/{thing_id}"' in text
@@ -216,7 +216,8 @@ async def test_readiness_names_what_is_down(make_house, serve, valkey, blobs):
         assert (await client.get("/healthz")).json() == {"alive": True}
 
 
-async def test_the_index_leads_everywhere(api):
+async def test_the_index_leads_everywhere(api, root):
+    api.headers.update(root)
     links = (await api.get("/")).json()["links"]
     for path in links.values():
         assert (await api.get(path)).status_code == 200, path
@@ -226,8 +227,8 @@ async def test_the_index_leads_everywhere(api):
     assert (await api.get("/problems/no.such")).status_code == 404
 
 
-async def test_the_description_is_openapi_and_agrees_with_the_app(api, house):
-    answer = await api.get("/openapi.json")
+async def test_the_description_is_openapi_and_agrees_with_the_app(api, house, token):
+    answer = await api.get("/openapi.json", headers=token)
     document = answer.json()
     assert document == describe_api(house)
     assert document["openapi"].startswith("3.1")
@@ -240,6 +241,7 @@ async def test_the_description_is_openapi_and_agrees_with_the_app(api, house):
     assert things["security"] == [{"bearer": ["jobs:write"]}]
     assert things["responses"].keys() == {"201", "default"}
     assert document["paths"]["/healthz"]["get"]["security"] == []
+    assert document["paths"]["/problems"]["get"]["security"] == [{"bearer": []}]
     own = document["paths"]["/openapi.json"]["get"]["responses"]["200"]["content"]
     jsonschema.validate(document, own["application/json"]["schema"])
     body = things["requestBody"]["content"]["application/json"]["schema"]["$ref"]

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import click
 
+from penstock.cli.console import base_url, link_at, make_code, open_browser, opens_browser
 from penstock.cli.house import App
 from penstock.cli.roles import APP_ARGUMENT, penstock_command, require_libraries
 from penstock.cli.supervisor import Event, Role, Supervisor
@@ -30,6 +31,10 @@ from penstock.kernel.logs import configure_logs, logger
 from penstock.web.tokens import RootToken, dead_token, ensure_root_token, mend_of
 
 READY_S: Final = 60.0
+SEEN_NOTE: Final = (
+    "(logs one browser in, within 10 minutes; `penstock console link` prints another)"
+)
+UNSEEN_NOTE: Final = "(`penstock console link` prints a one-time link that logs you in)"
 REFUSALS: Final = (InvalidInput.exit_code, Conflict.exit_code)
 log = logger(__name__)
 
@@ -109,8 +114,9 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
         if started is not None:
             app.use_endpoints(merged(app.configured_urls(), started))
         token = await prepare(app, line.packages)
+        code = await make_code(app, token)
         await app.close()
-        announcing = asyncio.create_task(announce(line, app, supervisor, token))
+        announcing = asyncio.create_task(announce(line, app, supervisor, token, code))
         try:
             await supervisor.run()
         finally:
@@ -180,26 +186,35 @@ async def prepare(app: App, packages: tuple[str, ...]) -> RootToken:
     return token
 
 
-async def announce(line: CommandLine, app: App, supervisor: Supervisor, token: RootToken) -> None:
-    """Print where everything answers, once every role is ready; a late role is only reported."""
+async def announce(
+    line: CommandLine, app: App, supervisor: Supervisor, token: RootToken, code: str
+) -> None:
+    """Print where everything answers, once every role is ready, and the one-time link of `code`.
+
+    On a desktop's terminal the link is opened. A late role is only reported.
+    """
     try:
         facts = await supervisor.wait_ready(READY_S)
     except TimeoutError as error:
         log.warning("roles_not_ready", error=str(error))
         return
-    addresses = {
-        role: f"http://{told['listen']}" for role, told in facts.items() if "listen" in told
-    }
+    addresses = {role: base_url(told["listen"]) for role, told in facts.items() if "listen" in told}
+    console = f"{addresses['api']}/console"
+    # Elsewhere standard output is kept in a file or a journal, where others may read the link in time.
+    is_seen = line.is_json or sys.stdout.isatty()
+    link = link_at(addresses["api"], code) if code and is_seen else ""
     answer = {
         "data_folder": str(app.data_folder),
         "token_file": str(token.file),
         "token_state": token.state,
-        "console": f"{addresses['api']}/console",
+        "console": console,
+        "console_link": link,
         **addresses,
     }
     text = (
         "Penstock is up; Ctrl-C stops it.\n"
-        f"  console      {addresses['api']}/console\n"
+        f"  console      {link or console}\n"
+        f"               {SEEN_NOTE if link else UNSEEN_NOTE}\n"
         f"  API          {addresses['api']}   (description: {addresses['api']}/openapi.json)\n"
         f"  media        {addresses['media']}/m/KEY\n"
         f"  data folder  {app.data_folder}\n"
@@ -207,6 +222,8 @@ async def announce(line: CommandLine, app: App, supervisor: Supervisor, token: R
     )
     line.show(answer, text)
     sys.stdout.flush()
+    if link and not line.is_json and opens_browser():
+        await open_browser(link)
 
 
 def token_lines(token: RootToken, api: str) -> str:

@@ -7,7 +7,7 @@ Promises: what is not known is shown as unknown, and an engine that is down empt
 links and forms; with scripts they also stay live, at 5 KB/s a viewer, whatever is on them. Every filter, order and page is
 in the address. No page runs anything inline, and nothing is loaded from elsewhere but the media role's pictures and sound.
 
-Limits: open without a login to this machine alone (`security.py` says what that means); else a token is shown once. One sampler
+Limits: every page but the login needs a session (`security.py`). One sampler
 a process looks for all viewers; pages are rendered on the API's own loop, so views must be cheap.
 
 Measured: see tests/console/test_console_size.py (150 queues, 40 hosts).

@@ -23,7 +23,7 @@ from penstock.console.security import WAY_BACK, Door, place_of, safe_back, theme
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 from penstock.kernel.streams import ENDLESS
-from penstock.web.model import House
+from penstock.web.model import House, TokenRefused
 from penstock.web.problems import MEDIA_TYPE, as_ours, headers_of, problem_of
 from penstock.web.sessions import Sessions
 
@@ -101,9 +101,28 @@ class Console:
         @get(f"{PREFIX}/login")
         async def get_login(request: Asked) -> Response[Any]:
             back = safe_back(request.query_params.get("back", ""))
-            if door.is_local(request):
-                return Redirect(back, status_code=303)
             return pages.form(request, None, "login.html", title="Log in", back=back, text="")
+
+        @get(f"{PREFIX}/enter")
+        async def get_enter(request: Asked) -> Response[Any]:
+            # What only looks ahead, as previews of links and browsers do, must not use the link up.
+            if request.scope.get("is_head") or "sec-purpose" in request.headers:
+                return Response(b"", status_code=503, headers={"retry-after": "1"})
+            try:
+                cookie = await door.enter(request.query_params.get("code", ""), place_of(request))
+            except TokenRefused as refusal:
+                return pages.form(
+                    request,
+                    None,
+                    "login.html",
+                    status=refusal.status,
+                    title="Log in",
+                    back=PREFIX,
+                    text=refusal.public_text,
+                )
+            answer: Response[Any] = Redirect(PREFIX, status_code=303)
+            answer.cookies.append(door.session_cookie(request, cookie))
+            return answer
 
         @post(f"{PREFIX}/login", status_code=200)
         async def post_login(request: Asked) -> Response[Any]:
@@ -141,7 +160,7 @@ class Console:
             answer.cookies.append(theme_cookie(str(given.get("theme", ""))))
             return answer
 
-        return [get_login, post_login, post_logout, post_theme]
+        return [get_login, get_enter, post_login, post_logout, post_theme]
 
     def _live_routes(self) -> list[Any]:
         pages = self._pages

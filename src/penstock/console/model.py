@@ -10,7 +10,6 @@ from penstock.kernel.errors import Forbidden, InvalidInput, NotFound, Unauthenti
 from penstock.kernel.metrics import counter, gauge
 
 PREFIX: Final = "/console"
-LOGIN_RULES: Final = ("beyond_loopback", "always")
 BODY_BYTES_MAX: Final = 256 * 1024
 
 csp_reports = counter(
@@ -20,23 +19,10 @@ live_viewers = gauge("console_live_viewers", "Pages that are kept live by this p
 live_bytes = counter("console_live_bytes_total", "Bytes of changes sent to live pages.")
 
 
-def parse_login(text: str) -> str:
-    """One of LOGIN_RULES. Raises: ValueError."""
-    if text.strip() not in LOGIN_RULES:
-        raise ValueError(f"one of {', '.join(LOGIN_RULES)}")
-    return text.strip()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleConfig:
     """Section `console`."""
 
-    login: str = setting(
-        "beyond_loopback",
-        "Who shows a token first: `beyond_loopback` asks everyone who does not come from this machine itself;"
-        " `always` asks everyone, which a proxy on this machine needs.",
-        parse_login,
-    )
     session_s: float = setting(
         "12h", "How long a login lasts; a revoked token ends it at once.", parse_duration_s
     )
@@ -46,7 +32,7 @@ class ConsoleConfig:
 
 
 class LoginNeeded(Unauthenticated):
-    """The console is asked from beyond this machine and no login is known, or it has ended."""
+    """The request carries no session of the console, or one that has ended."""
 
     code = "console.login_needed"
 

@@ -93,7 +93,7 @@ class Pages:
         )
         if route.screen.live:
             self.sampler.remember(page_id, live.parts)
-        return self.respond(request, visitor, body)
+        return self.respond(request, body)
 
     async def sample(self, watched: Watched) -> Sample:
         """The live fragments of an address, for the sampler."""
@@ -126,7 +126,7 @@ class Pages:
             text=text,
             request_id=current_request_id.get(),
         )
-        return self.respond(request, visitor, body, status=status)
+        return self.respond(request, body, status=status)
 
     def form(
         self,
@@ -139,7 +139,7 @@ class Pages:
     ) -> Response[bytes]:
         """A page around a form."""
         return self.respond(
-            request, visitor, self._plain(template, request, visitor, **values), status=status
+            request, self._plain(template, request, visitor, **values), status=status
         )
 
     def fragment(self, template: str, **values: Any) -> Response[bytes]:
@@ -147,9 +147,7 @@ class Pages:
         text = self._environment.get_template(template).render(**values)
         return Response(text.encode(), media_type=HTML, headers=page_headers(self.media_origin))
 
-    def respond(
-        self, request: Any, visitor: Visitor | None, body: bytes, *, status: int = 200
-    ) -> Response[bytes]:
+    def respond(self, request: Any, body: bytes, *, status: int = 200) -> Response[bytes]:
         """`body` with the policy of all pages, and the cookies that are due.
 
         That the mark of forms is packed beside texts of users tells nobody its letters by the length: requests of other
@@ -159,8 +157,6 @@ class Pages:
         if len(body) > COMPRESSED_FROM_BYTES and takes_gzip(request):
             body, headers["content-encoding"] = packed(body), "gzip"
         answer = Response(body, media_type=HTML, status_code=status, headers=headers)
-        if visitor is not None and visitor.is_fresh:
-            answer.cookies.append(self.door.session_cookie(request, visitor.cookie))
         if self.door.told(request) is not None:
             answer.cookies.append(told_over())
         return answer

@@ -1,9 +1,9 @@
 """Who may see the console, and what its pages may do.
 
-From this machine itself it is open where nothing stands in between: the API listens on loopback, the peer is loopback, the
-Host header names loopback (a page elsewhere can make its own name point here, but not that header) and no proxy passed the
-request on. Everyone else shows a token once; a session in PostgreSQL stands for it then, for `console.session`, and ends with
-the token. The cookie is HttpOnly and SameSite=Strict; a form needs the mark of its session besides, which only our pages know.
+A session in PostgreSQL stands for a token: it lasts `console.session` and ends with the token. A one-time link of
+`penstock up` or `penstock console link` begins one, or the token itself, shown once. Nothing else does: neither the
+address of the peer nor a header of a proxy. The cookie is HttpOnly and SameSite=Strict; a form needs the mark of its
+session besides, which only our pages know.
 
 Pages may load scripts, styles and data from here alone, pictures and sound from the media role as well; nothing is inline, so
 text of users that slipped through as markup would still run nothing. What breaks this is reported and counted.
@@ -12,7 +12,6 @@ text of users that slipped through as markup would still run nothing. What break
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import re
 import secrets
 import time
@@ -28,15 +27,8 @@ from penstock.console.model import PREFIX, ConsoleConfig, FormRefused, LoginNeed
 from penstock.kernel.errors import Unavailable
 from penstock.kernel.logs import logger
 from penstock.kernel.secrets import Key, derive_key
-from penstock.web.cors import host_name, origin_host
-from penstock.web.model import (
-    ALL_SCOPES,
-    LOOPBACK_NAMES,
-    House,
-    OriginRefused,
-    TokenRefused,
-    WebConfig,
-)
+from penstock.web.cors import origin_host
+from penstock.web.model import House, OriginRefused, TokenRefused
 from penstock.web.sessions import Sessions
 from penstock.web.tokens import Caller
 
@@ -53,11 +45,6 @@ SENT_MAX: Final = 10_000
 """Forms that were sent are remembered up to so many, each until this process ends."""
 REFUSALS_TOLD_EVERY_S: Final = 10.0
 """Logins that fail are logged once in so long, with their number, so that guessing fills no disk."""
-FORWARDED: Final = frozenset(
-    {"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"}
-)
-LOCAL: Final = Caller(0, "local", frozenset({ALL_SCOPES}))
-"""Who sits at this machine."""
 CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:{media};"
     " media-src 'self'{media}; connect-src 'self'; form-action 'self'; frame-ancestors 'none';"
@@ -69,14 +56,11 @@ _COOKIE: Final = re.compile(r"[0-9A-Za-z_-]{43}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
-    """Who looks: the caller, the text of his session's cookie, and the mark that his forms carry."""
+    """Who looks: the caller, the text of the session's cookie, and the mark that its forms carry."""
 
     caller: Caller
     cookie: str
     mark: str
-    is_local: bool
-    is_fresh: bool = False
-    """The cookie is yet to be set."""
 
 
 class Door:
@@ -84,7 +68,6 @@ class Door:
 
     def __init__(self, house: House, sessions: Sessions) -> None:
         self._config = house.config.section(ConsoleConfig)
-        self._listens_locally = house.config.section(WebConfig).listen[0] in LOOPBACK_NAMES
         self._house = house
         self._sessions = sessions
         self._sent: OrderedDict[str, None] = OrderedDict()
@@ -99,39 +82,20 @@ class Door:
     async def _visitor(self, request: Any) -> Visitor:
         cookie = request.cookies.get(SESSION_COOKIE, "")
         is_known = _COOKIE.fullmatch(cookie) is not None
-        if self.is_local(request):
-            chosen = cookie if is_known else secrets.token_urlsafe(32)
-            return Visitor(
-                caller=LOCAL,
-                cookie=chosen,
-                mark=self._mark(chosen),
-                is_local=True,
-                is_fresh=not is_known,
-            )
         caller = await self._sessions.find(cookie) if is_known else None
         if caller is None:
-            raise LoginNeeded("the console needs a login: show a token to begin")
-        return Visitor(caller=caller, cookie=cookie, mark=self._mark(cookie), is_local=False)
+            raise LoginNeeded(
+                "the console needs a login: open a link of `penstock console link`, or show a token"
+            )
+        return Visitor(caller=caller, cookie=cookie, mark=self._mark(cookie))
 
     async def is_still_in(self, visitor: Visitor) -> bool:
         """Whether the session of `visitor` goes on; while PostgreSQL is away it does, since nobody can end it then."""
-        if visitor.is_local:
-            return True
         try:
             caller = await self._sessions.find(visitor.cookie)
         except Unavailable:
             return True
         return caller is not None and caller.scopes == visitor.caller.scopes
-
-    def is_local(self, request: Any) -> bool:
-        """Whether the request comes from this machine itself, with nothing in between."""
-        if self._config.login == "always" or not self._listens_locally:
-            return False
-        if not FORWARDED.isdisjoint(request.headers):
-            return False
-        peer = request.scope.get("client")
-        host = host_name(request.headers.get("host", "").lower())
-        return peer is not None and _is_loopback(peer[0]) and host in LOOPBACK_NAMES
 
     def require_own_form(self, request: Any, visitor: Visitor, given: Mapping[str, str]) -> None:
         """Refuse a form that is not of this session's pages. Raises: OriginRefused, FormRefused."""
@@ -168,6 +132,16 @@ class Door:
                 " revoked; `penstock tokens create` makes one"
             ) from refusal
 
+    async def enter(self, code: str, place: str) -> str:
+        """The cookie of a new session by a one-time link. Raises: TokenRefused, in a person's words."""
+        try:
+            return await self._sessions.begin_by_link(code, lasts_s=self._config.session_s)
+        except TokenRefused as refusal:
+            self._note_refusal(place)
+            raise TokenRefused(
+                "this link was used or has expired: `penstock console link` prints a new one"
+            ) from refusal
+
     def _note_refusal(self, place: str) -> None:
         self._refusals += 1
         now_s = time.monotonic()
@@ -177,8 +151,7 @@ class Door:
 
     async def logout(self, visitor: Visitor) -> None:
         """End a session."""
-        if not visitor.is_local:
-            await self._sessions.end(visitor.cookie)
+        await self._sessions.end(visitor.cookie)
 
     def session_cookie(self, request: Any, text: str) -> Cookie:
         """The cookie that begins a session, or with an empty text ends it."""
@@ -277,10 +250,3 @@ def _cookie(name: str, text: str, lasts_s: int, *, is_secure: bool = False) -> C
         httponly=True,
         samesite="strict",
     )
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False

@@ -24,7 +24,7 @@ from litestar.handlers import BaseRouteHandler
 
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Unavailable
-from penstock.web.model import ScopeMissing, TokenRefused
+from penstock.web.model import ANY_SCOPE, ScopeMissing, TokenRefused
 from penstock.web.tokens import KEY_PREFIX, Caller, Tokens, hash_of
 
 CACHED_S: Final = 5.0
@@ -153,7 +153,7 @@ class ScopeGuard:
 
 def require_scope(caller: Caller, scope: str) -> None:
     """Refuse a caller without `scope`. Raises: ScopeMissing."""
-    if not caller.may(scope):
+    if scope != ANY_SCOPE and not caller.may(scope):
         raise ScopeMissing(
             f"token {caller.name!r} lacks the scope {scope}: use a token that has it, or make one"
             f" with `penstock tokens create NAME --scope {scope}`"

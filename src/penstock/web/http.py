@@ -20,12 +20,14 @@ from penstock.kernel.errors import PenstockError, error_table, kind_of
 from penstock.kernel.limits import PAGE_ROWS_MAX
 from penstock.kernel.metrics import merged_metrics
 from penstock.web.audit import Audit, AuditLine
-from penstock.web.model import ALL_SCOPES, House, RouteUnknown
+from penstock.web.model import ALL_SCOPES, ANY_SCOPE, House, RouteUnknown
 from penstock.web.problems import UnexpectedError, title_of
 
 READY_TIMEOUT_S: Final = 2.0
 SQL: Final = load_queries("penstock.web")
 OPEN: Final = {"scope": None}
+"""Of the probes, which tell nothing but up or down."""
+KNOWN: Final = {"scope": ANY_SCOPE}
 LATE_ERRORS: Final = {"penstock.media.store.errors": "xxhash"}
 """Errors of modules that are imported by the first call that needs them, and the library that these need."""
 
@@ -69,7 +71,7 @@ class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
     meaning: str
 
 
-@get("/", operation_id="getIndex", opt=OPEN, sync_to_thread=False, tags=["about"])
+@get("/", operation_id="getIndex", opt=KNOWN, sync_to_thread=False, tags=["about"])
 def get_index(about: NamedDependency[About]) -> Index:
     """Name, version and links."""
     links = {
@@ -104,7 +106,7 @@ async def get_readiness(about: NamedDependency[About]) -> Response[Readiness]:
 @get(
     "/metrics",
     operation_id="getMetrics",
-    opt=OPEN,
+    opt={"scope": "metrics:read"},
     sync_to_thread=True,
     tags=["about"],
     media_type=CONTENT_TYPE_LATEST,
@@ -114,7 +116,7 @@ def get_metrics(about: NamedDependency[About]) -> bytes:
     return merged_metrics(about.house.metrics_folder, "api")
 
 
-@get("/problems", operation_id="listProblems", opt=OPEN, sync_to_thread=False, tags=["about"])
+@get("/problems", operation_id="listProblems", opt=KNOWN, sync_to_thread=False, tags=["about"])
 def list_problems() -> list[ErrorKind]:
     """Every error code this server may answer with."""
     return [_row(error) for error in _errors().values()]
@@ -123,7 +125,7 @@ def list_problems() -> list[ErrorKind]:
 @get(
     "/problems/{code:str}",
     operation_id="getProblem",
-    opt=OPEN,
+    opt=KNOWN,
     sync_to_thread=False,
     tags=["about"],
 )

@@ -44,8 +44,11 @@ SCOPES: Final[dict[str, str]] = {
     "views:write": "Delete, move and check what was counted.",
     "feed:read": "See feeds, posts, followers, markers.",
     "feed:write": "Post, delete, follow, mute, block, read, rebuild.",
+    "metrics:read": "Read the Prometheus series.",
     ALL_SCOPES: "Everything, also what later versions add.",
 }
+ANY_SCOPE: Final = "any"
+"""What a route names that any valid secret token may call."""
 PUBLISHABLE_SCOPES: Final = frozenset({"views:hit"})
 """What a key that stands in web pages may carry."""
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -17,7 +17,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
 from penstock.web.auth import FOR_PAGES, scope_of
-from penstock.web.model import SCOPES
+from penstock.web.model import ANY_SCOPE, SCOPES
 from penstock.web.parameters import shape_of
 from penstock.web.problems import MEDIA_TYPE, Problem
 
@@ -44,7 +44,7 @@ def routes_without_scope(app: Litestar) -> list[str]:
     return [
         f"{method} {path}"
         for method, path, handler in handlers_of(app)
-        if "scope" not in handler.opt or handler.opt["scope"] not in (None, *SCOPES)
+        if "scope" not in handler.opt or handler.opt["scope"] not in (None, ANY_SCOPE, *SCOPES)
     ]
 
 
@@ -96,6 +96,7 @@ def operations_of(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _amend(operation: dict[str, Any], scope: str | None, *, for_pages: bool) -> None:
     operation["responses"].pop("400", None)
     operation["responses"]["default"] = _PROBLEM
-    operation["security"] = [] if scope is None else [{"bearer": [scope]}]
+    scopes = [] if scope == ANY_SCOPE else [scope]
+    operation["security"] = [] if scope is None else [{"bearer": scopes}]
     if for_pages:
         operation["security"].append({"publishable": [scope]})

@@ -135,7 +135,7 @@ def _openapi_route(house: House) -> Any:
     @get(
         "/openapi.json",
         operation_id="getOpenApi",
-        opt=http.OPEN,
+        opt=http.KNOWN,
         sync_to_thread=True,
         tags=["about"],
         media_type="application/json",

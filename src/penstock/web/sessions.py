@@ -1,6 +1,6 @@
 """Logins of the console: a random cookie that stands for a token, kept as its SHA-256 in PostgreSQL.
 
-So any API process knows it, and it ends with its token. A session that was found is remembered for CACHED_S; while PostgreSQL
+So any API process knows it, and it ends with its token. A one-time link begins a session without showing the token. A session that was found is remembered for CACHED_S; while PostgreSQL
 is away for KEPT_WHILE_AWAY_S, so that those who look at what is wrong keep seeing it: nobody can be revoked then either.
 """
 
@@ -19,6 +19,7 @@ from penstock.web.auth import refused
 from penstock.web.tokens import KEY_PREFIX, Caller, hash_of, is_token
 
 SQL: Final = load_queries("penstock.web")
+LINK_LASTS_S: Final = 600.0
 CACHED_S: Final = 2.0
 CACHED_MAX: Final = 10_000
 KEPT_WHILE_AWAY_S: Final = 3_600.0
@@ -42,6 +43,29 @@ class Sessions:
             SQL.begin_session,
             sha256=_hash(cookie),
             token_sha256=hash_of(token),
+            lasts_s=lasts_s,
+        )
+        if row is None:
+            raise refused()
+        return cookie
+
+    async def make_link(self, token: str) -> str:
+        """The code of a link that begins one session for `token` within LINK_LASTS_S. Raises: TokenRefused."""
+        code = secrets.token_urlsafe(32)
+        row = await self._postgres.one(
+            SQL.make_link, sha256=_hash(code), token_sha256=hash_of(token), lasts_s=LINK_LASTS_S
+        )
+        if row is None:
+            raise refused()
+        return code
+
+    async def begin_by_link(self, code: str, *, lasts_s: float) -> str:
+        """The cookie of a new session by the code of a link, which ends with it. Raises: TokenRefused."""
+        cookie = secrets.token_urlsafe(32)
+        row = await self._postgres.one(
+            SQL.begin_session_by_link,
+            sha256=_hash(cookie),
+            link_sha256=_hash(code),
             lasts_s=lasts_s,
         )
         if row is None:

@@ -12,6 +12,30 @@ INSERT INTO penstock.console_session (sha256, token_id, expires_at)
 SELECT :sha256, id, least(now() + :lasts_s::float8 * interval '1 second', expires_at) FROM used
 RETURNING token_id;
 
+-- name: make_link
+-- Store a one-time link of a valid token that is not publishable; no row if there is no such token. Old links go.
+WITH old AS (
+    DELETE FROM penstock.console_link WHERE expires_at < now()
+)
+INSERT INTO penstock.console_link (sha256, token_id, expires_at)
+SELECT :sha256, id, now() + :lasts_s::float8 * interval '1 second' FROM penstock.token
+WHERE sha256 = :token_sha256 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+RETURNING token_id;
+
+-- name: begin_session_by_link
+-- Remove a link and store the session of its token; no row if the link is unknown, used or expired, or its token is not valid.
+WITH link AS (
+    DELETE FROM penstock.console_link WHERE sha256 = :link_sha256 RETURNING token_id, expires_at
+), used AS (
+    UPDATE penstock.token t SET last_used_at = now() FROM link
+    WHERE t.id = link.token_id AND link.expires_at > now()
+      AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now())
+    RETURNING t.id, t.expires_at
+)
+INSERT INTO penstock.console_session (sha256, token_id, expires_at)
+SELECT :sha256, id, least(now() + :lasts_s::float8 * interval '1 second', expires_at) FROM used
+RETURNING token_id;
+
 -- name: find_session
 -- The caller of a session whose token is still valid; notes its use at most once a minute, so that looks stay looks.
 WITH found AS (

@@ -1,0 +1,161 @@
+"""A page of another origin, in plain HTTP and in a real browser: it reads nothing of the console or the API, and writes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from served import app_of, serving
+
+from penstock.engines.endpoints import Endpoints
+from penstock.web.openapi import handlers_of
+from penstock.web.server import create_app
+from penstock.web.tokens import KEY_PREFIX, make_token
+
+pytestmark = pytest.mark.slow
+FOREIGN = {"origin": "http://evil.example"}
+FOR_PAGES = {
+    ("POST", "/v1/views"),
+    ("POST", "/v1/views/items/{id}"),
+    ("GET", "/v1/views/items/{id}/pixel"),
+}
+PROBES = {"/healthz", "/readyz"}
+CONSOLE = (
+    "/console",
+    "/console/jobs",
+    "/console/audit",
+    "/console/do/jobs.add_job",
+    "/console/live",
+)
+
+
+@pytest.fixture
+async def at(tmp_path, database_url, running_engines):
+    """An API with all rooms, and a client without token and session."""
+    valkey_url = running_engines.endpoints.valkey_url
+    endpoints = Endpoints(database_url, valkey_url, (tmp_path / "blobs").as_uri())
+    async with serving(app_of(tmp_path, endpoints), logged_in=False) as found:
+        yield found
+
+
+def cors_of(answer: Any) -> list[str]:
+    """The headers by which a browser lets a foreign page read."""
+    return [name for name in answer.headers if name.startswith("access-control")]
+
+
+async def test_every_route_is_closed_to_pages_but_those_for_them(at):
+    """Each route with `?k=psk_`, an unknown key, and where it is not for pages a valid one; and each preflight."""
+    key = (await at.app.tokens.create("site", ("views:hit",), publishable=True)).text
+    routes = {(method, path) for method, path, _ in handlers_of(create_app(at.app))}
+    routes |= {(method, path) for path in CONSOLE for method in ("GET", "POST")}
+    assert routes >= FOR_PAGES
+    client = at.client
+    client.headers["accept"] = "*/*"
+    for method, template in sorted(routes):
+        path = template.replace("{id}", "ad:1").replace("{", "").replace("}", "")
+        for given in ("psk_", make_token(KEY_PREFIX), key):
+            is_for_page = given == key and (method, template) in FOR_PAGES
+            place = f"{path}?k={given}"
+            asked = {**FOREIGN, "access-control-request-method": method}
+            preflight = await client.options(place, headers=asked)
+            assert bool(cors_of(preflight)) == is_for_page, place
+            answer = await client.request(method, place, headers=FOREIGN)
+            assert bool(cors_of(answer)) == is_for_page, place
+            assert answer.status_code in (303, 401, 403, 404) or is_for_page or path in PROBES, (
+                f"{method} {place}: {answer.status_code}"
+            )
+    assert await at.app.audit.lines() == []
+
+
+async def test_without_identity_only_the_probes_answer(at):
+    for path, status in (
+        ("/healthz", 200),
+        ("/readyz", 200),
+        ("/", 401),
+        ("/metrics", 401),
+        ("/openapi.json", 401),
+        ("/problems", 401),
+        ("/problems/web.not_found", 401),
+        ("/v1/queues", 401),
+    ):
+        answer = await at.client.get(path, headers={"accept": "application/json"})
+        assert answer.status_code == status, path
+    for scope, path, status in (
+        ("jobs:read", "/openapi.json", 200),
+        ("jobs:read", "/metrics", 403),
+        ("metrics:read", "/metrics", 200),
+        ("metrics:read", "/v1/queues", 403),
+    ):
+        text = (await at.app.tokens.create(f"{scope}-{status}", (scope,))).text
+        answer = await at.client.get(path, headers={"authorization": f"Bearer {text}"})
+        assert answer.status_code == status, path
+
+
+@contextlib.contextmanager
+def foreign_page():
+    """A server of another origin with an empty page; its address."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>evil</title>")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+TRY = """async ([url, options]) => {
+  try {
+    const answer = await fetch(url, {credentials: 'include', ...options});
+    return answer.type + ' ' + answer.status + ' ' + (await answer.text()).slice(0, 40);
+  } catch (error) { return 'refused'; }
+}"""
+
+
+async def test_a_foreign_page_in_a_browser_reads_and_writes_nothing(chromium, stack):
+    """The visitor of the page is logged in to the console, on the same site by the browser's rules: ports do not part sites."""
+    before = len(stack.call("GET", "/v1/audit"))
+    key = stack.process_run("tokens", "create", "evil-site", "--publishable")
+    context = await chromium.new_context()
+    await context.add_cookies(stack.cookies)
+    try:
+        with foreign_page() as origin:
+            page = await context.new_page()
+            await page.goto(origin)
+            for path in (*CONSOLE, "/metrics", "/openapi.json", "/v1/queues", "/healthz"):
+                for query in ("", "?k=psk_", f"?k={key}"):
+                    for options in ({}, {"method": "POST", "body": "queue=mail&payload=1"}):
+                        told = await page.evaluate(TRY, [stack.api + path + query, options])
+                        assert told == "refused", f"{path}{query} {options}: {told}"
+                    # Without CORS a page may still send what forms can send.
+                    sent = {"method": "POST", "mode": "no-cors", "body": "queue=mail&payload=1"}
+                    told = await page.evaluate(TRY, [stack.api + path + query, sent])
+                    assert told == "opaque 0 "
+            hit = {
+                "method": "POST",
+                "headers": {"content-type": "application/json"},
+                "body": json.dumps(["ad:cors"]),
+            }
+            told = await page.evaluate(
+                TRY, [f"{stack.api}/v1/views?k={key}", {**hit, "credentials": "omit"}]
+            )
+            assert told.startswith("cors 200 "), told
+    finally:
+        await context.close()
+    assert len(stack.call("GET", "/v1/audit")) == before

@@ -1,0 +1,59 @@
+"""`penstock console link` on a running system whose API took a free port."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from penstock.cli.console import ADDRESS_FILE, base_url, opens_browser
+from penstock.testing.processes import PenstockProcess
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_command_prints_a_link_that_works_once(stack):
+    link = stack.process_run("console", "link")
+    assert link.startswith(f"{stack.api}/console/enter?code=")
+    assert [httpx.get(link, verify=False).status_code for _ in range(2)] == [303, 401]
+    told = json.loads(stack.process_run("console", "link", "--json"))
+    assert httpx.get(told["console_link"], verify=False).status_code == 303
+    assert told["expires_in_s"] == 600
+    # Links and codes stand in no log: `up --json` prints its own for the program that asked for it.
+    assert link not in stack.process.out + stack.process.err
+    assert stack.process.err.count("code=") == 0
+
+
+def test_where_no_api_answers_the_command_says_so(stack, tmp_path):
+    folder = stack.folder / "penstock-data"
+    address = folder / ADDRESS_FILE
+    assert base_url(address.read_text()) == stack.api
+    kept = address.read_text()
+    address.write_text("127.0.0.1:9")
+    try:
+        ran = PenstockProcess(["console", "link"], folder=stack.folder)
+        assert ran.wait_exit() == 7
+        assert "cli.api_not_running" in ran.err
+        assert "penstock up" in ran.err
+    finally:
+        address.write_text(kept)
+
+
+@pytest.mark.parametrize(
+    ("listen", "url"),
+    [
+        ("127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("0.0.0.0:8080", "http://127.0.0.1:8080"),
+        ("::1:8080", "http://[::1]:8080"),
+        (":::8080", "http://[::1]:8080"),
+        ("api.example:80", "http://api.example:80"),
+    ],
+)
+def test_addresses_as_a_browser_takes_them(listen, url):
+    assert base_url(listen) == url
+
+
+def test_no_browser_is_opened_without_a_terminal(monkeypatch):
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert not opens_browser()
