@@ -10,6 +10,7 @@ import platform
 import signal
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.engines.embedded.spawn import packaged_file
@@ -19,9 +20,17 @@ from penstock.testing.processes import wait_until
 class OwnValkey:
     """One server in a folder; `link` is where clients look for it, if it is the primary."""
 
-    def __init__(self, folder: Path, link: Path, *, appendfsync: str = "everysec") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        link: Path,
+        *,
+        appendfsync: str = "everysec",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder, self.link = folder, link
         self._appendfsync = appendfsync
+        self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen | None = None
         self.socket = folder / "s"
         folder.mkdir(parents=True)
@@ -52,7 +61,11 @@ class OwnValkey:
         self.socket.unlink(missing_ok=True)
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [str(program), *words, *more], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                [str(program), *words, *more],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
             )
         wait_until(lambda: self.ask("PING") == b"+PONG\r\n", what="Valkey answers")
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from counted_views import CountedViews
 from own_valkey import OwnValkey
+from slow_disk import slow_syncs
 
 from penstock.kernel.errors import Unavailable
 from penstock.testing.processes import wait_until
@@ -49,8 +50,29 @@ async def test_a_valkey_killed_many_times_loses_and_doubles_nothing(
     await _kill(database_url, folder, appendfsync, kills=200)
 
 
-async def _kill(database_url, folder, appendfsync, *, kills):
-    server = OwnValkey(folder / "a", folder / "now", appendfsync=appendfsync)
+@pytest.mark.slow
+@pytest.mark.parametrize("sync_ms", [300, 1500])
+async def test_a_valkey_killed_beside_a_slow_disk_loses_and_doubles_nothing(
+    database_url, folder, sync_ms
+):
+    """While a sync runs, Valkey answers before it writes: such hits are not answered before they are written."""
+    slow = slow_syncs(folder, sync_ms=sync_ms)
+    await _kill(database_url, folder, "everysec", kills=4, environment=slow)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("sync_ms", [50, 500, 3000])
+async def test_a_valkey_killed_many_times_beside_a_slow_disk_loses_and_doubles_nothing(
+    database_url, folder, sync_ms
+):
+    slow = slow_syncs(folder, sync_ms=sync_ms)
+    await _kill(database_url, folder, "everysec", kills=40, environment=slow)
+
+
+async def _kill(database_url, folder, appendfsync, *, kills, environment=None):
+    server = OwnValkey(
+        folder / "a", folder / "now", appendfsync=appendfsync, environment=environment
+    )
     async with counted_on(server, database_url, folder) as counted:
         counted.start(flushers=2)
         for _ in range(kills):

@@ -263,7 +263,7 @@ async def test_a_call_in_the_wrong_shard_is_refused_and_counts_nothing(views, en
     assert await entries() == before
     assert [total.total for total in await views.totals(names)] == [1] * 40
     marked = ",".join(f"{name}{mark}" for name in [*here, "new:" + stray_of(1)])
-    _, told = await engines.multiplexer.call("penstock_views_hit_v1", [key], [marked])
+    _, told, _ = await engines.multiplexer.call("penstock_views_hit_v1", [key], [marked])
     assert told.decode().split(",") == ["4" if mark == "*3" else "2"] * len(here) + ["-"]
 
 

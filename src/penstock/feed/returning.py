@@ -4,7 +4,8 @@
         page: the run noted in `m` is not the server's: not ready, so pages come from PostgreSQL
         SETTLE_S later: what it may have lost is swept again, and the run is noted --- pages come from it
 
-A server that was killed lacks what was written while it was away, and after a power cut the last second or two of its file.
+A server that was killed lacks what was changed while it was away, and what it had not written to its file: up to 2 s beside a
+slow disk. After a power cut it lacks the last seconds of its file.
 Shown from it, what was deleted, blocked or unfollowed would be seen again. So the page function compares the run, one
 comparison of two texts, and any process that finds it another one does what is needed: no flusher has to run.
 

@@ -6,7 +6,7 @@
 
 **Promise.** A view is counted exactly once from the answer on (with an event id: from the first try on), whatever is
 killed. Totals and hours are written together. Totals never go down but by reclassification or deletion. In level `fast` a
-power cut of Valkey loses at most what it had not synced (`everysec`: a second or two), a failover what the replica had
+power cut of Valkey loses at most what it had not synced (`everysec`: a second or two, more on a slow disk), a failover what the replica had
 not received; level `durable` answers once that cannot be.
 
 **PostgreSQL** is the truth (totals, hours, offsets, tombstones). **Valkey** has the hits not flushed yet, cached totals,

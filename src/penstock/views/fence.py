@@ -1,8 +1,13 @@
-"""Waiting until Valkey's writes survive a failure: one confirmation for all who wait, on a connection of its own.
+"""Waits until Valkey's writes survive a failure: `FileWait` for a killed process, `Fence` for a power cut or failover.
 
-WAIT and WAITAOF hold a connection up, and speak of what that connection wrote last. So a fence writes a key of its own,
-later than everything that was answered before, and waits for that: while one wait is under way, all who come share the
-next. In a cluster each shard has a fence of its own, on whichever primary has it now.
+**A killed process** loses what Valkey has not written to its append-only file. With `appendfsync everysec` Valkey postpones
+its writes for up to 2 s while a background sync runs, and answers commands meanwhile. Each answer to a hit reports whether
+that is so (`lua/views_v1.lua`); only then `FileWait` polls INFO until the hit is written. On a fast disk a sync takes some
+milliseconds of each second.
+
+**A power cut or failover.** WAIT and WAITAOF block their connection, and confirm what that connection wrote last. So a fence
+writes a key of its own, later than everything that was answered before, and waits for that: while one wait runs, all later
+callers share the next. In a cluster each shard has a fence of its own, on its current primary.
 
 Without replicas only `appendfsync always` will do: with `everysec` Valkey 9.1.2 confirms WAITAOF before any fdatasync (seen
 with strace; with a replica it waits as it should). So the setting is asked, and nothing else believed.
@@ -14,11 +19,95 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.engines.multiplex import ValkeyLost
 from penstock.engines.valkey import Node, Session, Valkey, ValkeyDown, ValkeyMoved
 from penstock.views.errors import NotDurable
+from penstock.views.hot import FileState, Hot
 
 ALL: Final = 0
 """The shard whose key stands for all of them where there is one server."""
+
+POLL_S: Final = 0.005
+WRITTEN_S: Final = 5.0
+"""Valkey writes after 2 s at the latest, unless its disk refuses the write."""
+
+
+@dataclass(slots=True)
+class _Unwritten:
+    """One answer that is held back until its hits are in the file."""
+
+    run: str
+    done: asyncio.Future[None]
+    until_s: float
+    seen: FileState | None = None
+    """The file as it was first seen after the hits were counted."""
+
+    def judge(self, state: FileState, now_s: float) -> None:
+        """End the wait if `state`, which is later than the answer, decides it."""
+        if self.done.done():
+            return
+        if state.run != self.run:
+            self.fail(_lost("another server, or the same one started again, has the shard"))
+        elif not state.is_syncing or self._is_written(state):
+            self.done.set_result(None)
+        elif now_s > self.until_s:
+            self.fail(_lost(f"not written to its append-only file in {WRITTEN_S:g} s"))
+        elif self.seen is None or state.rewrites != self.seen.rewrites:
+            self.seen = state
+
+    def fail(self, error: Exception) -> None:
+        """End the wait with an error."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def _is_written(self, state: FileState) -> bool:
+        seen = self.seen
+        return seen is not None and state.rewrites == seen.rewrites and state.written >= seen.end
+
+
+def _lost(reason: str) -> ValkeyLost:
+    return ValkeyLost(
+        f"Valkey counted the hits and may have lost them ({reason}): it is not known whether they are counted;"
+        " repeat only hits with an event id",
+        retry_after_s=2,
+    )
+
+
+class FileWait:
+    """`await wait.passed(shard, run)`: the server `run` has written what it answered before to its append-only file."""
+
+    def __init__(self, hot: Hot) -> None:
+        self._hot = hot
+        self._waiting: dict[int, list[_Unwritten]] = {}
+        self._polling: dict[int, asyncio.Task[None]] = {}
+
+    async def passed(self, shard: int, run: str) -> None:
+        """Wait for the write. Raises: ValkeyLost, where the hits may be lost with the server."""
+        loop = asyncio.get_running_loop()
+        mine = _Unwritten(run, loop.create_future(), loop.time() + WRITTEN_S)
+        self._waiting.setdefault(shard, []).append(mine)
+        polling = self._polling.get(shard)
+        if polling is None or polling.done():
+            self._polling[shard] = asyncio.create_task(self._poll(self._waiting[shard], shard))
+        await mine.done
+
+    async def _poll(self, waiting: list[_Unwritten], shard: int) -> None:
+        while waiting:
+            asked = list(waiting)
+            try:
+                state = await self._hot.file_state(shard)
+            except ValkeyDown as error:
+                for one in asked:
+                    one.fail(_lost(error.text))
+            except Exception as error:  # noqa: BLE001 - every caller gets it, and nobody waits without end
+                for one in asked:
+                    one.fail(error)
+            else:
+                for one in asked:
+                    one.judge(state, asyncio.get_running_loop().time())
+            waiting[:] = [one for one in waiting if not one.done.done()]
+            if waiting:
+                await asyncio.sleep(POLL_S)
 
 
 @dataclass(slots=True)

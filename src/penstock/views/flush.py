@@ -9,7 +9,7 @@ and one of them finds the offset moved; it must then not trim, for what it read 
 prototype lost 400 of 5,000 hits so).
 
 **Synced first.** PostgreSQL must not learn of an entry that Valkey can still forget. With `appendfsync everysec` an entry is
-counted two seconds after it was first seen, by this process's own clock; with replicas, once one of them has it
+counted 2.2 s after it was first seen, by this process's own clock; with replicas, once one of them has it
 (`fence.py`). WAITAOF is no help there: Valkey 9.1.2 without a replica confirms at once, before any fdatasync (seen with
 strace). Where Valkey forgets after all (its data deleted, an old copy restored, a replica promoted that had less), the
 offset's own entry, the anchor, which trimming always keeps, is missing. Then ids are raised above the offset, and the

@@ -2,8 +2,8 @@
 
 Everything here is rebuilt from PostgreSQL, with these exceptions: hits that were not flushed yet (seconds of them while
 all is well; all since PostgreSQL went away, while it is away), event ids of the last 24 hours, and viewers of the last
-three days, whose numbers stay. What Valkey may lose of them is its own loss: nothing with `appendfsync always`, a second
-or two with `everysec` and a power cut, what a replica had not received at a failover.
+three days, whose numbers stay. Valkey may lose of them: nothing with `appendfsync always` or when its process is killed, a
+second or two (more on a slow disk) with `everysec` and a power cut, what a replica had not received at a failover.
 
 Functions are loaded again where the server has lost them, since an unknown function did nothing.
 """
@@ -34,6 +34,23 @@ class Counted:
     """The id of its entry; None: the shard is not set up, nothing was counted. Empty: nothing was new."""
     totals: list[str]
     """For each hit its total, `-` if that is not cached, `x` if the entity is deleted."""
+    unwritten_on: str = ""
+    """The run id of the server that has not written the hits to its append-only file yet; empty once it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """The append-only file of a server, in bytes that count from its last rewrite."""
+
+    run: str
+    """The run id of the server: another one after each start."""
+    is_syncing: bool
+    """Whether a background sync runs, so that writes may be postponed."""
+    rewrites: str
+    """How often the file was rewritten; sizes of different rewrites do not compare."""
+    written: int
+    end: int
+    """`written`, and what waits to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +81,27 @@ class Hot:
     ) -> Counted:
         """Count hits, written as lines, in one entry whose id is later than `floor_ms`."""
         arguments: list[Any] = [",".join(lines), floor_ms, offset_s]
-        entry, totals = await self._call("penstock_views_hit_v1", shard, arguments, keys="q")
+        entry, totals, unwritten_on = await self._call(
+            "penstock_views_hit_v1", shard, arguments, keys="q"
+        )
         told = totals.decode().split(",") if totals else []
-        return Counted(None if entry is None else entry.decode(), told)
+        return Counted(None if entry is None else entry.decode(), told, unwritten_on.decode())
+
+    async def file_state(self, shard: int) -> FileState:
+        """How far the server of a shard has written its append-only file. Raises: ValkeyDown."""
+        reply = await self._line.command(
+            "INFO", "persistence", "server", near=self._key(shard, "q")
+        )
+        rows = [row.partition(":") for row in reply.decode().splitlines()]
+        values = {name: value for name, _, value in rows}
+        size = int(values.get("aof_current_size", 0))
+        return FileState(
+            run=values["run_id"],
+            is_syncing=values.get("aof_pending_bio_fsync", "0") != "0",
+            rewrites=values.get("aof_rewrites", ""),
+            written=size,
+            end=size + int(values.get("aof_buffer_length", 0)),
+        )
 
     async def fill(
         self,

@@ -35,8 +35,8 @@ from penstock.views.settings import ViewsConfig, flush_lag_s
 RECONNECT: Final = Backoff(0.1, 3.0)
 LEASES_PER_TERM: Final = 3
 FENCE_S: Final = 1.0
-SYNCED_AFTER_S: Final = 2.0
-"""With `everysec`, what is older is in the file: a sync begins each second, and writes wait for one that takes longer."""
+SYNCED_AFTER_S: Final = 2.2
+"""With `everysec` older entries are in the file: Valkey postpones a write for 2 s at most, and looks ten times a second."""
 SWEEP_EVERY_S: Final = 1.0
 UNIQUES_EVERY_S: Final = 30.0
 UNIQUES_PER_STEP: Final = 1_000

@@ -123,6 +123,15 @@ local function raise(key, n)
   return string.format('%.0f', kept - 1)
 end
 
+-- Nothing, where all commands of this moment are in the append-only file before they are answered. With appendfsync
+-- everysec Valkey postpones its writes while a background sync runs, and answers: then the run id of this server. Some 5 us.
+local function unwritten_on()
+  if string.find(redis.call('INFO', 'persistence'), 'aof_pending_bio_fsync:[1-9]') then
+    return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  end
+  return ''
+end
+
 local function note_viewer(base, day, id, viewer)
   local key = base .. 'u:' .. day .. ':' .. id
   if redis.call('PFADD', key, viewer) == 1 then
@@ -150,7 +159,7 @@ local function hit_marked(stream, floor, offset_s, line)
     return refused(bad)
   end
   if redis.call('EXISTS', stream) == 0 then
-    return {false, ''}
+    return {false, '', ''}
   end
   for _, hit in ipairs(hits) do
     if redis.call('EXISTS', base .. 'c:' .. hit.id) == 0 and is_elsewhere(stream, hit.id) then
@@ -181,7 +190,7 @@ local function hit_marked(stream, floor, offset_s, line)
       totals[i] = told(redis.call('GET', key))
     end
   end
-  return {entry, table.concat(totals, ',')}
+  return {entry, table.concat(totals, ','), unwritten_on()}
 end
 
 -- Lower again what was raised by one for the first of these ids.
@@ -197,8 +206,9 @@ end
 
 -- penstock_views_hit_v1: count hits. ARGV: hits; the least milliseconds its entry may have (0: any); seconds by which the
 -- days' time zone is ahead of UTC. Reply: the entry's id (nil: the shard is not set up, nothing was counted; empty: every
--- hit was a known event), and for each hit its total, - (not cached) or x (deleted), separated by commas; an error, and
--- nothing was counted, where a hit cannot be read or is of another shard. One XADD, and one INCRBY for each hit.
+-- hit was a known event), for each hit its total, - (not cached) or x (deleted), separated by commas, and nothing, or the
+-- run id of this server while the hits are not in its append-only file yet; an error, and nothing was counted, where a hit
+-- cannot be read or is of another shard. One XADD, one INFO, and one INCRBY for each hit.
 local function hit(keys, args)
   local stream, line = keys[1], args[1]
   local floor, offset_s = args[2] or '0', tonumber(args[3] or '0')
@@ -221,9 +231,9 @@ local function hit(keys, args)
   local entry = add_entry(stream, floor, line)
   if not entry then
     lower(prefix, line, totals)
-    return {false, ''}
+    return {false, '', ''}
   end
-  return {entry, table.concat(totals, ',')}
+  return {entry, table.concat(totals, ','), unwritten_on()}
 end
 
 -- Add to `found` the people's views in one entry of the entities in `found`.

@@ -15,7 +15,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from penstock.views.errors import NotCounting
-from penstock.views.fence import Fence
+from penstock.views.fence import Fence, FileWait
 from penstock.views.hot import Counted, Hot
 from penstock.views.model import HITS_PER_CALL_MAX, Hit, Total, require_hits, shard_of
 from penstock.views.service.filling import Filling
@@ -61,6 +61,7 @@ class Counting:
         self.fence: Fence | None = None
         """Passed before an answer, where hits are to be durable."""
         self._hot = hot
+        self._file_wait = FileWait(hot)
         self._shards = shards
         self._filling = filling
         self._zone = ZoneInfo(time_zone)
@@ -143,6 +144,8 @@ class Counting:
     async def _send(self, batch: _Batch) -> None:
         try:
             counted = await self._count(batch)
+            if counted.unwritten_on:
+                await self._file_wait.passed(batch.shard, counted.unwritten_on)
             if self.fence is not None:
                 await self.fence.passed(batch.shard)
         except BaseException as error:
