@@ -16,7 +16,7 @@ import uvloop
 
 from bench import feed, fetch, jobs, media, views
 from bench.figures import figure
-from bench.harness import Run, bench_run
+from bench.harness import Run, bench_run, bounded
 from bench.machine import (
     now_text,
     own_versions,
@@ -83,7 +83,7 @@ async def _measure(room: str, arguments: argparse.Namespace) -> bool:
         for name, measure in wanted.items():
             print(f"== {name}", flush=True)
             try:
-                found = await measure(run)
+                found = await bounded(measure(run), run.question_s)
             except Exception as error:  # noqa: BLE001 - the other questions' figures cost half an hour
                 traceback.print_exception(error)
                 fault = str(error) or repr(error)

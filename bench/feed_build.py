@@ -19,6 +19,7 @@ from bench.peers.feed_merges import Merges
 from bench.systems import Cell
 from penstock import Penstock
 from penstock.jobs import JobState
+from penstock.kernel.cancels import require_not_cancelled
 from penstock.testing.processes import descendants
 
 PING_EVERY_S = 0.01
@@ -130,6 +131,8 @@ async def _is_over(app: Penstock, job: int, agent: Child, seen: Seen) -> bool:
 
 async def _ping(merges: Merges, seen: Seen) -> None:
     while True:
+        # The stock client swallows some cancellations on Python 3.11.
+        require_not_cancelled()
         began_s = time.perf_counter()
         await merges.client.ping()
         seen.wait_s = max(seen.wait_s, time.perf_counter() - began_s)

@@ -6,15 +6,17 @@ and is told beside the table; everything is bounded in time and ends only proces
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from bench.children import BenchFault, Child, wait_for
 from bench.engines import BenchEngines, bench_engines
@@ -23,8 +25,12 @@ from bench.machine import sync_us
 from bench.systems import OURS, Cell, System, template_of
 from bench.tally import Tallied, read_tally
 
+Answer = TypeVar("Answer")
 PAIRS = 3
 READY_S = 40.0
+QUICK_S, QUESTION_S = 900.0, 7_200.0
+"""A question that takes longer is a fault."""
+CANCEL_EVERY_S = 5.0
 
 
 @dataclass
@@ -46,6 +52,11 @@ class Run:
     def pairs(self) -> int:
         """How often each cell is run."""
         return 1 if self.quick else PAIRS
+
+    @property
+    def question_s(self) -> float:
+        """How long one question may take."""
+        return (QUICK_S if self.quick else QUESTION_S) + (self.churn_s or 0.0)
 
     def sized(self, normal: int, quick: int) -> int:
         """The size for this kind of run."""
@@ -100,6 +111,25 @@ class Run:
     def add(self, *figures: Figure) -> None:
         """Take figures in."""
         self.figures += figures
+
+
+async def bounded(measuring: Coroutine[Any, Any, Answer], longest_s: float) -> Answer:
+    """What `measuring` returns. Raises: BenchFault after `longest_s`.
+
+    It is cancelled until it ends, for a library may swallow one cancellation.
+    """
+    task = asyncio.create_task(measuring)
+    try:
+        done, _ = await asyncio.wait([task], timeout=longest_s)
+        if done:
+            return task.result()
+        raise BenchFault(f"not measured in {longest_s:.0f} s")
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=CANCEL_EVERY_S)
+        if not task.cancelled():
+            task.exception()
 
 
 @asynccontextmanager

@@ -35,6 +35,7 @@ from bench.views_stage import (
 )
 from penstock import Penstock
 from penstock.engines.sql import compile_query
+from penstock.kernel.cancels import require_not_cancelled
 
 RAW = "raw ASGI, same Valkey call"
 READS_PER_S, HITS_PER_S = 5_000, 150
@@ -193,6 +194,7 @@ class _Beside:
         scanning = asyncio.create_task(self._scan()) if self._scans else None
         try:
             while True:
+                require_not_cancelled()
                 await asyncio.sleep(0.1)
                 self._lags.append(max(row.oldest_s for row in await self._app.views.lag()))
         finally:
@@ -201,6 +203,7 @@ class _Beside:
 
     async def _scan(self) -> None:
         while True:
+            require_not_cancelled()
             async with self._app.engines.postgres.session() as session:
                 await session.allow_long_statements(60)
                 await session.all(SCAN)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import sys
+from functools import partial
 
 import pytest
 
@@ -44,3 +47,76 @@ async def test_a_library_is_sent_once_and_again_when_it_differs(valkey, tmp_path
     assert await valkey.call("penstock_room_v1_add", [f"{valkey.prefix}:{{n}}"], [5]) == 15
     await valkey.command("FUNCTION", "DELETE", "penstock_room_v1")
     sys.modules.pop("luaroomfortests", None)
+
+
+class CancelAt:
+    """Runs a coroutine and cancels its task at the `number`th await: as it begins to wait, or as its answer arrives."""
+
+    def __init__(self, work, number, *, with_answer):
+        self._work, self._number, self._with_answer = work, number, with_answer
+        self.is_reached = False
+
+    def __await__(self):
+        task, steps = asyncio.current_task(), self._work.__await__()
+        go_on = partial(steps.send, None)
+        for count in itertools.count(1):
+            try:
+                waited = go_on()
+            except StopIteration as end:
+                return end.value
+            if count == self._number:
+                self.is_reached = True
+                if self._with_answer and waited is not None:
+                    waited.add_done_callback(lambda _: task.cancel())
+                else:
+                    asyncio.get_running_loop().call_soon(task.cancel)
+            try:
+                yield waited
+                go_on = partial(steps.send, None)
+            except BaseException as error:  # noqa: BLE001 - also what a timeout of the client's throws
+                go_on = partial(steps.throw, error)
+
+
+async def _command(valkey):
+    await valkey.command("PING")
+
+
+async def _command_of_a_key(valkey):
+    await valkey.command("GET", f"{valkey.prefix}:{{a}}", near=f"{valkey.prefix}:{{a}}")
+
+
+async def _session(valkey):
+    async with valkey.session(f"{valkey.prefix}:{{a}}") as session:
+        await session.command("PING")
+        await session.command("PING")
+
+
+async def _opening(valkey):
+    await valkey.open()
+
+
+@pytest.mark.parametrize("with_answer", [False, True])
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("work", [_command, _command_of_a_key, _session, _opening])
+async def test_a_cancellation_is_kept_at_every_await(running_engines, work, is_warm, with_answer):
+    """On Python 3.11 `wait_for` inside the client returns an answer that arrives with the cancellation, and forgets that."""
+    for number in itertools.count(1):
+        valkey = Valkey(running_engines.endpoints.valkey_url, ValkeyConfig())
+        if is_warm:
+            await work(valkey)
+        step = CancelAt(work(valkey), number, with_answer=with_answer)
+
+        async def run(step=step):
+            await step
+            return "ended as if nobody had cancelled it"
+
+        task = asyncio.create_task(run())
+        [told] = await asyncio.gather(task, return_exceptions=True)
+        if not step.is_reached:
+            assert isinstance(told, str)
+            break
+        assert isinstance(told, asyncio.CancelledError), f"await {number}: {told!r}"
+        assert await valkey.command("PING"), "a connection that was cut off is not used again"
+        await valkey.close()
+    await valkey.close()
+    assert number > 1

@@ -5,11 +5,14 @@ The figures themselves are made by `make bench`, which is no test: machines diff
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from bench import harness
+from bench.children import BenchFault
 from bench.figures import Goal, Runs, figure, rounded
 from bench.jobs_lanes import Shape, judge
 from bench.report import bars, broken, remarks, table
@@ -113,3 +116,21 @@ def test_a_lane_that_gets_nothing_lowers_the_share():
 def test_peers_are_pinned():
     lines = (ROOT / "bench" / "requirements.txt").read_text().splitlines()
     assert all("==" in line for line in lines if line and not line.startswith("#"))
+
+
+async def test_a_question_ends_in_time_though_a_library_swallows_its_cancellation(monkeypatch):
+    monkeypatch.setattr(harness, "CANCEL_EVERY_S", 0.01)
+    swallowed = []
+
+    async def measure():
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if len(swallowed) == 3:
+                    raise
+                swallowed.append(1)
+
+    with pytest.raises(BenchFault, match="not measured in"):
+        await harness.bounded(measure(), 0.01)
+    assert len(swallowed) == 3

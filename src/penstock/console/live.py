@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 
 from penstock.console.model import TooManyViewers, live_bytes, live_viewers
+from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 
@@ -191,6 +192,7 @@ class Sampler:
 
     async def _run(self) -> None:
         while self._places:
+            require_not_cancelled()
             began_s = time.monotonic()
             for watched, place in list(self._places.items()):
                 at, look_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()

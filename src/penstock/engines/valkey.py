@@ -7,7 +7,7 @@ is asked once, where it matters (`primaries`, `primary_of`); then each primary h
 of valkey-py is not used: it sends a command again whose reply was lost, which may have been run, and gives up its list of
 nodes while some are away.
 
-Errors leave this file in our words.
+Errors leave this file in our words. A cancellation always ends a call: the client swallows some on Python 3.11.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from valkey.exceptions import ResponseError, ValkeyError
 
 from penstock.engines.endpoints import server_of
 from penstock.engines.slots import NOBODY, SlotMap, place_of, read_map, slot_of
+from penstock.kernel.cancels import kept_cancellation
 from penstock.kernel.config import parse_duration_s, parse_text, parse_url, setting
 from penstock.kernel.errors import Unavailable
 
@@ -133,8 +134,9 @@ class Valkey:
         """
         node = await self.primary_of(near)
         try:
-            async with node.session() as session:
-                yield session
+            with kept_cancellation():
+                async with node.session() as session:
+                    yield session
         except ValkeyDown:
             self._looked_s = float("-inf")
             raise
@@ -273,9 +275,10 @@ def moved_of(reply: str) -> ValkeyMoved | None:
 
 @contextmanager
 def translated_errors(server: str) -> Iterator[None]:
-    """Raise a client's error as ours, naming `server`."""
+    """Raise a client's error as ours, naming `server`; a cancellation that the client swallowed is raised again."""
     try:
-        yield
+        with kept_cancellation():
+            yield
     except (ValkeyError, OSError, TimeoutError) as error:
         moved = moved_of(str(error))
         if moved is not None:

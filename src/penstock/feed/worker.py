@@ -23,8 +23,8 @@ from penstock.feed.rebuild import marks_at
 from penstock.feed.returning import SETTLE_S, Returning
 from penstock.feed.service import Feed
 from penstock.feed.settings import FeedConfig, changes_repaired, sweep_lag_s
-from penstock.jobs.leases import require_not_cancelled
 from penstock.kernel.backoff import Backoff
+from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.errors import Unavailable
 from penstock.kernel.logs import logger
 

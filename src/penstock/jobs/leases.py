@@ -35,6 +35,7 @@ from penstock.jobs.settling import DONE, Held, Part, Unsettled, is_all_done, sai
 from penstock.jobs.slots.messages import Progress, Settled
 from penstock.jobs.store.leases import Claim, Claims, Said, WorkAhead
 from penstock.kernel.backoff import Backoff
+from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.crash import crash_point
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
@@ -48,13 +49,6 @@ BUSY_AFTER_S: Final = 0.05
 PROGRESS_AFTER_S: Final = 0.25
 LEASES_PER_STATEMENT: Final = 500
 JOBS_PER_STATEMENT: Final = 2_000
-
-
-def require_not_cancelled() -> None:
-    """At the head of a loop that outlives errors. Raises: CancelledError where a driver swallowed it."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling() > 0:
-        raise asyncio.CancelledError
 
 
 class HostLost(Exception):

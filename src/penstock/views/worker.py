@@ -20,8 +20,8 @@ from typing import Final, TypeVar
 
 from penstock.engines import Engines
 from penstock.engines.valkey import ValkeyDown
-from penstock.jobs.leases import require_not_cancelled
 from penstock.kernel.backoff import Backoff
+from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.crash import crash_point
 from penstock.kernel.errors import PenstockError, Unavailable
 from penstock.kernel.logs import logger

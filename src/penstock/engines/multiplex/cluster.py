@@ -186,8 +186,10 @@ class Cluster:
 
     async def _keep(self) -> None:
         while True:
+            # Not `wait_for`, which on Python 3.11 swallows a cancellation that comes with the event.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._doubt.wait(), REFRESH_S)
+                async with asyncio.timeout(REFRESH_S):
+                    await self._doubt.wait()
             self._doubt.clear()
             await self._refresh()
             await asyncio.sleep(GAP_S)

@@ -20,8 +20,9 @@ from penstock.jobs.agent import capacity
 from penstock.jobs.agent.dispatcher import Dispatcher
 from penstock.jobs.agent.lines import Counts, Line, TaskFacts
 from penstock.jobs.fleet.facts import QueueCounts
-from penstock.jobs.leases import RECONNECT, Desk, HostLost, require_not_cancelled
+from penstock.jobs.leases import RECONNECT, Desk, HostLost
 from penstock.jobs.model import JobsConfig
+from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 

@@ -25,7 +25,7 @@ from penstock.jobs.agent.choosing import Moment
 from penstock.jobs.agent.lines import STOCK_S, Line, Stocked
 from penstock.jobs.agent.seats import Seat
 from penstock.jobs.agent.spending import NOTHING, Spending
-from penstock.jobs.leases import RECONNECT, Desk, require_not_cancelled
+from penstock.jobs.leases import RECONNECT, Desk
 from penstock.jobs.scans import Scan
 from penstock.jobs.slots.messages import (
     FromSlot,
@@ -37,6 +37,7 @@ from penstock.jobs.slots.messages import (
     Work,
 )
 from penstock.jobs.store.leases import Claims
+from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 

@@ -36,8 +36,9 @@ from penstock.jobs.fleet.plan import Move, Plan, plan
 from penstock.jobs.fleet.rates import Rates, Reading
 from penstock.jobs.fleet.telling import Teller
 from penstock.jobs.fleet.webhook import USE
-from penstock.jobs.leases import RECONNECT, require_not_cancelled
+from penstock.jobs.leases import RECONNECT
 from penstock.jobs.service import Jobs
+from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.logs import logger
 from penstock.kernel.metrics import bound, counter, gauge
