@@ -6,8 +6,12 @@ import json
 import os
 import re
 import socket
+import socketserver
+import struct
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +28,7 @@ RULES = [
 ]
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 NOT_OURS = {"up"}
+SSL_WANTED = 80877103
 AWAY = "127.0.0.1:1"
 EXAMPLE = DEPLOY / "systemd" / "penstock.env.example"
 RUN_EACH = """
@@ -115,9 +120,33 @@ def started_by(unit, settings):
     return [re.sub(r"\$\{(\w+)\}", lambda name: settings[name[1]], word) for word in line.split()]
 
 
+@contextmanager
+def refusing_postgres():
+    """An address at which every connection is answered as PostgreSQL answers an unknown user."""
+
+    class Refusal(socketserver.BaseRequestHandler):
+        def handle(self):
+            while len(head := self.request.recv(8, socket.MSG_WAITALL)) == 8:
+                size, word = struct.unpack("!ii", head)
+                if word == SSL_WANTED:
+                    self.request.sendall(b"N")
+                    continue
+                self.request.recv(size - 8, socket.MSG_WAITALL)
+                fields = b"SFATAL\0VFATAL\0C28000\0Mno such user\0\0"
+                self.request.sendall(b"E" + struct.pack("!i", len(fields) + 4) + fields)
+                return
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Refusal) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield "{}:{}".format(*server.server_address)
+        finally:
+            server.shutdown()
+
+
 @pytest.mark.slow
 def test_a_unit_s_command_takes_the_settings_of_the_example(tmp_path):
-    """Each gets as far as the engines, which are away, or is stopped by the last thing before it begins."""
+    """Each gets as far as PostgreSQL, which lets nobody in, or is stopped by the last thing before it begins."""
     settings = settings_of_example()
     assert {"PENSTOCK_APP", "PENSTOCK_POSTGRES_URL", "PENSTOCK_MEDIA_LISTEN"} <= settings.keys()
     module = settings["PENSTOCK_APP"].partition(":")[0]
@@ -125,10 +154,10 @@ def test_a_unit_s_command_takes_the_settings_of_the_example(tmp_path):
     ends = {"up": (2, "no engine to start"), "media": (5, "cannot listen on")}
     commands = {unit.stem: started_by(unit, settings) for unit in UNITS}
     commands["penstock-up"].append("--engines-only")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken, refusing_postgres() as refusing:
         settings |= {
             "PENSTOCK_DATA_FOLDER": str(tmp_path / "data"),
-            "PENSTOCK_POSTGRES_URL": f"postgresql://penstock@{AWAY}/penstock",
+            "PENSTOCK_POSTGRES_URL": f"postgresql://penstock@{refusing}/penstock",
             "PENSTOCK_VALKEY_URL": f"valkey://{AWAY}",
             "PENSTOCK_BLOBS_URL": f"file://{tmp_path}/blobs",
             "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{taken.getsockname()[1]}",
@@ -140,7 +169,7 @@ def test_a_unit_s_command_takes_the_settings_of_the_example(tmp_path):
     assert ran.returncode == 0, ran.stderr
     for words, (code, said) in zip(commands.values(), json.loads(ran.stdout), strict=True):
         assert code == ends.get(words[0], (7,))[0], f"{words}: {said}"
-        assert ends.get(words[0], (7, AWAY))[1] in said, f"{words}: {said}"
+        assert ends.get(words[0], (7, refusing))[1] in said, f"{words}: {said}"
 
 
 def test_the_compose_file_runs_every_role():

@@ -1,6 +1,6 @@
 """The roles of a running system: `api`, `agent` (or `work`), `scheduler`, `flusher`, `media serve`.
 
-Each role checks the schema, announces itself to its supervisor (where it has one), writes its metrics
+Each role waits for PostgreSQL where it needs it, checks the schema, announces itself to its supervisor (where it has one), writes its metrics
 every two seconds and ends cleanly on SIGTERM or Ctrl-C. `penstock up` starts them all; on several
 machines each is started where it is wanted.
 """
@@ -28,13 +28,16 @@ from penstock.cli.supervisor import announce_ready, watch_parent
 from penstock.cli.terminal import CommandLine
 from penstock.engines.blobs import BlobsDown
 from penstock.engines.migrate import check_schema
+from penstock.engines.postgres import PostgresDown, PostgresRefused
 from penstock.kernel import metrics
+from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import ExtraMissing
 from penstock.kernel.ids import require_id
 from penstock.kernel.logs import configure_logs, logger
 
 Body = Callable[[App, asyncio.Event], Awaitable[None]]
 log = logger(__name__)
+RECONNECT: Final = Backoff(0.1, 3.0)
 AGENT_CONNECTIONS: Final = "4"
 """Unless the setting says otherwise; one more listens. Its slots need none for their jobs."""
 LIBRARIES: Final = {
@@ -67,8 +70,9 @@ def run_role(
         writing = asyncio.create_task(write_metrics(app, role))
         try:
             if needs_schema:
-                await check_schema(app.engines.postgres, line.packages, version=app.version)
-            await body(app, stop)
+                await wait_for_schema(app, line.packages, stop)
+            if not stop.is_set():
+                await body(app, stop)
         finally:
             writing.cancel()
             # What stopped the role is told, not that its series could not be taken away as well.
@@ -78,6 +82,27 @@ def run_role(
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
+
+
+async def wait_for_schema(app: App, packages: tuple[str, ...], stop: asyncio.Event) -> None:
+    """Check the schema; while PostgreSQL is down, wait and check again until `stop`.
+
+    Raises: SchemaBehind, SchemaAhead, PostgresRefused.
+    """
+    failures = 0
+    while not stop.is_set():
+        try:
+            await check_schema(app.engines.postgres, packages, version=app.version)
+            return
+        except PostgresDown as error:
+            if isinstance(error, PostgresRefused):
+                raise
+            failures += 1
+            wait_s = RECONNECT.delay_s(failures)
+            log.warning("role_waits", error=error.text, wait_s=round(wait_s, 1))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await stop.wait()
 
 
 async def write_metrics(app: App, role: str) -> None:
@@ -174,7 +199,7 @@ def agent(
             inner = line.make_app(None)
             opened.append(inner)
             inner.use_flags({"postgres.connections_max": AGENT_CONNECTIONS, **settings})
-            await check_schema(inner.engines.postgres, line.packages, version=inner.version)
+            await wait_for_schema(inner, line.packages, stop)
             return inner
 
         host = Agent(
