@@ -28,8 +28,8 @@ from penstock.testing.processes import wait_until
 
 
 @pytest.fixture(scope="module")
-def s3_url():
-    """An S3 server on loopback with one bucket."""
+def s3_server():
+    """The process of an S3 server on loopback, and the URL of its one bucket."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -57,7 +57,7 @@ def s3_url():
     try:
         wait_until(answers, what="the S3 server answers")
         os.environ.update(settings)
-        yield "s3://photos-for-tests/site"
+        yield server, "s3://photos-for-tests/site"
     finally:
         for name, value in before.items():
             os.environ.pop(name, None)
@@ -65,6 +65,11 @@ def s3_url():
                 os.environ[name] = value
         server.terminate()
         server.wait(60)
+
+
+@pytest.fixture
+def s3_url(s3_server):
+    return s3_server[1]
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -300,3 +305,49 @@ async def test_of_many_who_replace_at_once_one_wins_each_time(store):
     await asyncio.gather(*(add_one() for _ in range(8)))
     assert await store.get("state/count") == b"8"
     await store.delete("state/count")
+
+
+async def _list(store):
+    return [info async for info in store.list("photos")]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda store: store.put("photos/one.jpg", b"1" * 1000),
+        lambda store: store.put_if("photos/two.jpg", b"2", etag=None),
+        lambda store: store.get("photos/old.jpg"),
+        lambda store: store.read("photos/old.jpg"),
+        lambda store: store.read_range("photos/old.jpg", 0, 1),
+        lambda store: store.read_part("photos/old.jpg", 0, 1),
+        lambda store: store.info("photos/old.jpg"),
+        lambda store: store.delete("photos/old.jpg"),
+        _list,
+        lambda store: store.open(),
+    ],
+    ids=["put", "put_if", "get", "read", "range", "part", "info", "delete", "list", "open"],
+)
+async def test_a_frozen_s3_store_is_waited_for_no_longer_than_the_setting(s3_server, operation):
+    """The client alone tries for three minutes."""
+    server, url = s3_server
+    store = Blobs(url, BlobsConfig(timeout_s=0.2))
+    await Blobs(url).put("photos/old.jpg", b"old")
+    server.send_signal(signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(8):
+            with pytest.raises(BlobsDown, match=r"did not answer within 0 s.*blobs\.timeout"):
+                await operation(store)
+    finally:
+        server.send_signal(signal.SIGCONT)
+    await store.close()
+
+
+async def test_what_is_large_has_the_time_that_its_bytes_take(s3_url):
+    store = Blobs(s3_url, BlobsConfig(timeout_s=5.0))
+    data = bytes(8 * 2**20)
+    await store.put("photos/large", data)
+    assert await store.get("photos/large") == data
+    async with store._use("photos/large", size_bytes=3 * 2**20) as limit:
+        left_s = limit.when() - asyncio.get_running_loop().time()
+    assert 5.0 < left_s <= 8.0
+    await store.close()

@@ -52,6 +52,59 @@ async def test_a_caller_who_gives_up_does_not_wait_for_a_frozen_server(postgres,
         await through.close()
 
 
+async def _in_transaction(postgres, froze, begun):
+    async with postgres.transaction() as tx:
+        begun.append(1)
+        await froze.wait()
+        await tx.value(ONE)
+
+
+async def _in_two_statements(postgres, froze, begun):
+    """The second one is for what a caller does with the error of the first."""
+    async with postgres.transaction() as tx:
+        begun.append(1)
+        await froze.wait()
+        try:
+            await tx.value(ONE)
+        finally:
+            await tx.value(ONE)
+
+
+async def _committing(postgres, froze, begun):
+    async with postgres.transaction() as tx:
+        await tx.value(ONE)
+        begun.append(1)
+        await froze.wait()
+
+
+async def _in_session(postgres, froze, begun):
+    async with postgres.session() as session:
+        begun.append(1)
+        await froze.wait()
+        await session.value(ONE)
+
+
+async def test_a_frozen_server_costs_a_call_one_wait(database_url):
+    """Not one for the statement, one for the rollback and one for the request to stop it."""
+    # An answer is awaited for 4 s; twice of that would be too long.
+    config = PostgresConfig(statement_timeout_s=2, connect_timeout_s=1, connections_max=4)
+    calls = [_in_transaction, _in_two_statements, _committing, _in_session]
+    with ChaosProxy(database_url) as proxy:
+        through = Postgres(proxy.url, config)
+        froze, begun = asyncio.Event(), []
+        running = [asyncio.create_task(call(through, froze, begun)) for call in calls]
+        await wait_true(lambda: len(begun) == len(calls), what="all are connected")
+        proxy.set(BLACK_HOLE)
+        froze.set()
+        async with asyncio.timeout(7):
+            told = await asyncio.gather(*running, return_exceptions=True)
+        assert [type(one) for one in told] == [PostgresDown] * len(calls)
+        proxy.set(RESET)
+        proxy.set(PASS)
+        assert await through.value(ONE) == 1
+        await through.close()
+
+
 async def test_a_transaction_is_all_or_nothing(postgres):
     await postgres.run(MAKE)
 

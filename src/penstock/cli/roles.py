@@ -93,13 +93,14 @@ async def wait_for_schema(app: App, packages: tuple[str, ...], stop: asyncio.Eve
     while not stop.is_set():
         try:
             await check_schema(app.engines.postgres, packages, version=app.version)
-            return
         except PostgresDown as error:
             if isinstance(error, PostgresRefused):
                 raise
             failures += 1
             wait_s = RECONNECT.delay_s(failures)
             log.warning("role_waits", error=error.text, wait_s=round(wait_s, 1))
+        else:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await stop.wait()

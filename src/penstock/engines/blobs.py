@@ -27,12 +27,13 @@ from obstore.store import LocalStore, from_url
 
 from penstock.engines.folder import Check, FolderPuts, put_file
 from penstock.engines.marked import MarkedFolder, StoreRecord
-from penstock.kernel.config import parse_count, parse_url, setting
+from penstock.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from penstock.kernel.errors import Conflict, InvalidInput, NotFound, Unavailable
 from penstock.kernel.trace import onward
 
 _SEGMENT: Final = re.compile(r"(?!\.)[A-Za-z0-9._@~-]{1,128}")
 KEY_CHARACTERS_MAX: Final = 512
+MIB: Final = 2**20
 LOCK_FILE: Final = ".penstock-lock"
 """Held while an object of a folder is compared and set; no key can name it."""
 
@@ -92,6 +93,11 @@ class BlobsConfig:
         parse_url("file", "s3"),
         secret=True,
     )
+    timeout_s: float = setting(
+        "15s",
+        "Longest wait for an S3 store, repeats included, and a second more for each MiB sent or read.",
+        parse_duration_s,
+    )
     put_threads: int = setting(
         "2", "Threads that write and sync objects; each takes all that wait.", parse_count
     )
@@ -135,7 +141,9 @@ class Blobs:
         self._marked: MarkedFolder | None = None
         self._puts: FolderPuts | None = None
         self._store: Any = None
+        self._timeout_s: float | None = None
         if parts.scheme != "file":
+            self._timeout_s = (config or BlobsConfig()).timeout_s
             self._store = from_url(url)
             return
         self.folder = Path(unquote(parts.path))
@@ -153,7 +161,7 @@ class Blobs:
     async def put(self, key: str, data: bytes) -> None:
         """Store `data` durably; an object of that key is replaced in one step. Raises: BlobsDown."""
         require_key(key)
-        async with self._use(key, is_put=True):
+        async with self._use(key, is_put=True, size_bytes=len(data)):
             if self._puts is None:
                 await obstore.put_async(self._store, key, data, use_multipart=False)
             else:
@@ -165,7 +173,7 @@ class Blobs:
         Raises: BlobChanged, BlobsDown.
         """
         require_key(key)
-        async with self._use(key, is_put=True):
+        async with self._use(key, is_put=True, size_bytes=len(data)):
             try:
                 if self.folder is not None:
                     await asyncio.to_thread(self._put_if, self.folder, key, data, etag)
@@ -198,25 +206,27 @@ class Blobs:
         The etag is the store's own spelling, good for `put_if` and `unless` alone.
         Raises: BlobMissing, BlobsDown.
         """
-        async with self._use(key):
+        async with self._use(key) as limit:
             self._require_plain(key)
             try:
                 options: Any = {"if_none_match": unless} if unless else {}
                 result = await obstore.get_async(self._store, key, options=options)
             except obstore.exceptions.NotModifiedError:
                 return None
+            _allow(limit, result.meta["size"])
             return bytes(await result.bytes_async()), str(result.meta["e_tag"] or "")
 
     async def get(self, key: str) -> bytes:
         """All bytes. Raises: BlobMissing, BlobsDown."""
-        async with self._use(key):
+        async with self._use(key) as limit:
             self._require_plain(key)
             result = await obstore.get_async(self._store, key)
+            _allow(limit, result.meta["size"])
             return bytes(await result.bytes_async())
 
     async def read_range(self, key: str, start: int, length_bytes: int) -> bytes:
         """`length_bytes` bytes from `start`; fewer at the end. Raises: BlobMissing, BlobsDown."""
-        async with self._use(key):
+        async with self._use(key, size_bytes=length_bytes):
             self._require_plain(key)
             found = await obstore.get_range_async(
                 self._reader(), key, start=start, length=length_bytes
@@ -228,7 +238,7 @@ class Blobs:
 
         Raises: BlobMissing, BlobsDown.
         """
-        async with self._use(key):
+        async with self._use(key, size_bytes=length_bytes):
             self._require_plain(key)
             wanted: Any = {"range": (start, start + length_bytes)}
             result = await obstore.get_async(self._reader(), key, options=wanted)
@@ -258,12 +268,17 @@ class Blobs:
         """
         async with self._use(prefix):
             self.require_there()
-            async for batch in obstore.list(self._store, prefix):
-                for meta in batch:
-                    etag = str(meta["e_tag"] or "").strip('"')
-                    info = BlobInfo(meta["path"], meta["size"], etag, meta["last_modified"])
-                    if self._is_object(info.key):
-                        yield info
+        batches: Any = aiter(obstore.list(self._store, prefix))
+        while True:
+            async with self._use(prefix):
+                batch = await anext(batches, None)
+            if batch is None:
+                return
+            for meta in batch:
+                etag = str(meta["e_tag"] or "").strip('"')
+                info = BlobInfo(meta["path"], meta["size"], etag, meta["last_modified"])
+                if self._is_object(info.key):
+                    yield info
 
     def _require_plain(self, key: str) -> None:
         """Raises: InvalidBlobKey; FileNotFoundError, also for a link or a device."""
@@ -322,15 +337,28 @@ class Blobs:
         return mark
 
     @asynccontextmanager
-    async def _use(self, key: str, *, is_put: bool = False) -> AsyncIterator[None]:
+    async def _use(
+        self, key: str, *, is_put: bool = False, size_bytes: int = 0
+    ) -> AsyncIterator[asyncio.Timeout]:
+        """One operation on an object, bounded in time where it goes to S3, with errors in our words."""
         await self.settle()
+        longest_s = None if self._timeout_s is None else self._timeout_s + size_bytes / MIB
         try:
-            yield
+            async with asyncio.timeout(longest_s) as limit:
+                yield limit
         except FileNotFoundError as error:
             self.require_there()
             if is_put:
                 raise _down(key, error) from error
             raise BlobMissing(f"no object {key!r} is stored") from error
+        except TimeoutError as error:
+            if longest_s is None:
+                raise _down(key, error) from error
+            raise BlobsDown(
+                f"the object store did not answer within {longest_s:.0f} s on {key!r}: check it with"
+                " `penstock doctor`, then try again; blobs.timeout is the limit",
+                retry_after_s=5,
+            ) from error
         except (OSError, obstore.exceptions.BaseError) as error:
             self.require_there()
             raise _down(key, error) from error
@@ -366,6 +394,12 @@ class Blobs:
         """End the threads after the puts under way."""
         if self._puts is not None:
             await asyncio.to_thread(self._puts.close)
+
+
+def _allow(limit: asyncio.Timeout, size_bytes: int) -> None:
+    """Give an operation the time that its bytes take."""
+    if (when := limit.when()) is not None:
+        limit.reschedule(when + size_bytes / MIB)
 
 
 def is_plain_file(folder: Path, key: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
@@ -196,7 +196,12 @@ class Tx(_Statements):
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
         with translated_errors():
-            yield self.connection
+            try:
+                yield self.connection
+            except OSError:
+                # No answer in time: whatever the caller sends next fails at once.
+                self.connection.terminate()
+                raise
 
 
 @dataclass(slots=True)
@@ -215,7 +220,6 @@ class _Pool:
     _kept_least: int = 0
     _waiting: int = 0
     _timer: asyncio.TimerHandle | None = None
-    _returning: asyncio.Future[Any] | None = None
 
     async def take(self, timeout_s: float) -> Any:
         """A connection for one caller."""
@@ -240,18 +244,29 @@ class _Pool:
         if self._timer is None:
             self._plan_return()
 
-    def give_back(self, connection: Any) -> None:
-        """Take it from a caller who stopped waiting, and does not wait for this either.
+    def give_back(self, connection: Any, *, resets: bool) -> None:
+        """Take it from a caller who was cancelled, and does not wait for this either.
 
-        The driver asks the server to stop the statement; a frozen server was seen to take 5 s not to answer that.
+        The driver requests the server to stop the statement and rolls back; a frozen server takes that without an answer.
         """
-        task = asyncio.create_task(self._release(connection))
+        self._start(self._release(connection, resets=resets))
+
+    def cut(self, connection: Any) -> None:
+        """Take it from a caller whom the server did not answer: nothing more is sent there."""
+        with suppress(asyncpg.InterfaceError):  # the driver's pool has it again already
+            connection.terminate()
+        self._start(self._release(connection, resets=False))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._giving_back.add(task)
         task.add_done_callback(self._giving_back.discard)
 
-    async def _release(self, connection: Any) -> None:
+    async def _release(self, connection: Any, *, resets: bool) -> None:
         # A connection that is lost while it is given back is out of the driver's pool.
         with suppress(*_DOWN, asyncpg.PostgresError):
+            if resets:
+                await _clear(connection)
             await self.opened.release(connection)
 
     async def close(self) -> None:
@@ -270,7 +285,8 @@ class _Pool:
         """Give back those that nobody took since the last time."""
         unused = self.kept[: self._kept_least]
         del self.kept[: self._kept_least]
-        self._returning = asyncio.gather(*[self.opened.release(one) for one in unused])
+        for one in unused:
+            self._start(self._release(one, resets=False))
         self._timer = None
         if self.kept:
             self._plan_return()
@@ -307,8 +323,18 @@ class Postgres(_Statements):
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
         """One transaction: committed when the block ends, rolled back when it raises."""
-        async with self._connection() as connection, connection.transaction():
-            yield Tx(connection)
+        async with self._connection() as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            try:
+                yield Tx(connection)
+            except (PostgresDown, asyncio.CancelledError):
+                # `_connection` rolls back, or cuts it: nobody waits for a frozen server twice.
+                raise
+            except BaseException:
+                await transaction.rollback()
+                raise
+            await transaction.commit()
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Tx]:
@@ -321,12 +347,8 @@ class Postgres(_Statements):
             finally:
                 connection.terminate()
             return
-        async with self._connection() as connection:
-            try:
-                yield Tx(connection)
-            finally:
-                if not connection.is_closed():
-                    await connection.reset()
+        async with self._connection(resets=True) as connection:
+            yield Tx(connection)
 
     async def connect_alone(self, **options: Any) -> Any:
         """Open a connection outside the pool, to the server itself, for LISTEN; the caller closes it.
@@ -378,7 +400,11 @@ class Postgres(_Statements):
             return pool
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
+    async def _connection(self, *, resets: bool = False) -> AsyncIterator[Any]:
+        """A connection of the pool; with `resets` it forgets its session afterwards.
+
+        Where the server does not answer, a call ends after the one wait: a statement's, or that for a connection.
+        """
         with translated_errors(self._server):
             pool = self._pools.get(asyncio.get_running_loop())
             if pool is None or pool.opened is None:
@@ -386,10 +412,17 @@ class Postgres(_Statements):
             connection = await pool.take(self._longest_wait_s())
             try:
                 yield connection
+                if resets:
+                    await _clear(connection)
             except asyncio.CancelledError:
-                pool.give_back(connection)
+                pool.give_back(connection, resets=resets)
+                raise
+            except (PostgresDown, *_DOWN):
+                pool.cut(connection)
                 raise
             except BaseException:
+                if resets:
+                    await _clear(connection)
                 await pool.opened.release(connection)
                 raise
             await pool.put(connection)
@@ -405,6 +438,12 @@ def _is_fit(connection: Any) -> bool:
         return not connection.is_closed() and not connection.is_in_transaction()
     except asyncpg.InterfaceError:
         return False
+
+
+async def _clear(connection: Any) -> None:
+    """Let a session forget its locks and settings; one that is closed has none."""
+    if not connection.is_closed():
+        await connection.reset()
 
 
 async def _reset(connection: Any) -> None:
