@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 
+import pytest
 from store_lab import is_block, keys_of, look_up, put_object, read_all, read_block
 
 from penstock.media.model import BLOCK_BYTES
 from penstock.media.store import control
-from penstock.media.store.scrub import Verdict, check_frame, is_in_memory, scrub
+from penstock.media.store.disk import ROTTEN_MAX, DiskState
+from penstock.media.store.kernel_calls import _RESIDENCY, is_in_memory
+from penstock.media.store.scrub import Verdict, check_frame, scrub
+from penstock.media.store.table import COLD, PROVED
 from penstock.testing.waiting import wait_true
 
 
@@ -101,17 +105,85 @@ async def test_checks_give_back_the_memory_they_took(one_set, blobs):
     assert not is_in_memory(files.reader, offset, BLOCK_BYTES)
 
 
-async def test_a_cold_block_is_brought_into_memory_off_the_loop(one_set, blobs):
-    [key] = await filled(one_set, blobs, 1)
-    files = one_set.disk().files
+def drop_from_memory(node) -> None:
+    files = node.disk().files
     os.fdatasync(files.blocks)
     os.posix_fadvise(files.blocks, 0, 0, os.POSIX_FADV_DONTNEED)
-    store = one_set.store
+
+
+def is_warm(store, key) -> bool | None:
+    """Whether the whole block can be sent from memory; None: it is not found."""
     store.enter_turn()
-    frame = store.find(key)
-    assert not store.is_in_memory(frame, 0, frame.length)
-    store.leave_turn()
-    await store.bring(key)
-    store.enter_turn()
-    assert store.is_in_memory(store.find(key), 0, frame.length)
-    store.leave_turn()
+    try:
+        frame = store.find(key)
+        return None if frame is None else store.is_warm(frame, 0, frame.length)
+    finally:
+        store.leave_turn()
+
+
+async def test_a_cold_block_is_compared_off_the_loop_before_it_is_found_again(one_set, blobs):
+    [key] = await filled(one_set, blobs, 1)
+    assert is_warm(one_set.store, key)
+    drop_from_memory(one_set)
+    assert is_warm(one_set.store, key) is False
+    assert is_warm(one_set.store, key) is None
+    assert one_set.disk().table.verified[0] == COLD
+    assert one_set.disk().rotten == 0
+    await one_set.store.block(key)
+    assert is_warm(one_set.store, key)
+    assert one_set.disk().table.verified[0] == PROVED
+
+
+async def test_what_a_read_brought_is_not_sent_before_it_is_compared(one_set, blobs):
+    """Two workers: one finds a block cold and reads it; the other one finds its bytes in memory meanwhile."""
+    [key] = await filled(one_set, blobs, 1)
+    other = one_set.open_store(1)
+    drop_from_memory(one_set)
+    assert is_warm(one_set.store, key) is False
+    os.pread(one_set.disk().files.reader, BLOCK_BYTES, one_set.disk().files.offset_of(0))
+    assert is_warm(other, key) is None
+    assert is_block(await other.block(key, is_copy=True), key)
+    assert is_warm(one_set.store, key)
+
+
+async def test_a_block_of_which_one_page_is_cold_is_cold(one_set, blobs):
+    if _RESIDENCY.is_refused:
+        pytest.skip("this kernel counts no cached pages")
+    [key] = await filled(one_set, blobs, 1)
+    drop_from_memory(one_set)
+    files = one_set.disk().files
+    at = files.offset_of(0)
+    for start, count in ((0, 4096), (BLOCK_BYTES - 4096, 4096)):
+        os.pread(files.reader, count, at + start)
+    assert not is_in_memory(files.reader, at, BLOCK_BYTES)
+    assert is_in_memory(files.reader, at, 4096)
+    assert is_warm(one_set.store, key) is False
+
+
+async def test_rot_is_counted_where_a_block_was_right_before(one_set, blobs):
+    keys = await filled(one_set, blobs)
+    damage(one_set, [0, 1, 2])
+    drop_from_memory(one_set)
+    for key in keys:
+        is_warm(one_set.store, key)
+        assert is_block((await read_block(one_set.store, key))[0], key)
+    assert one_set.disk().rotten == 3
+    assert (await control(one_set.socket, "disks"))[0]["rotten"] == 3
+    damage(one_set, [0, 1])
+    await one_set.restart()
+    for key in keys:
+        assert is_block((await read_block(one_set.store, key))[0], key)
+    assert one_set.disk().rotten == 0
+
+
+async def test_a_check_in_the_background_counts_rot_and_retires(one_set, blobs):
+    await filled(one_set, blobs, 12)
+    damage(one_set, list(range(ROTTEN_MAX)))
+    drop_from_memory(one_set)
+    assert (await control(one_set.socket, "verify"))["wrong"] == ROTTEN_MAX
+    disk = one_set.disk()
+    await wait_true(lambda: disk.state is DiskState.OUT, what="retired")
+    assert disk.fault.startswith(f"{ROTTEN_MAX} blocks changed")
+    await control(one_set.socket, "retire", id=disk.id)
+    await one_set.restart()
+    assert one_set.disk().fault == "retired"

@@ -30,9 +30,9 @@ def disks() -> None:
 @disks.command("ls", short_help="List the disks.")
 @click.pass_obj
 def list_disks(terminal: Terminal) -> None:
-    """List every disk: its id, size, frames, how many hold blocks, and its state."""
+    """List every disk: its id, size, frames, how many hold blocks, how many blocks rotted, and its state."""
     found = terminal.run(Media, lambda media: media.disks.list())
-    head = ("disk", "path", "GiB", "frames", "used", "state", "")
+    head = ("disk", "path", "GiB", "frames", "used", "rotten", "state", "")
     terminal.show(found, table(head, map(_row, found)) if found else "no disks")
 
 
@@ -149,7 +149,8 @@ def _told(disk: Disk) -> str:
 
 def _row(disk: Disk) -> tuple[str, ...]:
     size = f"{disk.size_bytes / 2**30:.1f}"
-    return (disk.id, disk.path, size, str(disk.frames), str(disk.used), disk.state, disk.fault)
+    counts = (str(disk.frames), str(disk.used), str(disk.rotten))
+    return (disk.id, disk.path, size, *counts, disk.state, disk.fault)
 
 
 COMMANDS: Final[list[click.Command]] = [disks, verify]

@@ -24,7 +24,8 @@ class Disk:
     """One disk of a node. `id` is the one in its superblock; `frames` are its places for blocks.
 
     `queue`: fills that wait for it. `is_copied`: blocks are copied instead of sent out of the page cache,
-    since the probe at the start saw this disk change bytes under way. A refused disk has no id.
+    since the probe at the start saw this disk change bytes under way. `rotten`: blocks that changed on the disk after they
+    were proved, since it was opened. A refused disk has no id.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Disk:
     fault: str = ""
     queue: int = 0
     is_copied: bool = False
+    rotten: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ Five rules carry it, without a log, a snapshot, a free list or a lock:
    left the turn in which it could have found it (`turns`).
 3. Nothing of a frame outlives a turn: a body that is half sent is looked up by its key in the next one (`view`).
 4. Bytes that wait in sockets are kept by punching the old block out before the new one is written (`disk`, `probe`).
-5. After a start a block is served only once its sum, seeded with its key and disk, was right (`layout`, `view`).
+5. A block is served only after its sum, seeded with its key and disk, was right since it was last read from the disk (`layout`, `view`).
 
 The order of a fill (`filling`): find again; read the origin, check length and ETag; choose a frame; hide it; barrier, wait for
 turns; punch; write; fields, entry sum; show; answer. The origin is read before a frame is given up, since an origin
@@ -19,7 +19,7 @@ layout      bytes on a disk, keys, sums, which disk and set a key belongs to (pu
 sieve       which frame gives way (pure)
 table       the frames of a disk in shared memory
 turns       who may be sending a frame
-shared, kernel_calls   memory by name; membarrier and fallocate
+shared, kernel_calls   memory by name; membarrier, fallocate, cachestat
 files, disk, probe     a disk: opened, written, tried
 disks, manifest        all disks of a node, what workers know of them
 origin, filling        shapes and blocks of the object store; the fill

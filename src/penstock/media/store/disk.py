@@ -5,7 +5,7 @@ changed are written to the index some times a second; what a crash takes with it
 
     IN_USE    blocks are placed and served
     DRAINING  blocks are served, none is placed: a person's wish, or no room on a disk that is not ours alone
-    OUT       nothing is served: it failed, or was retired
+    OUT       nothing is served: it failed, it rots, or it was retired
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import errno
 import os
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,11 +30,16 @@ from penstock.media.store.layout import SET_BYTES, WAYS
 from penstock.media.store.probe import keeps_sent_bytes
 from penstock.media.store.shared import has_shared, identity_of, open_shared
 from penstock.media.store.sieve import choose
-from penstock.media.store.table import Table, table_bytes
+from penstock.media.store.table import UNPROVED, Table, table_bytes
 
 WRITES_WAITING_MAX: Final = 64
 """Fills that a disk may be behind with; more pass through, or a slow disk would fill the memory."""
 HUNG_S: Final = 30.0
+ROTTEN_MAX: Final = 10
+ROTTEN_WITHIN_S: Final = 86_400.0
+"""A disk with so many rotten blocks in this time is retired. A sound disk has none in years (its own code finds a bad sector and
+gives EIO); of disks that gave wrong bytes once, most do again. ZFS faults a disk at 10 wrong sums in 10 minutes; a day,
+since the background check of a large disk reads a block every 36 hours."""
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 T = TypeVar("T")
 
@@ -64,6 +70,9 @@ class Disk:
         self.busy: set[int] = set()
         """Frames that are being filled."""
         self.writes_waiting = 0
+        self.rotten = 0
+        """Blocks that changed on the disk after they were proved, since it was opened."""
+        self._rotten_s: deque[float] = deque(maxlen=ROTTEN_MAX)
         self._moved_s = 0.0
         self._hands = array("I", bytes(4 * table.sets))
         self._changed_sets: set[int] = set()
@@ -112,6 +121,20 @@ class Disk:
     def next_generation(self, frame: int) -> int:
         """What tells a frame's next block from all before it: one more than the highest of its set."""
         return 1 + max(self.table.generations(frame // WAYS))
+
+    @property
+    def is_rotting(self) -> bool:
+        """Whether too many blocks of it rotted lately."""
+        full = len(self._rotten_s) == ROTTEN_MAX
+        return full and time.monotonic() - self._rotten_s[0] <= ROTTEN_WITHIN_S
+
+    def hide_wrong(self, frame: int) -> None:
+        """Hide a frame whose block failed its sum; it is rot if the block was right since the start."""
+        if self.table.verified[frame] != UNPROVED:
+            self.rotten += 1
+            self._rotten_s.append(time.monotonic())
+        self.table.hide(frame)
+        self.note_changed(frame)
 
     def note_changed(self, frame: int) -> None:
         """The set of that frame is to be written to the index."""

@@ -17,7 +17,14 @@ import msgspec
 
 from penstock.kernel.logs import logger
 from penstock.media.model import DiskConfig
-from penstock.media.store.disk import NO_ROOM, Disk, DiskState, open_disk
+from penstock.media.store.disk import (
+    NO_ROOM,
+    ROTTEN_MAX,
+    ROTTEN_WITHIN_S,
+    Disk,
+    DiskState,
+    open_disk,
+)
 from penstock.media.store.errors import DiskRefused, DiskTooSmall, DiskUnknown
 from penstock.media.store.layout import SLOTS, BlockKey
 from penstock.media.store.manifest import (
@@ -28,7 +35,7 @@ from penstock.media.store.manifest import (
     read_manifest,
     write_manifest,
 )
-from penstock.media.store.series import DISKS, DISKS_MAX, FAULTS, QUEUE
+from penstock.media.store.series import DISKS, DISKS_MAX, FAULTS, QUEUE, ROTTEN
 from penstock.media.store.table import Hit
 from penstock.media.store.turns import FillerTurns
 
@@ -44,6 +51,8 @@ class Wishes(msgspec.Struct):
 
     added: dict[str, int] = {}
     states: dict[str, str] = {}
+    faults: dict[str, str] = {}
+    """Why the node itself retired a disk, by id."""
 
 
 class Disks:
@@ -90,6 +99,7 @@ class Disks:
         opened = await self._try_open(config, is_same_boot=False)
         if isinstance(opened, Disk):
             self._wishes.states.pop(opened.id, None)
+            self._wishes.faults.pop(opened.id, None)
         was_refused = config.path in self.refused
         entered = await self._enter(config, opened)
         if entered is None:
@@ -120,6 +130,7 @@ class Disks:
         """Serve nothing from it any more and close it in order, so that it can be pulled. Raises: DiskUnknown."""
         disk = self.by_id(disk_id)
         self._wishes.states[disk.id] = DiskState.OUT.value
+        self._wishes.faults.pop(disk.id, None)
         self._wishes.added.pop(str(disk.config.path), None)
         self._keep_wishes()
         was_out = disk.state is DiskState.OUT
@@ -167,6 +178,20 @@ class Disks:
         self._take_out(disk, reason)
         self._start(self._close_out(disk, is_clean=False))
 
+    def _retire_rotting(self, disk: Disk) -> None:
+        """Serve nothing more from a disk that changes its blocks, also after a restart, until a person adds it again."""
+        reason = f"{ROTTEN_MAX} blocks changed on the disk within {ROTTEN_WITHIN_S / 3600:g} h: replace it"
+        log.error("disk_rotting", disk=disk.id, path=str(disk.config.path), rotten=disk.rotten)
+        FAULTS.inc()
+        self._wishes.states[disk.id] = DiskState.OUT.value
+        self._wishes.faults[disk.id] = reason
+        self._take_out(disk, reason)
+        self._start(self._close_out(disk, is_clean=False))
+        try:
+            self._keep_wishes()
+        except OSError as error:
+            log.warning("disk_wishes_not_written", error=str(error))
+
     def by_id(self, disk_id: str) -> Disk:
         """The disk of that id, or at that path; the newest where it came back. Raises: DiskUnknown."""
         for disk in reversed(self.opened):
@@ -197,10 +222,14 @@ class Disks:
         return [disk for disk in self.opened if disk.state is not DiskState.OUT]
 
     def keep_up(self) -> None:
-        """Bring the indexes on the disks up to date, each as fast as it can; take out one that hangs or was cut."""
+        """Bring the indexes on the disks up to date, each as fast as it can; take out one that hangs, rots or was cut."""
         for position, disk in enumerate(self.opened):
             QUEUE[position].set(disk.writes_waiting)
+            ROTTEN[position].set(disk.rotten)
             if disk.state is DiskState.OUT:
+                continue
+            if disk.is_rotting:
+                self._retire_rotting(disk)
                 continue
             if disk.is_hung:
                 self.fail(disk, OSError(errno.ETIMEDOUT, "it does not answer"))
@@ -243,7 +272,8 @@ class Disks:
             return None
         wish = self._wishes.states.get(disk.id, DiskState.IN_USE.value)
         disk.state = DiskState(wish)
-        disk.fault = {DiskState.DRAINING: "drained", DiskState.OUT: RETIRED}.get(disk.state, "")
+        retired = self._wishes.faults.get(disk.id, RETIRED)
+        disk.fault = {DiskState.DRAINING: "drained", DiskState.OUT: retired}.get(disk.state, "")
         self.refused.pop(config.path, None)
         self.opened.append(disk)
         log.info(

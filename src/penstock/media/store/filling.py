@@ -27,6 +27,7 @@ from penstock.media.store.origin import Origin
 from penstock.media.store.scrub import Verdict, check_frame
 from penstock.media.store.series import EVICTIONS, FILLED, FILLED_BYTES, JOINED, STUCK
 from penstock.media.store.sharing import Sharing
+from penstock.media.store.table import PROVED
 from penstock.media.store.turns import FillerTurns
 
 PLACE_WAIT_S: Final = 1.0
@@ -69,12 +70,12 @@ class Fills:
         return None if filled.is_stored and not wants_bytes else filled.data
 
     def hide_doubted(self, disk: Disk, frame: int, generation: int) -> None:
-        """Let nobody find a frame whose block a worker saw to be wrong."""
+        """Hide a frame whose block a worker found to be wrong."""
         if disk.state is DiskState.OUT or not 0 <= frame < disk.frames or frame in disk.busy:
             return
-        if disk.table.entry(frame).generation == generation and not disk.table.verified[frame]:
-            disk.table.hide(frame)
-            disk.note_changed(frame)
+        entry, is_proved = disk.table.entry(frame), disk.table.verified[frame] == PROVED
+        if entry.tag and entry.generation == generation and not is_proved:
+            disk.hide_wrong(frame)
 
     async def close(self) -> None:
         """End: fills under way have a moment, then their frames stay empty."""
@@ -90,7 +91,7 @@ class Fills:
         if found is None:
             return None
         disk, hit = found
-        if disk.table.verified[hit.frame] and not wants_bytes:
+        if disk.table.verified[hit.frame] == PROVED and not wants_bytes:
             return Filled(b"", is_stored=True)
         try:
             checked = await check_frame(disk, hit.frame)

@@ -1,8 +1,8 @@
 """Blocks compared with their sums: on request, and all of them in the background at a bounded rate.
 
-A worker compares a block once a start, when it is first asked for. The scrub finds what went bad since, and what nobody asks
-for, before a client has to wait for it. It reads through the disk's own thread, between writes, and gives back the memory of what
-was not in memory before.
+Workers compare each block that they read from a disk. The scrub compares the blocks that no client requests, so that a rotting
+disk is found before a client waits for its blocks. It reads in the disk's own thread, between writes, and drops from memory
+what was not in memory before. A block that is in memory is compared there: its disk is read when the kernel drops it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Final, NamedTuple
 
 from penstock.media.model import BLOCK_BYTES
 from penstock.media.store.disk import Disk, DiskState
+from penstock.media.store.kernel_calls import is_in_memory
 from penstock.media.store.series import SUMS
+from penstock.media.store.table import PROVED
 
 SCRUB_BYTES_PER_S: Final = 8 * 1024 * 1024
 """A disk: 1 TiB in 36 hours, a twentieth of what a hard disk reads, and 2 % of a core."""
 ROUND_S: Final = 3600.0
 """A small disk is not gone over more often than this."""
-_TRIED: Final = [bytearray(1)]
-"""Where a byte is read to that nobody looks at."""
 _IDLE_S: Final = 0.1
 _EMPTY_AT_ONCE: Final = 512
 
@@ -58,21 +58,24 @@ class Tally:
 
 
 async def check_frame(disk: Disk, frame: int) -> Checked:
-    """Compare a frame's block with its sum; a wrong one is hidden, a right one is proved. Raises: OSError."""
+    """Compare a frame's block with its sum; hide it if it is wrong, else prove it. Raises: OSError."""
     table = disk.table
     entry = table.entry(frame)
     if not entry.tag or frame in disk.busy:
         return Checked(Verdict.EMPTY)
-    data = await disk.call(_read_and_forget, disk, frame)
+    is_cold = not is_in_memory(disk.files.reader, disk.files.offset_of(frame), BLOCK_BYTES)
+    if is_cold:
+        # Before the read: its bytes are in memory, where a worker finds them, before they are compared.
+        table.note_cold(frame)
+    data = await disk.call(_read_block, disk, frame, is_cold)
     if disk.state is DiskState.OUT or frame in disk.busy or table.entry(frame) != entry:
         return Checked(Verdict.CHANGED)
     is_right = table.is_right(frame, entry, data)
     SUMS["scrub", is_right].inc()
     if not is_right:
-        table.hide(frame)
-        disk.note_changed(frame)
+        disk.hide_wrong(frame)
         return Checked(Verdict.WRONG)
-    table.verified[frame] = 1
+    table.verified[frame] = PROVED
     return Checked(Verdict.RIGHT, entry.generation, data[: entry.length])
 
 
@@ -122,26 +125,9 @@ async def _scrub_round(disk: Disk, start: int, bytes_per_s: float) -> None:
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
 
-def _read_and_forget(disk: Disk, frame: int) -> bytes:
-    offset = disk.files.offset_of(frame)
-    was_in_memory = is_in_memory(disk.files.reader, offset, BLOCK_BYTES)
+def _read_block(disk: Disk, frame: int, is_cold: bool) -> bytes:  # noqa: FBT001 - called by a pool
     data = disk.read_block(frame)
-    if not was_in_memory:
+    if is_cold:
+        offset = disk.files.offset_of(frame)
         os.posix_fadvise(disk.files.reader, offset, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
     return data
-
-
-def is_in_memory(descriptor: int, offset: int, length: int) -> bool:
-    """Whether these bytes can be sent without waiting for the disk, judged by the first and the last.
-
-    One byte proves its page alone, so both ends are tried: 0.8 us each (prototypes of 2026-11-21).
-    """
-    try:
-        os.preadv(descriptor, _TRIED, offset, os.RWF_NOWAIT)
-        os.preadv(descriptor, _TRIED, offset + length - 1, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        # A file system that knows no RWF_NOWAIT has no better way to tell; a fault shows when it is sent.
-        return True
-    return True

@@ -55,4 +55,12 @@ _QUEUE: Final = gauge(
 QUEUE: Final = [
     bound(_QUEUE, "media_disk_queue", disk=str(position)) for position in range(DISKS_MAX)
 ]
+_ROTTEN: Final = gauge(
+    "media_disk_rotten_blocks",
+    "Blocks that changed on a disk after they were proved, since it was opened, by its place in `media disks`.",
+    disk=map(str, range(DISKS_MAX)),
+)
+ROTTEN: Final = [
+    bound(_ROTTEN, "media_disk_rotten_blocks", disk=str(position)) for position in range(DISKS_MAX)
+]
 FAULTS: Final = counter("media_disk_faults_total", "Times a disk was taken out because it failed.")

@@ -14,7 +14,7 @@ from penstock.media.store.files import open_reader
 from penstock.media.store.layout import Superblock
 from penstock.media.store.manifest import OUT, ManifestDisk
 from penstock.media.store.shared import identity_of, map_shared
-from penstock.media.store.table import Hit, Table, table_bytes
+from penstock.media.store.table import Entry, Hit, Table, table_bytes
 
 log = logger(__name__)
 
@@ -64,9 +64,10 @@ class ServedDisk:
         offset = self.source.data_at + number * BLOCK_BYTES
         return tuple.__new__(Frame, (self.reader, offset, length, self.place, number, generation))
 
-    def read(self, frame: int) -> bytes:
-        """What is in a frame now. Raises: OSError."""
-        return os.pread(self.reader, BLOCK_BYTES, self.offset_of(frame))
+    def read(self, frame: int, entry: Entry) -> tuple[bytes, bool]:
+        """What is in a frame now, and whether that is the block that `entry` describes. Raises: OSError."""
+        data = os.pread(self.reader, BLOCK_BYTES, self.offset_of(frame))
+        return data, self.table.is_right(frame, entry, data)
 
     def is_same(self, disk: ManifestDisk) -> bool:
         """Whether this is what a newer manifest speaks of."""

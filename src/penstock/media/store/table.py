@@ -6,9 +6,11 @@ A block is found through its tag alone: one aligned 8-byte store of 0 hides it, 
 writer of sets and of `verified` (a worker sets it after a right sum); workers add marks to `visited`, the filler takes them off:
 two arrays, since two writers of two bits in one byte would lose marks.
 
-`verified` is never on a disk. It is set by a fill, and by whoever compared the block's sum; all are clear when a node
-starts, so every block is proved once before it is served, however the node ended. That is why the index needs
-no log: whatever an old, torn, mixed or foreign index says, the sums of entry and block have the last word.
+`verified` is never on a disk. A fill sets it to PROVED, as does each comparison of a block with its sum; all are UNPROVED when a
+node starts, so every block is proved once before it is served, however the node ended. That is why the index needs
+no log: whatever an old, torn, mixed or foreign index says, the sums of entry and block have the last word. A proved block that
+the kernel dropped from memory becomes COLD: it is compared again when it is read again. Any process may take a proof away,
+at any moment, since that costs one comparison.
 
 Entry sums are not looked at here on the way of a request: fields are written only while nobody can have the frame (`turns`), and
 an entry that came from a disk is checked before its block is.
@@ -36,6 +38,8 @@ from penstock.media.store.layout import (
     entry_sum,
 )
 
+UNPROVED, PROVED, COLD = range(3)
+"""States of a block in `verified`: not compared since the start; served; proved since the start, to be compared again."""
 _FOUND: Final = struct.Struct("<III").unpack_from
 _FIELDS: Final = struct.Struct("<IIIQ")
 _ENTRY_SUM: Final = struct.Struct("<I")
@@ -119,6 +123,11 @@ class Table:
         found = block_sum(data[: entry.length], entry.tag, entry.fingerprint, self.superblock)
         return found == entry.block_sum
 
+    def note_cold(self, frame: int) -> None:
+        """Have a proved block compared again before it is served: its bytes are read from the disk again."""
+        if self.verified[frame] == PROVED:
+            self.verified[frame] = COLD
+
     def generations(self, number: int) -> list[int]:
         """The generations of a set's frames, way by way; 0: empty, or nothing that could be served."""
         frames = range(number * WAYS, (number + 1) * WAYS)
@@ -145,7 +154,7 @@ class Table:
     def hide(self, frame: int) -> None:
         """Nobody who looks from now on finds the frame. The filler's alone, as what follows."""
         self._words[_tag_at(frame)] = 0
-        self.verified[frame] = 0
+        self.verified[frame] = UNPROVED
         self.visited[frame] = 0
 
     def write_fields(self, frame: int, key: BlockKey, *, generation: int, data: bytes) -> None:
@@ -159,7 +168,7 @@ class Table:
         whole = entry_sum(tag, fields, frame=frame, superblock=self.superblock)
         _ENTRY_SUM.pack_into(self._memory, at + _FIELDS.size, whole)
         crash_point("media.fill.entry_summed")
-        self.verified[frame] = 1
+        self.verified[frame] = PROVED
 
     def show(self, frame: int, key: BlockKey) -> None:
         """Let the frame be found."""

@@ -5,8 +5,9 @@
 A frame is good until `leave_turn` and no longer: in the next turn it may hold another block. So a body that is half sent is
 looked up again by its key. `block` may wait, so what it returns is a hint that the block is there, or its bytes.
 
-A block that was not served since the node started is compared with its sum first, in a thread, and looked up again after it:
-the same entry for the same key in the same frame means that nothing was written meanwhile. Disks whose probe
+A block that was not served since the node started, or that is not in memory any more, is read in a thread, compared with its
+sum and looked up again: the same entry for the same key in the same frame means that nothing was written meanwhile. So what
+sendfile takes from memory came there by a fill or by a read that was compared. Disks whose probe
 failed (`probe`) are served by copying, in threads, with the same check after the read.
 
 `find` reads shared memory only; its cost: `bench/media_store.py`.
@@ -25,17 +26,17 @@ from typing import Final
 
 from penstock.kernel import trace
 from penstock.kernel.logs import logger
-from penstock.media.model import Shape
+from penstock.media.model import BLOCK_BYTES, Shape
+from penstock.media.store.kernel_calls import is_in_memory
 from penstock.media.store.layout import SLOTS, BlockKey, Digests, version_of
 from penstock.media.store.link import Link
 from penstock.media.store.manifest import NOBODY, read_manifest
 from penstock.media.store.origin import Known, Shapes
-from penstock.media.store.scrub import is_in_memory
 from penstock.media.store.series import SUMS
 from penstock.media.store.served import Frame, ServedDisk, open_served
 from penstock.media.store.sharing import Sharing
 from penstock.media.store.sieve import MARKS_MAX
-from penstock.media.store.table import Entry, Hit
+from penstock.media.store.table import PROVED, Entry, Hit
 from penstock.media.store.turns import WorkerTurns
 from penstock.media.store.wire import Ask, Doubt, Fault, Look, Passed, Shaped
 
@@ -147,7 +148,7 @@ class Store:
             return None
         disk, hit = found
         table, number = disk.table, hit[0]
-        if not table.verified[number] or disk.is_copied:
+        if table.verified[number] != PROVED or disk.is_copied:
             return None
         if is_visit:
             # Looked at first: a store would take the line from the other processors each time.
@@ -156,9 +157,10 @@ class Store:
                 table.visited[number] = marks + 1
         return disk.frame(hit)
 
-    def holds(self, key: BlockKey) -> bool:
-        """Whether the block stands on a disk, proved or not: then asking for it reads no origin. Within a turn."""
-        return self._find(key) is not None
+    def stored_frame(self, key: BlockKey) -> Frame | None:
+        """The frame that holds the block, proved or not, so that no origin is read for it. Within a turn."""
+        found = self._find(key)
+        return found[0].frame(found[1]) if found is not None else None
 
     async def block(self, key: BlockKey, *, is_copy: bool = False) -> Frame | bytes:
         """Have the block ready: a frame (a hint: find it again in a turn), or its bytes.
@@ -186,24 +188,29 @@ class Store:
         """Ask the filler for it the next time."""
         self._shapes.forget(name)
 
-    def is_in_memory(self, frame: Frame, offset: int, length: int) -> bool:
-        """Whether that part of the frame's block can be sent without waiting for the disk."""
-        return is_in_memory(frame.fd, frame.offset + offset, length)
+    def is_warm(self, frame: Frame, offset: int, length: int) -> bool:
+        """Whether that part of the frame's block can be sent from memory; False: ask `block`, which compares it again.
+
+        The proof is looked at after the memory: it is taken away before anybody reads the block from the disk again,
+        so bytes that a read has brought and nobody has compared yet are not sent.
+        """
+        disk = self._disks[frame.disk]
+        assert disk is not None, "a frame is of a disk of this turn"
+        if is_in_memory(frame.fd, frame.offset + offset, length):
+            return disk.table.verified[frame.number] == PROVED
+        disk.table.note_cold(frame.number)
+        return False
 
     def read_now(self, frame: Frame, offset: int, into: memoryview) -> bool:
-        """Copy that part of the frame's block, if it is in memory; else whatever `into` holds is of no use."""
+        """Copy that part of the frame's block, if it is in memory and proved; else `into` is of no use."""
+        disk = self._disks[frame.disk]
+        assert disk is not None, "a frame is of a disk of this turn"
         try:
-            return os.preadv(frame.fd, (into,), frame.offset + offset, os.RWF_NOWAIT) == len(into)
+            count = os.preadv(frame.fd, (into,), frame.offset + offset, os.RWF_NOWAIT)
         except OSError:
-            # Also where it cannot be told; a fault shows when the frame is sent.
+            # Also where the file system cannot answer; a fault shows when the frame is sent.
             return False
-
-    async def bring(self, key: BlockKey) -> None:
-        """Read a block that is stored into memory, in a thread; whatever comes of it, find it again."""
-        found = self._find_in_turn(key)
-        if found is not None:
-            disk, hit = found
-            await self._read(disk, hit.frame)
+        return count == len(into) and disk.table.verified[frame.number] == PROVED
 
     def report_fault(self, place: int, error: OSError) -> None:
         """A disk failed while a frame of it was sent: nothing more is looked up there, and the filler is told."""
@@ -274,33 +281,32 @@ class Store:
             return None
         disk, hit = found
         is_copy = is_copy or disk.is_copied
-        if disk.table.verified[hit.frame] and not is_copy:
+        table = disk.table
+        if table.verified[hit.frame] == PROVED and not is_copy:
             return disk.frame(hit)
-        entry = disk.table.entry(hit.frame)
-        data = await self._read(disk, hit.frame)
-        is_same = data is not None and self._find_in_turn(key) == (disk, hit)
-        if data is None or not is_same or disk.table.entry(hit.frame) != entry:
+        if not is_in_memory(disk.reader, disk.offset_of(hit.frame), BLOCK_BYTES):
+            table.note_cold(hit.frame)
+        entry = table.entry(hit.frame)
+        read = await self._read(disk, hit.frame, entry)
+        is_same = read is not None and self._find_in_turn(key) == (disk, hit)
+        if read is None or not is_same or table.entry(hit.frame) != entry:
             return None
-        if not self._is_right(disk, hit, entry, data):
-            return None
-        return data[: hit.length] if is_copy else disk.frame(hit)
-
-    def _is_right(self, disk: ServedDisk, hit: Hit, entry: Entry, data: bytes) -> bool:
-        is_right = disk.table.is_right(hit.frame, entry, data)
+        data, is_right = read
         SUMS["worker", is_right].inc()
-        if is_right:
-            disk.table.verified[hit.frame] = 1
-        else:
+        if not is_right:
+            table.note_cold(hit.frame)
             log.info("block_wrong", disk=disk.id, frame=hit.frame)
             self._link.tell(Doubt(disk.id, hit.frame, hit.generation))
-        return is_right
+            return None
+        table.verified[hit.frame] = PROVED
+        return data[: hit.length] if is_copy else disk.frame(hit)
 
-    async def _read(self, disk: ServedDisk, frame: int) -> bytes | None:
-        """Read in a thread; None: the disk failed, which the filler is told."""
+    async def _read(self, disk: ServedDisk, frame: int, entry: Entry) -> tuple[bytes, bool] | None:
+        """Read and compare in a thread; None: the disk failed, which is reported to the filler."""
         disk.hold()
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._readers, disk.read, frame)
+            return await loop.run_in_executor(self._readers, disk.read, frame, entry)
         except OSError as error:
             self.report_fault(disk.place, error)
             return None

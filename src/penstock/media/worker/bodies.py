@@ -35,8 +35,6 @@ from penstock.media.worker.channels import Channel
 log = logger(__name__)
 LOSSES_MAX: Final = 2
 """So often a block may be evicted between its fill and our turn; then it is taken as a copy."""
-Mark = tuple[int, int, int]
-"""Disk, frame and generation: which bytes a frame held when it was looked at."""
 _BLOCKS: Final = {
     name: bound(BLOCKS, "media_blocks_total", outcome=name) for name in ("hit", "miss", "pass")
 }
@@ -147,9 +145,9 @@ class BlockBody:
     """A span of an object's blocks, of our own disks or of another source."""
 
     __slots__ = (
-        "_ahead", "_asked", "_block_key", "_brought", "_fault", "_found", "_held", "_is_begun", "_is_blocked",
-        "_is_next_stored", "_is_opening", "_key", "_losses", "_number", "_offset", "_origin", "_own", "_shape", "_store",
-        "_told", "_wake", "_wanted", "_was_stored", "_work", "left_bytes", "source",
+        "_ahead", "_asked", "_block_key", "_fault", "_found", "_held", "_is_begun", "_is_blocked",
+        "_is_next_stored", "_is_opening", "_is_visited", "_key", "_losses", "_number", "_offset", "_origin", "_own", "_shape",
+        "_store", "_told", "_wake", "_wanted", "_was_stored", "_work", "left_bytes", "source",
     )  # fmt: skip
 
     def __init__(
@@ -179,7 +177,7 @@ class BlockBody:
         """The current block's bytes, not of a frame, and what to add to an offset in the block to find it in them."""
         self._ahead: tuple[Coming, int] | None = None
         self._work: asyncio.Task[None] | None = None
-        """The one thing waited for: a block of the source, or a cold frame's bytes."""
+        """The one thing waited for: a block of the source, or the comparison of a stored one with its sum."""
         self._is_opening = False
         self._wanted: Callable[[], Coroutine[Any, Any, None]] | None = None
         """What is to be waited for before the first byte: by whoever opens this, so no task of its own is made."""
@@ -190,8 +188,8 @@ class BlockBody:
         """Whether the block asked for, or the one after it, stood on a disk already and was only to be proved."""
         self._losses = 0
         self._is_begun = is_begun
-        self._brought: Mark | None = None
-        """What a thread has just read into memory: it is sent without another look."""
+        self._is_visited = False
+        """Whether the current block was marked as wanted."""
         self._fault: PenstockError | None = None
 
     @property
@@ -282,15 +280,12 @@ class BlockBody:
         count = self._wanted_bytes
         if frame.length < self._offset + count:
             raise SourceCut("a stored block is shorter than its object says")
-        mark = (frame.disk, frame.number, frame.generation)
-        is_brought = mark == self._brought
-        if not is_brought and not self._store.is_in_memory(frame, self._offset, count):
-            if self._work is None:
-                self._wait_for(partial(self._bring, mark))
-            self._is_blocked = True
+        self._is_visited = True
+        if not self._store.is_warm(frame, self._offset, count):
+            self._miss()
             return None
         if not self._is_begun:
-            found = "disk" if is_brought or self._asked == self._number else "memory"
+            found = "disk" if self._asked == self._number else "memory"
             self._begin("origin" if self._is_filled else found)
         self._found = (self._own.turn, frame)
         return frame
@@ -299,7 +294,7 @@ class BlockBody:
         if self._store is None:
             return None
         # Once for each body, and not for the one that it was filled for, but whoever lost a block keeps it.
-        is_again = self._is_begun or self._brought is not None or self._is_filled
+        is_again = self._is_begun or self._is_visited or self._is_filled
         return self._store.find(self._block_key, is_visit=not is_again or self._losses > 0)
 
     def _begin(self, source: str) -> None:
@@ -321,7 +316,6 @@ class BlockBody:
             return self._lose_disk(frame, error)
         if sent == 0:
             return self._lose_disk(frame, OSError(errno.ESTALE, "it became shorter"))
-        self._brought = None
         if channel.is_full:
             # Of no use after this turn, and 0.3 KB of each slow client.
             self._found = None
@@ -340,7 +334,7 @@ class BlockBody:
         self._number += 1
         self._offset = 0
         self._block_key = self._key_of(self._number)
-        self._is_begun, self._losses = False, 0
+        self._is_begun, self._is_visited, self._losses = False, False, 0
         self._was_stored, self._is_next_stored = self._is_next_stored, False
         self._found = None
         self._held, self._ahead = self._ahead, None
@@ -362,9 +356,10 @@ class BlockBody:
         if self._asked == self._number:
             self._losses += 1
         self._asked = self._number
-        self._was_stored = self._store is not None and self._store.holds(self._block_key)
+        stored = self._store.stored_frame(self._block_key) if self._store is not None else None
+        self._was_stored = stored is not None
         span = Span(self._offset, self._offset + self._wanted_bytes)
-        self._wait_for(partial(self._fetch, self._number, span))
+        self._wait_for(partial(self._fetch, self._number, span, stored))
 
     def _ask_ahead(self) -> None:
         """Where one block had to be waited for, the next is asked for while this one is sent."""
@@ -372,13 +367,15 @@ class BlockBody:
         after = self.left_bytes - self._wanted_bytes
         if not after or self._work is not None or self._ahead is not None:
             return
+        stored: Frame | None = None
         if self._store is not None:
             key = self._key_of(number)
             if self._store.find(key, is_visit=False) is not None:
                 return
-            self._is_next_stored = self._store.holds(key)
+            stored = self._store.stored_frame(key)
+            self._is_next_stored = stored is not None
         self._asked = number
-        coming = self._fetch(number, Span(0, min(BLOCK_BYTES, after)))
+        coming = self._fetch(number, Span(0, min(BLOCK_BYTES, after)), stored)
         self._work = asyncio.get_running_loop().create_task(coming)
 
     def _wait_for(self, wanted: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -388,14 +385,8 @@ class BlockBody:
         else:
             self._work = asyncio.get_running_loop().create_task(wanted())
 
-    async def _bring(self, mark: Mark) -> None:
-        assert self._store is not None
-        # Whatever came of it, sendfile goes next and meets the same fault itself, if there is one.
-        await self._store.bring(self._block_key)
-        self._brought = mark
-        self._come_back()
-
-    async def _fetch(self, number: int, span: Span) -> None:
+    async def _fetch(self, number: int, span: Span, stored: Frame | None) -> None:
+        """Have a block ready; `stored` is the frame that it was asked of."""
         onward.set(self._told)
         try:
             found = await self._asked_block(number, span)
@@ -412,9 +403,17 @@ class BlockBody:
             if isinstance(found, Coming):
                 self._take(number, found, span)
             else:
+                self._note_stored(number, is_stored=found == stored)
                 # Made anew: the one we have may be older than what the filler first told of its disks.
                 self._block_key = self._key_of(self._number)
         self._come_back()
+
+    def _note_stored(self, number: int, *, is_stored: bool) -> None:
+        """Whether the frame that a block is ready in is the one that it was asked of; another one was filled for this."""
+        if number == self._number:
+            self._was_stored = is_stored
+        else:
+            self._is_next_stored = is_stored
 
     async def _asked_block(self, number: int, span: Span) -> Frame | Coming:
         if self._store is None:

@@ -217,7 +217,7 @@ class Shortcuts:
         if count <= JOINED_BYTES:
             joined = self._joined[:count]
             return (frame, joined) if store.read_now(frame, offset, joined) else None
-        return (frame, NOTHING) if store.is_in_memory(frame, offset, count) else None
+        return (frame, NOTHING) if store.is_warm(frame, offset, count) else None
 
     def _send_frame(self, channel: Channel, found: _Found) -> int:
         offset = found.start % BLOCK_BYTES
