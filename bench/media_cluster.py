@@ -157,7 +157,7 @@ async def measure_spread(run: Run) -> list[Figure]:
         )
         for cluster, size, goal in (
             (Cluster(centres=1, nodes=12), "12 nodes of one centre", Goal(at_most=1.05)),
-            (Cluster(), "12 nodes of 3 centres: replicas stand in two", Goal(at_most=1.05)),
+            (Cluster(replicas=2), "12 nodes of 3 centres, 2 replicas", Goal(at_most=1.05)),
         )
     ]
     return [*rows, *_steps(example)]

@@ -258,7 +258,7 @@ class CommandSurface:
         words = [*_each("--lose", lost), *_each("--drain", drained), *_each("--weight", heavier)]
         return await self.run("partitions", "plan", *words)
 
-    async def simulate(self, *, lost=(), centres=3, nodes=4, load_gbit=120.0, replicas=2):
+    async def simulate(self, *, lost=(), centres=3, nodes=4, load_gbit=120.0, replicas=0):
         words = [
             "--centres",
             centres,

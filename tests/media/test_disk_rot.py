@@ -125,7 +125,8 @@ async def test_a_rotten_first_block_is_told_as_a_miss(tmp_path):
         for key, one in zip(KEYS, told, strict=True):
             assert one.body == content(key, 0, SIZE_BYTES)[99000:120001]
         rotten = (await disk_of(node)).rotten
-        assert len(misses) == rotten > 0
+        # The background check may have found others meanwhile.
+        assert 0 < len(misses) <= rotten
 
 
 async def test_a_crowd_that_asks_for_one_rotten_block_gets_no_wrong_byte(tmp_path):

@@ -28,7 +28,7 @@ def config_of(**settings: str) -> MediaConfig:
         ("send_timeout", "0s", "more than nothing"),
         ("header_timeout", "0ms", "more than nothing"),
         ("workers", "100000", "from 0 to 64"),
-        ("replicas", "0", "from 1 to 8"),
+        ("replicas", "9", "from 0 to 8"),
         ("weight", "0", "from 0.01 to 100"),
         ("node", "a b", "A-Z a-z 0-9 . _ -"),
         ("disks", "/var/cache/a:1KiB", "from 16MiB to 256TiB"),

@@ -87,8 +87,20 @@ def test_a_lost_centre_of_the_example_leaves_no_key_without_an_owner(example):
 
 
 @pytest.mark.slow
+def test_the_default_holds_a_centre_and_a_node_of_each_other_without_the_object_store():
+    """3 centres of 4 nodes, 120 Gbit/s: a node sends 30, serves 20, and the object store gives nothing."""
+    simulated = simulate(Cluster(), lost=["c1", "c2-n1", "c3-n1"])
+    without = simulated.steps[-1]
+    up = [node for node in without.nodes if node.is_up]
+    assert simulated.replicas == 6
+    assert [round(node.sends_gbit) for node in up] == [30] * 6
+    assert [round(node.serves_gbit) for node in up] == [20] * 6
+    assert without.origin_gbit == 0
+
+
+@pytest.mark.slow
 def test_a_node_of_twelve_that_dies_gives_nobody_more_than_a_twentieth_over_fair():
-    for cluster in (Cluster(centres=1, nodes=12), Cluster()):
+    for cluster in (Cluster(centres=1, nodes=12), Cluster(replicas=2)):
         [_, step] = simulate(cluster, lost=["c1-n3"]).steps
         assert step.over_fair_max <= 1.05
 
@@ -107,7 +119,8 @@ def test_a_roll_out_tells_the_worst_of_each_node():
     [
         (Cluster(centres=0), ()),
         (Cluster(nodes=1001), ()),
-        (Cluster(replicas=0), ()),
+        (Cluster(replicas=-1), ()),
+        (Cluster(replicas=9), ()),
         (Cluster(load_gbit=0), ()),
         (Cluster(centres=1, nodes=2, replicas=1), ("c2",)),
         (Cluster(centres=1, nodes=2, replicas=1), ("c1",)),

@@ -41,6 +41,8 @@ WEIGHT_MAX: Final = 100
 WEIGHT_MIN: Final = 0.01
 WORKERS_MAX: Final = 64
 REPLICAS_MAX: Final = 8
+REPLICAS_PER_CENTRE: Final = 2
+"""The default: a lost centre and a node of each other one leave a replica of every key, half of all requests enter at one."""
 CONNECTIONS_LIMIT: Final = 10_000_000
 DISK_BYTES_MIN: Final = 16 * 2**20
 DISK_BYTES_MAX: Final = 256 * 2**40
@@ -202,7 +204,9 @@ class MediaConfig:
         "1.0", "This node's share of the keys, beside the weights of the others.", parse_weight
     )
     replicas: int = setting(
-        "2", "How many nodes keep an object.", parse_count_between(1, REPLICAS_MAX)
+        "0",
+        "How many nodes keep an object; 0: two in each data centre, at most 8.",
+        parse_count_between(0, REPLICAS_MAX),
     )
     connections_max: int = setting(
         "4096",

@@ -107,7 +107,7 @@ async def test_unknown_nodes_and_bad_values_change_nothing(roster):
     for weight in (0, -1, 101, float("nan")):
         with pytest.raises(InvalidNode):
             await roster.set_weight("a", weight)
-    for replicas in (0, 9):
+    for replicas in (-1, 9):
         with pytest.raises(InvalidNode):
             await roster.register(member("b"), replicas=replicas)
     assert (await roster.read()).version == 1
@@ -129,7 +129,7 @@ async def test_changes_at_once_are_all_kept(roster):
         b'{"version": -1}',
         b'{"version": 1, "members": [{"name": "a"}]}',
         b'{"version": 1, "members": [{"name": "a", "address": "x"}]}',
-        b'{"version": 1, "replicas": 0}',
+        b'{"version": 1, "replicas": 9}',
         b'{"version": 1, "members": [' + b",".join([b'{"name":"a","address":"h:1"}'] * 2) + b"]}",
         b"\xff\xfe",
     ],

@@ -97,7 +97,7 @@ async def test_the_last_copy_serves_while_the_store_is_away(blobs, folder):
     ("change", "outcome"),
     [
         (lambda blobs: blobs.put(MEMBERSHIP.key, b'{"version": 99'), "refused"),
-        (lambda blobs: blobs.put(MEMBERSHIP.key, b'{"version": 99, "replicas": 0}'), "refused"),
+        (lambda blobs: blobs.put(MEMBERSHIP.key, b'{"version": 99, "replicas": 9}'), "refused"),
     ],
     ids=["broken", "invalid"],
 )

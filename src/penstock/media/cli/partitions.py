@@ -55,7 +55,9 @@ def plan(
 @click.option("--centres", default=3, show_default=True, help="Data centres.")
 @click.option("--nodes", default=4, show_default=True, help="Nodes in each.")
 @click.option("--gbit", default=120.0, show_default=True, help="Gbit/s of all clients together.")
-@click.option("--replicas", default=2, show_default=True, help="Nodes that own a key.")
+@click.option(
+    "--replicas", default=0, show_default=True, help="Nodes that own a key; 0: two in each centre."
+)
 @click.option("--lose", "lost", multiple=True, help="A node (c1-n1) or centre (c1) that dies.")
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG there, too."
@@ -131,7 +133,8 @@ def _describe(found: Simulation) -> str:
     ):
         rows.append((name, *cells))
     return (
-        f"Gbit/s that each node serves from its store / sends in all, of {found.load_gbit:g} in all\n"
+        f"Gbit/s that each node serves from its store / sends in all, of {found.load_gbit:g} in all;"
+        f" {found.replicas} replicas\n"
         f"{table(head, rows)}"
     )
 

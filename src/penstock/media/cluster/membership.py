@@ -61,10 +61,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes, by name, and how many of them keep each key."""
+    """All nodes, by name, and how many of them keep each key (0: two in each data centre)."""
 
     version: Annotated[int, Meta(ge=0)] = 0
-    replicas: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] = 2
+    replicas: Annotated[int, Meta(ge=0, le=REPLICAS_MAX)] = 0
     members: Annotated[tuple[Member, ...], Meta(max_length=CANDIDATES_MAX)] = ()
 
     def __post_init__(self) -> None:
@@ -104,9 +104,9 @@ class Roster:
         Only who is new ramps up; in a cluster without members nobody does. Raises: InvalidNode.
         """
         require_member(member)
-        if not 1 <= replicas <= REPLICAS_MAX:
+        if not 0 <= replicas <= REPLICAS_MAX:
             raise InvalidNode(
-                f"node {member.name}: {replicas} replicas are not possible: set media.replicas from 1 to"
+                f"node {member.name}: {replicas} replicas are not possible: set media.replicas from 0 to"
                 f" {REPLICAS_MAX}"
             )
 

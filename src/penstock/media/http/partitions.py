@@ -37,7 +37,7 @@ class MadeUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     centres: Annotated[int, msgspec.Meta(ge=1, le=SIMULATED_MAX)] = 3
     nodes: Annotated[int, msgspec.Meta(ge=1, le=SIMULATED_MAX)] = 4
     load_gbit: float = 120.0
-    replicas: int = 2
+    replicas: int = 0
     lost: Names = []
 
 

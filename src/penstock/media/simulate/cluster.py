@@ -20,22 +20,22 @@ ROLL_OUT: Final = "roll-out"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Nodes `c1-n1` to `cC-nN`, all of one weight."""
+    """Nodes `c1-n1` to `cC-nN`, all of one weight; `replicas` of 0: two in each centre."""
 
     centres: int = 3
     nodes: int = 4
     load_gbit: float = 120.0
-    replicas: int = 2
+    replicas: int = 0
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The nodes. Raises: InvalidSimulation."""
         count = self.centres * self.nodes
         right = 1 <= self.centres <= CENTRES_MAX and 1 <= count <= CANDIDATES_MAX and self.nodes > 0
-        if not right or not 1 <= self.replicas <= REPLICAS_MAX or self.load_gbit <= 0:
+        if not right or not 0 <= self.replicas <= REPLICAS_MAX or self.load_gbit <= 0:
             raise InvalidSimulation(
                 f"{self.centres} centres of {self.nodes} nodes, {self.replicas} replicas, {self.load_gbit:g}"
                 f" Gbit/s: expected 1 to {CENTRES_MAX} centres, 1 to {CANDIDATES_MAX} nodes in all,"
-                f" 1 to {REPLICAS_MAX} replicas, more than 0 Gbit/s"
+                f" 0 to {REPLICAS_MAX} replicas, more than 0 Gbit/s"
             )
         return tuple(
             Candidate(f"c{centre}-n{node}", f"c{centre}")
@@ -100,7 +100,7 @@ def simulate(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
         steps.append(_step(cluster, name, Situation(candidates, table, table, gone)))
     if not lost and len(candidates) > 1:
         steps.append(_roll_out(cluster, candidates, table))
-    return Simulation(cluster.load_gbit, cluster.replicas, tuple(steps))
+    return Simulation(cluster.load_gbit, table.replicas, tuple(steps))
 
 
 def _losses(
