@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import pytest
+from raw_clients import Client
 
 from penstock.engines.blobs import Blobs
 from penstock.media.model import BLOCK_BYTES
@@ -61,3 +62,26 @@ async def test_one_answer_is_one_visit_and_a_fill_is_none(tmp_path):
             seen.append(marks_of(node))
     await blobs.close()
     assert seen == [[marks] * BLOCKS for marks in (0, 1, MARKS_MAX, MARKS_MAX)]
+
+
+async def test_a_head_is_a_hit_once_the_object_is_stored(tmp_path):
+    """And a repeated range of another origin goes out with its fields, also where its head was understood before."""
+    blobs = Blobs((tmp_path / "store").as_uri())
+    await blobs.put(KEY, content("a", 0, SIZE_BYTES))
+    settings = {"blobs_url": blobs.folder.as_uri(), "media_workers": "1", "media_cors_origins": "*"}
+    async with whole_node(tmp_path, media_disks=f"{tmp_path}/disk:32MiB", **settings) as node:
+        client = Client(*await asyncio.open_connection("127.0.0.1", node.port, limit=2**20))
+        first = [await client.ask(KEY, method="HEAD") for _ in range(4)]
+        unchanged = await client.ask(KEY, If_None_Match=first[0].fields["etag"])
+        assert {one.fields["cache-status"] for one in (*first, unchanged)} == {"penstock; fwd=miss"}
+        await read_whole(node)
+        await wait_true(lambda: len(marks_of(node)) == BLOCKS, what="all blocks stored")
+        head = await client.ask(KEY, method="HEAD")
+        assert (head.status, head.fields["cache-status"]) == (200, "penstock; hit")
+        parts = [
+            await client.ask(KEY, Range=f"bytes={start}-{start + 9}", Origin="https://a.example")
+            for start in range(5)
+        ]
+        assert {one.fields["access-control-allow-origin"] for one in parts} == {"*"}
+        client.drop()
+    await blobs.close()

@@ -17,7 +17,7 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import unquote, urlsplit
@@ -34,6 +34,7 @@ from penstock.kernel.trace import onward
 _SEGMENT: Final = re.compile(r"(?!\.)[A-Za-z0-9._@~-]{1,128}")
 KEY_CHARACTERS_MAX: Final = 512
 MIB: Final = 2**20
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LOCK_FILE: Final = ".penstock-lock"
 """Held while an object of a folder is compared and set; no key can name it."""
 
@@ -242,14 +243,14 @@ class Blobs:
             self._require_plain(key)
             wanted: Any = {"range": (start, start + length_bytes)}
             result = await obstore.get_async(self._reader(), key, options=wanted)
-            info = _info(key, result.meta)
+            info = self._info(key, result.meta)
             return info, bytes(await result.bytes_async())
 
     async def info(self, key: str) -> BlobInfo:
         """Size, etag and time. Raises: BlobMissing, BlobsDown."""
         async with self._use(key):
             self._require_plain(key)
-            return _info(key, await obstore.head_async(self._reader(), key))
+            return self._info(key, await obstore.head_async(self._reader(), key))
 
     async def delete(self, key: str) -> None:
         """Remove the object; one that is gone already is no error. Raises: BlobsDown."""
@@ -275,8 +276,7 @@ class Blobs:
             if batch is None:
                 return
             for meta in batch:
-                etag = str(meta["e_tag"] or "").strip('"')
-                info = BlobInfo(meta["path"], meta["size"], etag, meta["last_modified"])
+                info = self._info(meta["path"], meta)
                 if self._is_object(info.key):
                     yield info
 
@@ -378,6 +378,13 @@ class Blobs:
             self._told = fields, from_url(self._url, client_options=options)
         return self._told[1]
 
+    def _info(self, key: str, meta: Any) -> BlobInfo:
+        modified_at = meta["last_modified"]
+        etag = str(meta["e_tag"] or "").strip('"')
+        if self.folder is not None:
+            etag = file_etag((modified_at - _EPOCH) // timedelta(microseconds=1), meta["size"])
+        return BlobInfo(key, meta["size"], etag, modified_at)
+
     def _is_object(self, key: str) -> bool:
         try:
             self._require_plain(key)
@@ -413,9 +420,9 @@ def is_plain_file(folder: Path, key: str) -> bool:
     return stat.S_ISREG((path / steps[-1]).lstat().st_mode)
 
 
-def _info(key: str, meta: Any) -> BlobInfo:
-    etag = str(meta["e_tag"] or "").strip('"')
-    return BlobInfo(key, meta["size"], etag, meta["last_modified"])
+def file_etag(modified_us: int, size_bytes: int) -> str:
+    """The etag of a file: without its inode, so that copies which keep the time have the same one on every host."""
+    return f"{modified_us:x}-{size_bytes:x}"
 
 
 def _lock_of(folder: Path, check: Check | None) -> BinaryIO:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from penstock.kernel.errors import PenstockError
+from penstock.media.cors import ALLOWED_METHODS
 from penstock.media.model import Shape, content_type
 from penstock.media.ranges import Decision, format_http_date
 from penstock.media.requests import Request
@@ -21,6 +22,7 @@ from penstock.media.signing import Grant, cache_control
 
 REASONS: Final = {
     200: "OK",
+    204: "No Content",
     206: "Partial Content",
     304: "Not Modified",
     400: "Bad Request",
@@ -40,6 +42,8 @@ REASONS: Final = {
 }
 HIT: Final = "penstock; hit"
 """The Cache-Status of bytes that were at hand."""
+MISS: Final = "penstock; fwd=miss"
+"""The Cache-Status of what is not stored here."""
 Fields = tuple[tuple[str, str], ...]
 
 
@@ -52,12 +56,13 @@ def object_head(
     grant: Grant,
     cache_status: str,
     keeps_alive: bool,
+    cors: str = "",
     extra: Fields = (),
 ) -> bytes:
-    """The head of a 200, 206 or 304 answer."""
+    """The head of a 200, 206 or 304 answer; `cors` are lines of `Cors`."""
     lines = steady_lines(
         decision.status, shape,
-        key=key, grant=grant, cache_status=cache_status, now_s=int(time.time()),
+        key=key, grant=grant, cache_status=cache_status, cors=cors, now_s=int(time.time()),
     )  # fmt: skip
     if decision.status != 304:
         lines += f"Content-Length: {decision.length_bytes}\r\n"
@@ -70,13 +75,13 @@ def object_head(
 
 
 def steady_lines(
-    status: int, shape: Shape, *, key: str, grant: Grant, cache_status: str, now_s: int
+    status: int, shape: Shape, *, key: str, grant: Grant, cache_status: str, cors: str, now_s: int
 ) -> str:
     """How the head of an object begins: what stays the same for a second, whatever its span."""
     freshness = cache_control(grant, is_immutable=shape.is_immutable, now_s=now_s)
     lines = (
         f"{_first_lines(status, now_s)}{_version_lines(shape.etag, shape.modified_s)}"
-        f"Cache-Control: {freshness}\r\nCache-Status: {cache_status}\r\n"
+        f"Cache-Control: {freshness}\r\nCache-Status: {cache_status}\r\n{cors}"
     )
     if status == 304:
         return lines
@@ -88,9 +93,10 @@ def problem(
     request: Request | None,
     *,
     keeps_alive: bool,
+    cors: str = "",
     extra: Fields = (),
 ) -> bytes:
-    """A whole answer that says what went wrong, in the shape the API uses; no body for HEAD."""
+    """A whole answer that describes an error in the form of the API; no body for HEAD."""
     body = msgspec.json.encode(
         {
             "type": f"/problems/{error.code}",
@@ -108,10 +114,18 @@ def problem(
         ("X-Content-Type-Options", "nosniff"),
         *extra,
     ]
+    if error.status == 405:
+        fields.append(("Allow", ALLOWED_METHODS))
     if error.retry_after_s is not None:
         fields.append(("Retry-After", str(max(1, round(error.retry_after_s)))))
-    head = _head(error.status, fields, request, keeps_alive=keeps_alive)
+    head = _head(error.status, fields, request, keeps_alive=keeps_alive, cors=cors)
     return head if request is not None and request.method == "HEAD" else head + body
+
+
+def options(request: Request, *, cors: str, keeps_alive: bool) -> bytes:
+    """The answer to OPTIONS: the methods, and with `cors` what a page of another origin may send."""
+    fields = [("Allow", ALLOWED_METHODS), ("Cache-Control", "no-store")]
+    return _head(204, fields, request, keeps_alive=keeps_alive, cors=cors)
 
 
 def health(status: int, request: Request, *, keeps_alive: bool) -> bytes:
@@ -127,10 +141,15 @@ def health(status: int, request: Request, *, keeps_alive: bool) -> bytes:
 
 
 def _head(
-    status: int, fields: Iterable[tuple[str, str]], request: Request | None, *, keeps_alive: bool
+    status: int,
+    fields: Iterable[tuple[str, str]],
+    request: Request | None,
+    *,
+    keeps_alive: bool,
+    cors: str = "",
 ) -> bytes:
     first = _first_lines(status, int(time.time()))
-    text = f"{first}{_lines(fields)}{_last_lines(request, keeps_alive=keeps_alive)}"
+    text = f"{first}{_lines(fields)}{cors}{_last_lines(request, keeps_alive=keeps_alive)}"
     return text.encode("latin-1")
 
 

@@ -32,6 +32,7 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.metrics import FINE_BUCKETS_S, counter, gauge, histogram
 from penstock.kernel.secrets import ROOT_CHARACTERS_MIN
+from penstock.media.cors import parse_origins
 
 BLOCK_BYTES: Final = 256 * 1024
 """What is stored in a frame, asked of an origin at once, and looked at for being in memory at once."""
@@ -177,6 +178,12 @@ class MediaConfig:
         parse_secrets,
         secret=True,
     )
+    cors_origins: tuple[str, ...] = setting(
+        "",
+        "Origins whose scripts may read media, such as https://a.example, or * for all; unset: none."
+        " Embedding with <audio> or <img> needs no permission.",
+        parse_origins,
+    )
     url_ttl_s: float = setting(
         "1h", "How long a signed URL is good when nothing else is said.", parse_time_s
     )
@@ -274,7 +281,7 @@ class BadRequest(Malformed):
 
 
 class MethodNotAllowed(Malformed):
-    """Objects are only read here."""
+    """The method is none of GET, HEAD and OPTIONS."""
 
     code, status = "media.method_not_allowed", 405
 
@@ -363,7 +370,7 @@ def content_type(key: str) -> str:
 
 
 STATUSES: Final = (
-    200, 206, 304, 400, 403, 404, 405, 408, 409, 412, 414, 416, 431, 500, 501, 503, 505,
+    200, 204, 206, 304, 400, 403, 404, 405, 408, 409, 412, 414, 416, 431, 500, 501, 503, 505,
 )  # fmt: skip
 REQUESTS: Final = counter(
     "media_requests_total", "Answers begun, by status.", status=map(str, STATUSES)

@@ -23,6 +23,7 @@ from penstock.kernel.errors import PenstockError
 from penstock.media.model import (
     BadRequest,
     HeadTooLarge,
+    MethodNotAllowed,
     ObjectUnknown,
     TargetTooLong,
     TransferCodingUnknown,
@@ -218,6 +219,14 @@ def parse_head(head: bytes) -> Request:
         keeps_alive=seen.keeps_alive,
         has_body=_has_body(fields),
     )
+
+
+def require_read(request: Request) -> None:
+    """Raises: MethodNotAllowed, BadRequest, where a request is no GET, HEAD or OPTIONS without a body."""
+    if request.method not in ("GET", "HEAD", "OPTIONS"):
+        raise MethodNotAllowed("objects are only read here: use GET or HEAD")
+    if request.has_body:
+        raise BadRequest("the request has a body: send GET, HEAD and OPTIONS without one")
 
 
 def key_of(target: str) -> str:

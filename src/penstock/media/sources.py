@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
-from penstock.engines.blobs import BlobInfo, BlobMissing, Blobs, BlobsDown
+from penstock.engines.blobs import BlobInfo, BlobMissing, Blobs, BlobsDown, file_etag
 from penstock.kernel.errors import PenstockError
 from penstock.media.model import (
     BLOCK_BYTES,
@@ -180,7 +180,7 @@ def open_object(folder: Path, key: str) -> tuple[int, Shape]:
         raise _unknown()
     address = content_address(key)
     # The same etag as `Blobs.info` gives, without a second look at a file that may be another by then.
-    etag = address or f"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"
+    etag = address or file_etag(found.st_mtime_ns // 1000, found.st_size)
     return descriptor, Shape(found.st_size, etag, found.st_mtime_ns // 10**9, address is not None)
 
 

@@ -34,14 +34,12 @@ from penstock.media.model import (
     SOURCES,
     STATUSES,
     TTFB,
-    BadRequest,
     HeadTimeout,
-    MethodNotAllowed,
     PreconditionFailed,
     RangeUnsatisfiable,
     SourceCut,
 )
-from penstock.media.requests import HeadReader, Request
+from penstock.media.requests import HeadReader, Request, require_read
 from penstock.media.worker.bodies import Body
 from penstock.media.worker.channels import Channel
 from penstock.media.worker.exchange import Exchange
@@ -271,12 +269,9 @@ class Connection:
     def _answer(self, request: Request, exchange: Exchange) -> None:
         exchange.mark("parse")
         try:
-            if request.method not in ("GET", "HEAD"):
-                raise MethodNotAllowed("objects are only read here: use GET or HEAD")
-            if request.has_body:
-                raise BadRequest("the request has a body: a GET or HEAD goes without one")
-            if request.target == HEALTH_TARGET:
-                self._answer_health(request)
+            require_read(request)
+            if request.method == "OPTIONS" or request.target == HEALTH_TARGET:
+                self._answer_plain(request)
                 return
             plane = self._host.plane
             exchange.admitted = plane.admit(request, self._channel)
@@ -340,14 +335,19 @@ class Connection:
             head = answers.object_head(
                 request, decision, shape,
                 key=admitted.key, grant=admitted.grant, cache_status=answer.cache_status,
-                keeps_alive=keeps_alive, extra=proof,
+                keeps_alive=keeps_alive, cors=self._host.plane.cors.lines(request.fields), extra=proof,
             )  # fmt: skip
             self._begin(decision.status, head, keeps_alive=keeps_alive)
 
-    def _answer_health(self, request: Request) -> None:
+    def _answer_plain(self, request: Request) -> None:
+        """Answer what is about no object: OPTIONS, and the health check."""
         keeps_alive = request.keeps_alive and not self._host.is_stopping
-        status = 503 if self._host.is_stopping else 200
-        data = answers.health(status, request, keeps_alive=keeps_alive)
+        if request.method == "OPTIONS":
+            cors = self._host.plane.cors.preflight_lines(request.fields)
+            status, data = 204, answers.options(request, cors=cors, keeps_alive=keeps_alive)
+        else:
+            status = 503 if self._host.is_stopping else 200
+            data = answers.health(status, request, keeps_alive=keeps_alive)
         self._begin(status, data, keeps_alive=keeps_alive)
 
     def _answer_problem(
@@ -358,15 +358,14 @@ class Connection:
         keeps_alive: bool,
         extra: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        if isinstance(error, MethodNotAllowed):
-            extra = (("Allow", "GET, HEAD"),)
         admitted = self._exchange.admitted if self._exchange is not None else None
         if admitted is not None:
             extra = (*extra, *self._host.plane.proof(admitted.hop, "", 0, 0))
         keeps_alive = keeps_alive and not self._host.is_stopping
         if error.status >= 500:
             log.warning("request_refused", code=error.code, cause=repr(error.__cause__))
-        data = answers.problem(error, request, keeps_alive=keeps_alive, extra=extra)
+        cors = self._host.plane.cors.lines(request.fields if request is not None else {})
+        data = answers.problem(error, request, keeps_alive=keeps_alive, cors=cors, extra=extra)
         self._begin(error.status, data, keeps_alive=keeps_alive)
 
     def _begin(self, status: int, data: bytes, *, keeps_alive: bool) -> None:

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Final
 
 from penstock.kernel.trace import onward
-from penstock.media.answers import HIT
+from penstock.media.answers import HIT, MISS
 from penstock.media.id3 import START_BYTES, Piece, Tagged, tag_key
 from penstock.media.model import ObjectUnknown, Shape, SourceCut
 from penstock.media.ranges import Decision, decide
 from penstock.media.requests import Request
-from penstock.media.sources import Source, Span, open_object, store_down
+from penstock.media.sources import Source, Span, StoreSource, open_object, store_down
 from penstock.media.worker.bodies import BlockBody, Body, FileBody
 from penstock.media.worker.plane import Admitted, Plane
 
 _OWN: Final = {
     "hit": HIT,
     "miss": "penstock; fwd=miss; stored",
-    "pass": "penstock; fwd=miss",
+    "pass": MISS,
 }
 PEER: Final = "penstock; fwd=miss; detail=peer"
 """The Cache-Status of bytes that another node gave."""
@@ -41,6 +41,8 @@ class Answer:
     decision: Decision
     bodies: list[Body]
     cache_status: str
+    begins: tuple[str, Shape]
+    """Key and shape of the object that its first byte is of."""
 
     def close(self) -> None:
         """Give back what was opened for it."""
@@ -137,6 +139,7 @@ class Opening:
     def _is_ready(self, answer: Answer) -> bool:
         """Whether it can begin in this turn; what is missing is asked for by that."""
         if not answer.bodies:
+            answer.cache_status = self._bodiless_status(answer)
             return True
         first = answer.bodies[0]
         assert isinstance(first, BlockBody)
@@ -153,11 +156,21 @@ class Opening:
         assert self._source is not None
         return _OTHERS.get(self._source.name) or _OWN[first.outcome]
 
+    def _bodiless_status(self, answer: Answer) -> str:
+        """The Cache-Status of an answer without a body: that of a GET, by whether the object's first block is stored. In a turn."""
+        source = self._source
+        assert source is not None
+        key, shape = answer.begins
+        if not isinstance(source, StoreSource) or not shape.size_bytes:
+            return answer.cache_status
+        stored = source.store.stored_frame(source.store.key(key, shape, 0))
+        return HIT if stored is not None else MISS
+
     # What is sent
 
     def _plan(self, shape: Shape) -> Answer:
         decision = self._decide(shape)
-        answer = self._of_blocks(shape, decision, ())
+        answer = self._of_blocks(shape, decision, (), begins=(self._admitted.key, shape))
         if self._has_body(decision):
             assert self._source is not None
             body = BlockBody(
@@ -171,7 +184,8 @@ class Opening:
     def _plan_tagged(self, tagged: Tagged) -> Answer:
         shape = tagged.shape
         decision = self._decide(shape)
-        return self._of_blocks(shape, decision, tagged.pieces(decision))
+        begins = (tag_key(tagged.tag_id), tagged.tag)
+        return self._of_blocks(shape, decision, tagged.pieces(decision), begins=begins)
 
     def _decide(self, shape: Shape) -> Decision:
         return decide(self._request.method, self._request.fields, shape)
@@ -179,7 +193,14 @@ class Opening:
     def _has_body(self, decision: Decision) -> bool:
         return decision.length_bytes > 0 and self._request.method != "HEAD"
 
-    def _of_blocks(self, shape: Shape, decision: Decision, pieces: Sequence[Piece]) -> Answer:
+    def _of_blocks(
+        self,
+        shape: Shape,
+        decision: Decision,
+        pieces: Sequence[Piece],
+        *,
+        begins: tuple[str, Shape],
+    ) -> Answer:
         assert self._source is not None
         bodies: list[Body] = []
         for piece in pieces if self._has_body(decision) else ():
@@ -190,7 +211,7 @@ class Opening:
                 told=self._told,
             )  # fmt: skip
             bodies.append(body)
-        return Answer(shape, decision, bodies, _OTHERS.get(self._source.name, HIT))
+        return Answer(shape, decision, bodies, _OTHERS.get(self._source.name, HIT), begins)
 
     def _source_of(self, key: str) -> Source:
         """A tag may be kept by other nodes than its track."""
@@ -236,7 +257,7 @@ class Opening:
         finally:
             for descriptor in opened.values():
                 os.close(descriptor)
-        return Answer(shape, decision, bodies, HIT)
+        return Answer(shape, decision, bodies, HIT, (key, shape))
 
     def _tagged_file(self, opened: dict[str, int], folder: Path, shape: Shape, tag: str) -> Tagged:
         key = self._admitted.key

@@ -21,6 +21,7 @@ from penstock.media.cluster.documents import is_reserved
 from penstock.media.cluster.hop import KEY_USE
 from penstock.media.cluster.polling import Polled
 from penstock.media.cluster.routing import Router
+from penstock.media.cors import Cors
 from penstock.media.hottest import ASKED
 from penstock.media.id3 import OwnTags
 from penstock.media.model import ObjectUnknown, Shape
@@ -62,6 +63,7 @@ class Plane:
         self._blobs = media.blobs
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="media-read")
         self.own_tags = OwnTags()
+        self.cors = Cors(media.config.cors_origins)
         self.traces = traces
         self._gate = signing.Gate(
             lambda: media.urls.keys, is_required=media.config.signed == "required"

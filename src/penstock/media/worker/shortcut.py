@@ -278,7 +278,8 @@ class Shortcuts:
         ):
             return None
         is_far = not self._plane.is_kept_here(admitted.key)
-        return Way(admitted.key, grant, self._plane.placement, is_far=is_far)
+        cors = self._plane.cors.lines(request.fields)
+        return Way(admitted.key, grant, self._plane.placement, is_far=is_far, cors=cors)
 
     def _hop_way_of(self, request: Request) -> Way | None:
         """A hop is answered here whoever keeps the key, and what it may ask for its proof says."""
@@ -290,7 +291,10 @@ class Shortcuts:
         except PenstockError:
             return None
         if_match = fields.get("if-match", "")
-        return Way(key, OPEN, self._plane.placement, target=request.target, if_match=if_match)
+        cors = self._plane.cors.lines(fields)
+        return Way(
+            key, OPEN, self._plane.placement, target=request.target, if_match=if_match, cors=cors
+        )
 
 
 def _span_of(line: re.Match[bytes] | None, shape: Shape) -> tuple[int, int]:

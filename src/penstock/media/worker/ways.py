@@ -22,7 +22,7 @@ class Way:
     """
 
     __slots__ = (
-        "_grant", "_made_s", "_starts", "expires_at", "if_match", "is_far", "key", "placement", "shape",
+        "_cors", "_grant", "_made_s", "_starts", "expires_at", "if_match", "is_far", "key", "placement", "shape",
         "target",
     )  # fmt: skip
 
@@ -35,6 +35,7 @@ class Way:
         target: str = "",
         if_match: str = "",
         is_far: bool = False,
+        cors: str = "",
     ) -> None:
         self.key = key
         self.target = target
@@ -45,6 +46,7 @@ class Way:
         self.placement = placement
         self.shape: Shape | None = None
         self._grant = grant
+        self._cors = cors
         self._made_s = 0
         self._starts: dict[bool, bytes] = {}
 
@@ -66,6 +68,7 @@ class Way:
             key=self.key,
             grant=self._grant,
             cache_status=PEER if self.is_far else answers.HIT,
+            cors=self._cors,
             now_s=now_s,
         )
         start = self._starts[is_part] = lines.encode("latin-1")
