@@ -60,6 +60,50 @@ def test_animations_are_told_from_photos(kind):
     assert not inspect_image(plain(kind, (30, 20))).is_animated
 
 
+def gif_of(*frames: bytes, end: bytes = b";") -> bytes:
+    return (
+        b"GIF89a" + struct.pack("<HHBBB", 3, 2, 0x80, 0, 0) + b"\x00" * 6 + b"".join(frames) + end
+    )
+
+
+FRAME = b"," + struct.pack("<HHHHB", 0, 0, 3, 2, 0) + b"\x02\x02\x4c\x01\x00"
+COMMENT = b"!\xfe\x05,,!;\xf9\x00"
+
+
+@pytest.mark.parametrize(
+    ("data", "is_animated"),
+    [
+        (gif_of(FRAME), False),
+        (gif_of(FRAME, FRAME), True),
+        (gif_of(FRAME, FRAME, end=b""), True),
+        (gif_of(COMMENT, FRAME, COMMENT), False),
+        (gif_of(b"!\xff\x0bNETSCAPE2.0\x03\x01\x00\x00\x00", FRAME, COMMENT, FRAME), True),
+        (gif_of(b"!\xf9\x04\x00\x00\x00\x00\x00" * 3, FRAME), False),
+        (gif_of(COMMENT, b"\x00\x00", FRAME), True),
+        (gif_of(b"!\xfe\x00" * 120_000, FRAME), True),
+        (gif_of(FRAME[:-2] + b"\x01\x4c" * 200_000 + b"\x00"), True),
+    ],
+)
+def test_frames_of_a_gif_are_counted_without_control_extensions(data, is_animated):
+    image = inspect_image(data)
+    assert (image.format, image.width, image.height) == ("gif", 3, 2)
+    assert image.is_animated == is_animated
+    assert is_suspicious(image, 10) == is_animated
+
+
+@pytest.mark.parametrize("cut", [3, 8, 20])
+def test_a_gif_cut_inside_its_picture_is_truncated(cut):
+    with pytest.raises(NotAPhoto) as refused:
+        inspect_image(gif_of(COMMENT, FRAME)[:-cut])
+    assert refused.value.outcome == "failed:truncated"
+
+
+def test_a_gif_without_a_picture_is_no_image():
+    with pytest.raises(NotAPhoto) as refused:
+        inspect_image(gif_of(COMMENT))
+    assert refused.value.outcome == "refused:not_an_image"
+
+
 @pytest.mark.parametrize(
     ("image", "size_bytes", "is_odd"),
     [

@@ -177,6 +177,45 @@ def test_an_empty_list_is_a_catalogue_without_rows(tmp_path, data):
     assert read(tmp_path, data) == ("json", [])
 
 
+GOOD_LINES = '{"id": "b", "name": "B"}\n{"id": "c", "name": "C"}\n'
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        '{"id": "a", "name": A}',
+        '{"id": "a", "name": "A"',
+        '{"id": "a", "name":',
+        '{"id": "a", "na',
+        '{"id": "a", "id": "a"}',
+        '{"id": "a", "x": ' + "[" * 9000 + "]" * 9000 + "}",
+        '{"id": "a", "name": "A"}}',
+        "[1, 2]",
+        "null",
+        "my catalogue",
+    ],
+)
+def test_a_bad_first_line_of_ndjson_is_one_bad_row(tmp_path, first):
+    kind, rows = read(tmp_path, f"{first}\n{GOOD_LINES}")
+    assert kind == "ndjson"
+    assert [row.fault is None for row in rows] == [False, True, True]
+    assert [row.values["id"] for row in rows[1:]] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        '{"items": [\n{"id": "b", "name": "B"}\n]}',
+        '{"items":\n[\n{"id": "b", "name": "B"},\n{"id": "c", "name": "C"}\n]}',
+        '[\n{"id": "b", "name": "B"},\n{"id": "c", "name": "C"}\n]',
+        '{\n"rows": [{"id": "b", "name": "B"},\n{"id": "c", "name": "C"}]}',
+    ],
+)
+def test_a_document_with_an_object_a_line_is_json(tmp_path, document):
+    kind, rows = read(tmp_path, document)
+    assert (kind, faults(rows)[0]) == ("json", None)
+
+
 def test_a_format_may_be_said(tmp_path):
     one = b'{"number": 7, "parts": [{"id": 1}]}'
     assert read(tmp_path, one)[0] == "json"

@@ -195,3 +195,19 @@ async def test_a_run_reads_by_a_mapping(shop, client, command, tmp_path):
 async def test_an_upload_may_say_its_format(client, *, query, body, status, code):
     answer = await client.post(f"/v1/fetch/customers/shop/catalogues?{query}", content=body)
     assert (answer.status_code, answer.json().get("code")) == (status, code), answer.text
+
+
+@pytest.mark.parametrize("opening", ["[", '{"url":'])
+async def test_an_upload_nested_without_end_is_refused(client, command, tmp_path, opening):
+    depth = 20_000
+    body = (opening * depth + "1" + {"[": "]"}.get(opening, "}") * depth).encode()
+    answer = await client.post("/v1/fetch/customers/shop/catalogues", content=body)
+    assert answer.status_code in (202, 422), answer.text
+    for path in ("/v1/fetch/mappings/deep", "/v1/fetch/schemas/deep", "/v1/fetch/customers/deep"):
+        told = await client.put(path, content=body, headers={"content-type": "application/json"})
+        assert told.status_code in (400, 422), told.text
+    file = tmp_path / "deep.json"
+    file.write_bytes(body)
+    assert (await command("item", "send", str(file)))[0] == "fetch.invalid_items"
+    assert (await command("schema", "set", "deep", str(file)))[0] == "fetch.invalid_schema"
+    assert (await command("mapping", "set", "deep", str(file)))[0] == "fetch.invalid_mapping"

@@ -180,6 +180,7 @@ async def test_a_lane_whose_name_holds_slashes_is_reached(postgres, jobs, lane):
     ("words", "told"),
     [
         (("{to:x}",), "PAYLOAD: expected JSON with its quotes, got '{to:x}': JSON is malformed"),
+        (("[" * 9000 + "]" * 9000,), "PAYLOAD: the JSON is nested too deep"),
         (("{}", "--after", "2y"), "--after: expected a duration such as 30s, 10m or 2h, got '2y'"),
         (("{}", "--spread", "x"), "--spread: expected a duration such as 30s, 10m or 2h, got 'x'"),
     ],

@@ -21,6 +21,8 @@ BITS_OF_PIXEL_MAX: Final = 64
 """As many has a pixel of four channels of 16 bits, not packed at all."""
 SMALL_BYTES: Final = 64 * 1024
 """Below it a photo may be mostly metadata."""
+GIF_BLOCKS_MAX: Final = 110_000
+"""More than the full data blocks of the largest photo; a GIF of more blocks is decoded whole."""
 _SIZES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH: Final = frozenset({0x01, *range(0xD0, 0xD9)})
 
@@ -88,8 +90,7 @@ def _parse(data: bytes) -> ImageInfo | None:
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return _parse_webp(data)
     if data[:6] in (b"GIF87a", b"GIF89a"):
-        width, height = struct.unpack_from("<HH", data, 6)
-        return ImageInfo("gif", width, height, data.count(b"\x21\xf9\x04") > 1)
+        return _parse_gif(data)
     if data[4:8] == b"ftyp" and {b"avif", b"avis"} & _brands(data):
         return _parse_avif(data)
     return None
@@ -153,6 +154,45 @@ def _parse_webp(data: bytes) -> ImageInfo | None:
     if len(data) < riff_bytes + 8:
         raise _truncated(f"the WebP says {riff_bytes + 8} bytes and has {len(data)}")
     return ImageInfo("webp", width, height, kind == b"VP8X" and bool(data[20] & 2))
+
+
+def _parse_gif(data: bytes) -> ImageInfo | None:
+    width, height = struct.unpack_from("<HH", data, 6)
+    frames = _gif_frames(data) if width and height else 0
+    return ImageInfo("gif", width, height, frames > 1) if frames else None
+
+
+def _gif_frames(data: bytes) -> int:
+    """Count image descriptors up to 2; a GIF of unusual structure counts as 2. Raises: IndexError."""
+    frames, blocks = 0, 0
+    position = 13 + _color_table_bytes(data[10])
+    while position < len(data):
+        mark = data[position]
+        if mark == 0x3B:
+            break
+        if mark == 0x2C:
+            frames += 1
+            if frames > 1:
+                break
+            # A descriptor of 10 bytes, a color table, the code size; then data blocks.
+            position += 11 + _color_table_bytes(data[position + 9])
+        elif mark == 0x21:
+            position += 2
+        else:
+            # Decoders skip bytes between blocks.
+            return 2
+        while (length := data[position]) and blocks < GIF_BLOCKS_MAX:
+            position += length + 1
+            blocks += 1
+        position += 1
+        blocks += 1
+        if blocks > GIF_BLOCKS_MAX:
+            return 2
+    return frames
+
+
+def _color_table_bytes(flags: int) -> int:
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
 def _brands(data: bytes) -> set[bytes]:

@@ -141,6 +141,8 @@ def _json_rows(lines: Iterable[str], skipped: int) -> Iterator[tuple[int, dict[s
             continue
         try:
             row = msgspec.json.decode(line)
+        except RecursionError as error:
+            raise InvalidLine(number, "the JSON is nested too deep: flatten it") from error
         except msgspec.DecodeError as error:
             raise InvalidLine(number, f"no JSON ({error})") from error
         if not isinstance(row, dict):

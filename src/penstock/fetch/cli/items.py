@@ -40,6 +40,8 @@ def send_items(terminal: Terminal, file: BinaryIO) -> None:
     """
     try:
         items = msgspec.json.decode(file.read(), type=list[SentItem])
+    except RecursionError as error:
+        raise InvalidItems(f"{file.name}: the JSON is nested too deep: flatten it") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidItems(f"{file.name}: {error}: expected a JSON list of items") from error
     found = terminal.run(Fetch, lambda fetch: fetch.send_items(items))

@@ -113,9 +113,10 @@ def remove_mapping(terminal: Terminal, name: str) -> None:
 def _read_document(file: IO[bytes]) -> Any:
     """What the file describes. Raises: ValueError."""
     text = file.read().decode("utf-8-sig")
-    if text.lstrip().startswith("{"):
-        return json.loads(text)
-    return tomllib.loads(text)
+    try:
+        return json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep: flatten it") from None
 
 
 def _pretty(value: msgspec.Struct) -> str:

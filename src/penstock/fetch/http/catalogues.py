@@ -166,7 +166,7 @@ def _source_in(path: Path) -> SourceToAdd | None:
     body = path.read_bytes()
     try:
         found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     is_asked = isinstance(found, dict) and "url" in found and not {"id", "sku"} & found.keys()
     if not is_asked or any(isinstance(value, list | dict) for value in found.values()):

@@ -1,13 +1,15 @@
 """NDJSON: a JSON object a line; a line that is none is a faulty row and the rest goes on.
 
-A last line that breaks off makes the file truncated. Told from a JSON document by its first line, which
-is whole by itself: another object follows it, or it has an id of its own.
+A last line that breaks off makes the file truncated. A first line that is an object by itself, with an id or
+with another object below it, tells NDJSON from a JSON document. So does a bad first line above an object, unless
+a document can go on after that line.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 from penstock.fetch.model import ROWS_MAX
@@ -18,6 +20,8 @@ from penstock.fetch.readers.lines import read_lines
 from penstock.fetch.readers.mapped import Names
 from penstock.fetch.readers.naming import known_names
 from penstock.fetch.readers.row import Fault, RawRow, RowUnreadable, Truncated, broken
+
+LINES_LOOKED_AT: Final = 4
 
 
 def read_objects(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
@@ -53,16 +57,44 @@ def _decode(text: str) -> object:
 
 
 def _is_ndjson(head: Head) -> bool:
-    lines = [line for line in head.text.split("\n", 2)[:2] if line.strip()]
-    if not lines or not lines[0].startswith("{"):
+    lines = [
+        line for line in head.text.split("\n", LINES_LOOKED_AT)[:LINES_LOOKED_AT] if line.strip()
+    ]
+    if not lines or lines[0].startswith("<"):
         return False
     try:
         first = DECODER.decode(lines[0])
-    except (ValueError, RecursionError):
-        return False
+    except RecursionError:
+        first = None
+    except ValueError as error:
+        if _may_go_on(lines[0], error) and not _has_adjacent_objects(lines[1:]):
+            return False
+        first = None
+    if not isinstance(first, dict):
+        return any(map(_is_object, lines[1:2]))
     ids = Names(head.mapping).id_paths if head.mapping else ["id"]
     has_id = any(name in ids for name in known_names([key.strip().lower() for key in first]))
     return has_id or (len(lines) > 1 and lines[1].lstrip().startswith("{"))
+
+
+def _may_go_on(line: str, error: ValueError) -> bool:
+    """Whether a JSON document may have `line` as its first: the decoder reached the line's end."""
+    at = getattr(error, "pos", 0)
+    is_open_text = getattr(error, "msg", "").startswith("Unterminated string")
+    return at >= len(line.rstrip()) and not is_open_text
+
+
+def _has_adjacent_objects(lines: list[str]) -> bool:
+    """Whether two lines in a row are objects: a JSON document has a comma between them."""
+    objects = [_is_object(line) for line in lines]
+    return any(one and other for one, other in pairwise(objects))
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(DECODER.decode(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 FORMAT: Final = Format(

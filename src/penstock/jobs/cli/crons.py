@@ -39,6 +39,8 @@ def add(terminal: Terminal, /, payload: str, **fields: Any) -> None:
     """Add cron NAME that enqueues into QUEUE at each moment of SPEC, such as '0 4 * * *'; PAYLOAD is JSON."""
     try:
         decoded = msgspec.json.decode(payload)
+    except RecursionError as error:
+        raise InvalidCron("PAYLOAD: the JSON is nested too deep: flatten it") from error
     except ValueError as error:
         raise InvalidCron(f"PAYLOAD is JSON: {error}") from error
     cron = NewCron(payload=decoded, **fields)

@@ -43,6 +43,8 @@ def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None
     after, spread = options.pop("after"), options.pop("spread")
     try:
         decoded = msgspec.json.decode(payload)
+    except RecursionError as error:
+        raise InvalidJob("PAYLOAD: the JSON is nested too deep: flatten it") from error
     except ValueError as error:
         raise InvalidJob(
             f"PAYLOAD: expected JSON with its quotes, got {payload[:80]!r}: {error}"
