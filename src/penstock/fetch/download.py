@@ -59,6 +59,15 @@ _TLS: Final = frozenset(
         pycurl.E_SSL_ISSUER_ERROR,
     }
 )
+_VERIFY_FAULTS: Final = {
+    9: "tls_not_yet_valid",
+    10: "tls_expired",
+    18: "tls_self_signed",
+    19: "tls_untrusted",
+    20: "tls_incomplete",
+    21: "tls_incomplete",
+}
+"""OpenSSL's results of verifying a certificate, X509_V_ERR_*."""
 _CODES: Final = {
     pycurl.E_COULDNT_RESOLVE_HOST: "dns",
     pycurl.E_COULDNT_CONNECT: "connect",
@@ -377,10 +386,20 @@ def _ended_by(hop: Hop, error: TransferFailed) -> _Ended:
     elif error.number == pycurl.E_FILESIZE_EXCEEDED:
         return _Ended("refused:too_large", f"the body is over {hop.bounds.bytes_max:,} bytes")
     elif error.number in _TLS:
-        code = "tls"
+        code = _tls_code(error)
     elif error.number == pycurl.E_RECV_ERROR and hop.body_bytes:
         code, text = "truncated", f"the connection broke after {hop.body_bytes:,} bytes"
     return _Ended(f"failed:{code}", text)
+
+
+def _tls_code(error: TransferFailed) -> str:
+    """What is wrong with the host's certificate; `tls` where it is not the certificate."""
+    if error.number != pycurl.E_PEER_FAILED_VERIFICATION:
+        return "tls"
+    # libcurl checks the name itself, after OpenSSL accepted the chain.
+    if "subject name" in error.text:
+        return "tls_wrong_name"
+    return _VERIFY_FAULTS.get(error.verify_result, "tls")
 
 
 def _validator(value: str | None) -> str | None:

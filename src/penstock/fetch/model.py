@@ -68,6 +68,12 @@ OUTCOME_CODES: Final = (
     "failed:rate_limited",
     "failed:truncated",
     "failed:tls",
+    "failed:tls_expired",
+    "failed:tls_not_yet_valid",
+    "failed:tls_wrong_name",
+    "failed:tls_self_signed",
+    "failed:tls_untrusted",
+    "failed:tls_incomplete",
 )
 PHOTOS_DECIDED: Final = metrics.counter(
     "fetch_photos_total", "Photos decided, by outcome.", outcome=OUTCOME_CODES
@@ -475,7 +481,7 @@ def photo_key(sha256: str, extension: str) -> str:
 def is_temporary(outcome: str) -> bool:
     """Whether asking again in this run makes sense."""
     kind, _, code = outcome.partition(":")
-    if kind != "failed" or code == "tls":
+    if kind != "failed" or code.startswith("tls"):
         return False
     status = re.fullmatch(r"http_(\d+)", code)
     return status is None or int(status[1]) in TEMPORARY_STATUSES or int(status[1]) >= 500

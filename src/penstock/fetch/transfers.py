@@ -19,12 +19,16 @@ TICK_S: Final = 0.02
 
 
 class TransferFailed(Exception):
-    """libcurl ended a transfer with an error; `number` is one of `pycurl.E_*`."""
+    """libcurl ended a transfer with an error.
 
-    def __init__(self, number: int, text: str) -> None:
+    `number` is one of `pycurl.E_*`, `verify_result` OpenSSL's verdict on the host's certificate.
+    """
+
+    def __init__(self, number: int, text: str, verify_result: int) -> None:
         super().__init__(text)
         self.number = number
         self.text = text
+        self.verify_result = verify_result
 
 
 class Transfers:
@@ -114,7 +118,8 @@ class Transfers:
             for handle in done:
                 self._end(handle, None)
             for handle, number, text in failed:
-                self._end(handle, TransferFailed(number, text))
+                verified = handle.getinfo(pycurl.SSL_VERIFYRESULT)
+                self._end(handle, TransferFailed(number, text, verified))
             if not left:
                 return
 
