@@ -160,8 +160,8 @@ def test_rows_of_json_are_found_by_their_path(tmp_path):
 
 
 def test_a_mapping_says_the_encoding_of_a_table_that_declares_none(tmp_path):
-    table = "код|имя\n1|Стол\n".encode("cp1251")
-    mapping = {"id": "код", "name": "имя", "encoding": "windows-1251", "delimiter": "|"}
+    table = "код|имя\n1|Стол\n".encode("cp866")
+    mapping = {"id": "код", "name": "имя", "encoding": "cp866", "delimiter": "|"}
     assert read(tmp_path, table, mapping=parse_mapping(mapping))[1][0].values["name"] == "Стол"
     with pytest.raises(NotACatalogue, match="line 1: the text is no UTF-8"):
         read(tmp_path, table, mapping=parse_mapping({"id": "код"}))

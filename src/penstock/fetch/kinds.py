@@ -11,6 +11,8 @@ from typing import Final, Literal, TypeAlias
 
 import re2
 
+from penstock.fetch.synonyms import currency_of
+
 Kind: TypeAlias = Literal[
     "text", "integer", "number", "price", "boolean", "date", "url", "list", "one_of"
 ]
@@ -31,15 +33,18 @@ _TRUTH: Final = {
     **dict.fromkeys(("true", "yes", "1", "y", "да"), "true"),
     **dict.fromkeys(("false", "no", "0", "n", "нет"), "false"),
 }
-_CURRENCY: Final = re.compile(r"(?:([A-Z]{3})\s*)?(.*[0-9])\s*([A-Z]{3})?", re.DOTALL)
+_CURRENCY: Final = re.compile(r"([^0-9\s.,-]*)\s*([-0-9].*?)\s*([^0-9\s,][^0-9]*)?", re.DOTALL)
+_CODE: Final = re.compile(r"[A-Z]{3}")
 
 
 def split_currency(text: str) -> tuple[str, str | None]:
-    """The number of `1990.50 EUR`, and its currency where one is written."""
-    match = _CURRENCY.fullmatch(text)
-    if match is None or (match[1] and match[3]):
+    """The number of `1990.50 EUR` or `10 000,50 ₽`, and the code of its currency where one is written."""
+    match = _CURRENCY.fullmatch(text.strip())
+    if match is None or bool(match[1]) == bool(match[3]):
         return text, None
-    return match[2], match[1] or match[3]
+    word = (match[1] or match[3]).strip()
+    code = word if _CODE.fullmatch(word) else currency_of(word)
+    return (text, None) if code is None else (match[2], code)
 
 
 def split_list(text: str) -> list[str]:

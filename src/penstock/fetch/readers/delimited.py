@@ -1,8 +1,8 @@
 """CSV and TSV: a header line, then a row a line; `,` `;` TAB and `|` are recognised from the header.
 
-Known columns (case does not matter) are those of `naming.py`; every other column is kept as it is, under
+Known columns (case does not matter) are those of `synonyms.toml`; every other column is kept as it is, under
 its name in small letters. A mapping names the columns instead. A first line `sep=;`, as spreadsheets write
-it, says the delimiter.
+it, names the delimiter. Lines above the header, such as a title, are skipped.
 
 A line that the CSV rules cannot read is a faulty row and the rest goes on. Two ends make the file truncated:
 a quote that is never closed, since nothing behind it can be trusted, and a last row with fewer cells than
@@ -14,9 +14,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from penstock.fetch.errors import NotACatalogue
 from penstock.fetch.mappings import Mapping, plain_path
@@ -28,28 +28,46 @@ from penstock.fetch.readers.naming import KNOWN, is_photos, known_names, split_p
 from penstock.fetch.readers.row import Fault, RawRow, Shown, Truncated, broken
 
 LINE_CHARACTERS_MAX: Final = 2**20
+HEADER_LINES_MAX: Final = 20
+"""A header is looked for in so many lines."""
+Record: TypeAlias = tuple[int, list[str], Fault | None, bool]
+"""Line, cells, fault, and whether a line break ends it."""
 _DELIMITERS: Final = (",", ";", "\t", "|")
 _SEPARATOR_LINE: Final = re.compile(r'"?sep=([,;\t|])"?\s*', re.IGNORECASE)
 
 
-def find_delimiter(head: Head) -> str | None:
-    """The delimiter under which the first line names an id and, unless mapped, another known column."""
-    lines = head.text.splitlines()[:2]
-    said = _SEPARATOR_LINE.fullmatch(lines[0]) if lines else None
-    if said and len(lines) > 1:
-        return said[1] if _is_header(lines[1], said[1], head.mapping) else None
-    told = head.mapping.delimiter if head.mapping else None
-    for delimiter in (told,) if told else _DELIMITERS:
-        if lines and _is_header(lines[0], delimiter, head.mapping):
-            return delimiter
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Where the header of a table is: its line from 1, and what parts its cells."""
+
+    line: int
+    delimiter: str
+
+
+def find_header(head: Head) -> Header | None:
+    """The first line that names an id and, unless mapped, another known column; None: none of the first."""
+    if head.text.startswith(("<", "{", "[")):
+        return None
+    lines = head.text.splitlines()[:HEADER_LINES_MAX]
+    named = _SEPARATOR_LINE.fullmatch(lines[0]) if lines else None
+    given = head.mapping.delimiter if head.mapping else None
+    delimiters = (named[1],) if named else (given,) if given else _DELIMITERS
+    for number, line in enumerate(lines, 1):
+        for delimiter in delimiters:
+            if is_header(_cells_of(line, delimiter), head.mapping):
+                return Header(head.lines_skipped + number, delimiter)
     return None
 
 
-def _is_header(line: str, delimiter: str, mapping: Mapping | None) -> bool:
+def _cells_of(line: str, delimiter: str) -> list[str]:
     try:
-        cells = next(csv.reader([line], delimiter=delimiter), [])
+        return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:
-        return False
+        return []
+
+
+def is_header(cells: Sequence[str], mapping: Mapping | None) -> bool:
+    """Whether these cells name the columns of a table."""
     if mapping is not None:
         return not {plain_path(cell) for cell in cells}.isdisjoint(Names(mapping).id_paths)
     names = _column_names(cells)
@@ -65,27 +83,39 @@ def read_delimited(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
 
     Raises: NotACatalogue at once; CatalogueBroken, Truncated, CatalogueTooLarge while read.
     """
-    delimiter = find_delimiter(head)
-    if delimiter is None:
+    header = find_header(head)
+    if header is None:
         require_letters(head)
         first = head.text.splitlines()[0][:80]
         raise NotACatalogue(
             f"the first line {first!r} is no header with the column of the id: name the columns there,"
             " or give a mapping"
         )
-    return _read(stream, head, delimiter)
+    return _read(stream, head, header)
 
 
-def _read(stream: io.BufferedReader, head: Head, delimiter: str) -> Iterator[RawRow]:
-    number = 0
-    columns: _Columns | None = None
-    for line, cells, fault, is_ended in _records(stream, head.encoding, delimiter):
+def _read(stream: io.BufferedReader, head: Head, header: Header) -> Iterator[RawRow]:
+    records = _records(stream, head.encoding, header.delimiter)
+    yield from read_table(records, head.mapping, header_line=header.line)
+
+
+def read_table(
+    records: Iterable[Record],
+    mapping: Mapping | None,
+    *,
+    header_line: int,
+    rows_before: int = 0,
+) -> Iterator[RawRow]:
+    """The rows below the header of a table of these records."""
+    number = rows_before
+    columns: Columns | None = None
+    for line, cells, fault, is_ended in records:
         if columns is None:
-            if fault is not None:
-                raise broken("csv_quote", "the header line is not valid CSV", line)
-            if cells and (line > 1 or not _SEPARATOR_LINE.fullmatch(delimiter.join(cells))):
-                columns = _columns_of(cells, line, head.mapping)
-        elif fault is not None or cells:
+            if line >= header_line:
+                if fault is not None:
+                    raise broken("csv_quote", "the header line is not valid CSV", line)
+                columns = columns_of(cells, line, mapping)
+        elif fault is not None or any(cells):
             number += 1
             if number > ROWS_MAX:
                 raise broken("too_many_rows", f"more than {ROWS_MAX:,} rows: split the file", line)
@@ -96,7 +126,7 @@ def _read(stream: io.BufferedReader, head: Head, delimiter: str) -> Iterator[Raw
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class Columns:
     """The header, and what gives a row its cells under the names there."""
 
     count: int
@@ -118,10 +148,8 @@ class _Columns:
         return row
 
 
-def _records(
-    stream: io.BufferedReader, encoding: str, delimiter: str
-) -> Iterator[tuple[int, list[str], Fault | None, bool]]:
-    """(line, cells, fault, whether a line break ends it) of each record, the header among them.
+def _records(stream: io.BufferedReader, encoding: str, delimiter: str) -> Iterator[Record]:
+    """Each record of the file, the header among them.
 
     The cells of a line that is no valid CSV are those before its first quote, and no longer cells behind.
     """
@@ -148,7 +176,7 @@ def _records(
             yield line, cells, Fault("row", "csv_quote"), is_ended
 
 
-def _columns_of(header: list[str], line: int, mapping: Mapping | None) -> _Columns:
+def columns_of(header: list[str], line: int, mapping: Mapping | None) -> Columns:
     """What the header says. Raises: CatalogueBroken."""
     if len(header) > COLUMNS_MAX:
         text = f"{len(header)} columns, at most {COLUMNS_MAX} are read"
@@ -156,14 +184,14 @@ def _columns_of(header: list[str], line: int, mapping: Mapping | None) -> _Colum
     if mapping is not None:
         paths, mapped = [plain_path(cell) for cell in header], Names(mapping)
         index = next((paths.index(path) for path in mapped.id_paths if path in paths), len(paths))
-        return _Columns(len(paths), index, _mapped_filler(paths, mapped))
+        return Columns(len(paths), index, _mapped_filler(paths, mapped))
     names = _column_names(header)
     named = [name for name in names if name and not is_photos(name)]
     doubled = sorted({name for name in named if named.count(name) > 1})
     if doubled:
         raise broken("duplicate_header", f"the column {doubled[0]!r} is named more than once", line)
     fill = _habit_filler([(name, is_photos(name)) for name in names])
-    return _Columns(len(names), names.index("id"), fill)
+    return Columns(len(names), names.index("id"), fill)
 
 
 def _habit_filler(columns: list[tuple[str, bool]]) -> Callable[[RawRow, list[str]], None]:
@@ -202,17 +230,22 @@ def _too_large(name: str) -> Fault:
     return Fault(name, "field_too_large", {"most": FIELD_BYTES_MAX})
 
 
+def _delimiter_of(head: Head) -> str | None:
+    header = find_header(head)
+    return header.delimiter if header else None
+
+
 CSV: Final = Format(
     name="csv",
     title="CSV",
-    recognises=lambda head: find_delimiter(head) not in (None, "\t"),
+    recognises=lambda head: _delimiter_of(head) not in (None, "\t"),
     read=read_delimited,
     takes_mapping=True,
 )
 TSV: Final = Format(
     name="tsv",
     title="TSV",
-    recognises=lambda head: find_delimiter(head) == "\t",
+    recognises=lambda head: _delimiter_of(head) == "\t",
     read=read_delimited,
     takes_mapping=True,
 )

@@ -30,12 +30,16 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first bytes of a file as text; `root` where they are XML. `mapping` names its fields."""
+    """The first bytes of a file as text; `root` where they are XML. `mapping` names its fields.
+
+    `lines_skipped` are the empty lines above the text.
+    """
 
     text: str
     encoding: str
     root: Root | None = None
     mapping: Mapping | None = None
+    lines_skipped: int = 0
 
 
 def require_letters(head: Head) -> None:

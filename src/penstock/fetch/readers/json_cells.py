@@ -16,6 +16,7 @@ from penstock.fetch.mappings import plain_path
 from penstock.fetch.readers.mapped import Names
 from penstock.fetch.readers.naming import named_by_habit
 from penstock.fetch.readers.row import Fault, RawRow, RowUnreadable, Value
+from penstock.fetch.synonyms import ID_WORDS
 
 DEPTH_MAX: Final = 32
 CELLS_MAX: Final = 10_000
@@ -39,7 +40,6 @@ DECODER: Final = json.JSONDecoder(
 
 
 _LENIENT: Final = json.JSONDecoder(parse_float=str, parse_int=str)
-_IDS: Final = ("id", "sku", "offer_id", "item_id")
 
 
 def id_in(raw: str, names: Names | None) -> dict[str, Value]:
@@ -51,7 +51,7 @@ def id_in(raw: str, names: Names | None) -> dict[str, Value]:
     try:
         return id_of(_LENIENT.decode(raw), names)
     except (ValueError, RecursionError):
-        match = _first_id(tuple(names.id_paths if names else _IDS)).match(raw)
+        match = _first_id(tuple(names.id_paths if names else ID_WORDS)).match(raw)
         return {"id": match[1]} if match else {}
 
 
@@ -60,7 +60,7 @@ def id_of(value: Any, names: Names | None) -> dict[str, Value]:
     if not isinstance(value, dict):
         return {}
     row = RawRow(0, 0)
-    ids = names.id_paths if names else _IDS
+    ids = names.id_paths if names else ID_WORDS
     plain = {k: v for k, v in value.items() if not isinstance(v, dict | list)}
     name_row(row, {k: v for k, v in plain.items() if plain_path(k) in ids}, names)
     return {"id": row.item} if row.item else {}

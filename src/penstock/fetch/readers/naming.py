@@ -1,35 +1,20 @@
-"""Which of the names that sellers use means what, for files that have names of their own choice.
+"""The fields of files whose column names are the seller's choice, by the table of `synonyms.toml`.
 
-A name is compared in small letters. `id` is also sku, offer_id and item_id, `name` also title, and so on;
-photos come under many names, also numbered, and a text of photos may hold several links. Whatever is not
-known is kept under its own name.
+Photos come under many names, also numbered, and a text of photos may hold several links. A name that the table
+does not know is kept in small letters.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Final
 
-from penstock.fetch.model import COLUMNS_MAX
 from penstock.fetch.readers.row import Value
+from penstock.fetch.synonyms import field_of
 
 KNOWN: Final = frozenset({"name", "price", "category", "url"})
 _SINGLE: Final = KNOWN | {"id"}
-_ALIASES: Final = {
-    "sku": "id",
-    "offer_id": "id",
-    "item_id": "id",
-    "title": "name",
-    "category_id": "category",
-    "category_name": "category",
-    "link": "url",
-}
-_PHOTOS: Final = re.compile(
-    r"(photos?|images?|pictures?|photo_urls?|image_urls?|image_link|additional_image_links?)[ _-]?[0-9]*"
-    r"(\.(url|src|href|link))?"
-)
 _BETWEEN_PHOTOS: Final = re.compile(r"\s*[|\n\r]\s*|[,;\s]+(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 
 _UNUSUAL: Final = re.compile(r"[ ,;]")
@@ -37,15 +22,25 @@ _UNUSUAL: Final = re.compile(r"[ ,;]")
 
 
 def known_names(names: Sequence[str]) -> list[str]:
-    """Each of `names` as what it means; where the meaning is named too, that one has it."""
-    present = frozenset(names)
-    return [n if _ALIASES.get(n, n) in present else _ALIASES.get(n, n) for n in names]
+    """Each of `names` as the field that it means; of several with one meaning, the first in the table.
+
+    The others, and names that are not known, stay as they are. Names of photos stay, too.
+    """
+    found = [field_of(name) for name in names]
+    best: dict[str, int] = {}
+    for known in found:
+        if known is not None:
+            best[known[0]] = min(known[1], best.get(known[0], known[1]))
+    return [
+        known[0] if known and known[0] != "photos" and known[1] == best[known[0]] else name
+        for name, known in zip(names, found, strict=True)
+    ]
 
 
-@lru_cache(COLUMNS_MAX)
 def is_photos(name: str) -> bool:
     """Whether a field of that name holds links of photos."""
-    return _PHOTOS.fullmatch(name) is not None
+    found = field_of(name)
+    return found is not None and found[0] == "photos"
 
 
 def split_photos(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Final
 from penstock.fetch.errors import NotACatalogue, UnknownFormat
 from penstock.fetch.mappings import Mapping
 from penstock.fetch.readers import avito, delimited, foreign, google, json_rows, ndjson, yml
+from penstock.fetch.readers.encoding import find_encoding
 from penstock.fetch.readers.format import ACCEPTED, Format, Head, require_letters
 from penstock.fetch.readers.row import RawRow, Truncated
 from penstock.fetch.readers.unpacked import SNIFF_BYTES, open_unpacked
@@ -89,15 +90,17 @@ def _look_at(start: bytes, mapping: Mapping | None) -> Head:
     for magic, name in _MAGICS:
         if start.startswith(magic):
             raise NotACatalogue(f"the file is {name}; {ACCEPTED}")
-    declared = (mapping and mapping.encoding) or "utf-8"
+    declared = (mapping and mapping.encoding) or find_encoding(start)
     encoding = next((name for bom, name in _BOMS if start.startswith(bom)), declared)
     if encoding != "utf-16" and b"\x00" in start:
         raise NotACatalogue(f"the file is binary data; {ACCEPTED}")
-    text = start.decode(encoding, errors="replace").lstrip()
+    whole = start.decode(encoding, errors="replace")
+    text = whole.lstrip()
     if not text:
         raise NotACatalogue(f"the file is empty; {ACCEPTED}")
     root = find_root(start) if text.startswith("<") else None
-    return Head(text, encoding, root, mapping)
+    lines_skipped = len((whole[: len(whole) - len(text)] + "x").splitlines()) - 1
+    return Head(text, encoding, root, mapping, lines_skipped)
 
 
 def _recognise(head: Head) -> Format:
