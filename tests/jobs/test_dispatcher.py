@@ -82,6 +82,8 @@ def open_floor(postgres, jobs, registry, config):
 
         rows = await jobs.declare_queues()
         lines = {t.queue: Line(TaskFacts.of(t), rows[t.queue].id) for t in registry}
+        for line in lines.values():
+            line.allowance = None
         ids = [line.queue_id for line in lines.values()]
         host_id = await store.hosts.add_host(postgres, "test", ids, 60)
         desk = Desk(postgres, config, host_id)

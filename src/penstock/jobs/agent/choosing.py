@@ -37,6 +37,19 @@ class Moment:
         return sorted(self.wanting, key=lambda line: (sign * line.facts.importance, line.turn))
 
     def seats_for(self, line: Line) -> list[Seat]:
+        """Seats with room for `line` within its allowance."""
+        seats = self.seats_with_room(line)
+        if line.allowance is None or not seats:
+            return seats
+        # Over a lowered allowance the surplus gets no further call, so that its slots become free.
+        working = [seat for seat in self.seats if seat.works(line)]
+        allowed = working[: line.allowance]
+        room = line.allowance - len(working)
+        if room > 0:
+            allowed += [seat for seat in seats if not seat.works(line)][:room]
+        return [seat for seat in seats if seat in allowed]
+
+    def seats_with_room(self, line: Line) -> list[Seat]:
         """Seats with room for `line`: its own, floating ones that work it, and its share of idle ones."""
         found, idle = [], []
         for seat in self.seats:
@@ -64,7 +77,10 @@ class Moment:
         """
         if line.batches_ahead == 0:
             return 0
-        wanted = line.batches_ahead * sum(self._is_for(seat, line) for seat in self.seats)
+        slots = sum(self._is_for(seat, line) for seat in self.seats)
+        if line.allowance is not None:
+            slots = min(slots, line.allowance)
+        wanted = line.batches_ahead * slots
         missing = wanted - len(line.stock)
         return missing if has_room or 2 * missing >= wanted else 0
 

@@ -144,6 +144,7 @@ class HostLoop:
                 group.create_task(dispatcher.run()),
                 group.create_task(self._crew.serve(dispatcher)),
                 group.create_task(self._report(desk, dispatcher)),
+                group.create_task(self._allow(desk, dispatcher)),
             ]
             await stop.wait()
             await dispatcher.end_claims()
@@ -198,7 +199,7 @@ class HostLoop:
                         CHANNEL, lambda *message: _pass_hint(dispatcher, message[3])
                     )
                     await connection.add_listener(
-                        FLEET_CHANNEL, lambda *_: self._is_report_due.set()
+                        FLEET_CHANNEL, lambda *_: self._note_fleet_change(dispatcher)
                     )
                 failures, self.is_listening = 0, True
                 dispatcher.hint_all()
@@ -228,6 +229,28 @@ class HostLoop:
                     raise
                 _log.warning("report_failed", error=error.text)
             await wait_event(self._is_report_due, REPORT_EVERY_S)
+
+    def _note_fleet_change(self, dispatcher: Dispatcher) -> None:
+        self._is_report_due.set()
+        dispatcher.allowances.is_due.set()
+
+    async def _allow(self, desk: Desk, dispatcher: Dispatcher) -> None:
+        """Keep this host within the maximum slots of its queues: every two seconds, and on need."""
+        allowances = dispatcher.allowances
+        failures = 0
+        while True:
+            require_not_cancelled()
+            allowances.is_due.clear()
+            try:
+                await allowances.renew(self._postgres, desk.host_id)
+                failures = 0
+            except PenstockError as error:
+                if not error.retryable:
+                    raise
+                failures += 1
+                _log.warning("allowances_delayed", error=error.text)
+                await asyncio.sleep(RECONNECT.delay_s(failures))
+            await wait_event(allowances.is_due, REPORT_EVERY_S)
 
     async def _add_counts(self, desk: Desk, dispatcher: Dispatcher) -> None:
         """Add what was done since the last time; what cannot be told now is told with the next."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from penstock.jobs.agent.allowances import Allowances
 from penstock.jobs.agent.blame import given_back, settled_for_dead
 from penstock.jobs.agent.board import Doing
 from penstock.jobs.agent.choosing import Moment
@@ -74,6 +75,7 @@ class Dispatcher:
         self._is_pump_planned = False
         self._is_ending = False
         self._timer: asyncio.TimerHandle | None = None
+        self.allowances = Allowances(self._lines, self._seats.keys(), self._plan_pump)
         self._fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.jobs_run = 0
         self.on_message: Callable[[Seat, FromSlot], None] = lambda _seat, _message: None
@@ -285,6 +287,8 @@ class Dispatcher:
         now_s = moment.now_s
         is_lanes = line.lanes_due_s <= now_s and (line.is_lanes_turn or not line.is_hinted)
         seats = moment.seats_for(line)
+        if len(seats) < len(moment.seats_with_room(line)):
+            self.allowances.note_need(line)
         if line.facts.batch is not None:
             batch = line.pace.batch_hint(line.facts.batch)
             leases_max = sum(seat.credit(line) for seat in seats)

@@ -133,6 +133,10 @@ class Line:
     blocked_until_s: float = 0.0
     turn: int = 0
     """Number of the decision at which floating slots were last given to it."""
+    allowance: int | None = 0
+    """Slots of this host that may work it at once; 0 until the database has answered; None: no maximum."""
+    is_short: bool = False
+    """The last answer allowed fewer slots than were requested."""
     call_s: float = math.inf
     """Smoothed run time of a call; infinite until the first has ended."""
     pace: Pace = field(default_factory=Pace)

@@ -101,6 +101,10 @@ class Seat:
         busy = self.jobs_open if line.facts.batch is None else len(self.hands)
         return max(0, line.facts.concurrency - busy)
 
+    def works(self, line: Line) -> bool:
+        """Whether calls of `line` run in it, or a claim for it is under way."""
+        return self.line is line and (bool(self.hands) or self.is_reserved)
+
     def has_plenty(self, line: Line) -> bool:
         """Whether it is the queue's own and half of its many calls at once are free."""
         is_many = line.facts.batch is None and line.facts.concurrency > 1

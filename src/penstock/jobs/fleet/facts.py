@@ -52,6 +52,17 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     is_draining: bool = False
 
 
+class SlotsAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host requests of a queue's maximum."""
+
+    queue_id: int
+    used: int
+    """Slots that work the queue now."""
+    kept: int
+    """Slots that the host stays within from now on, until an answer allows more."""
+    wanted: int
+
+
 class HostSlot(msgspec.Struct, frozen=True, kw_only=True):
     """A slot as its host reports it; what else it says is kept and shown nowhere."""
 

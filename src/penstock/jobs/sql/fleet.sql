@@ -95,3 +95,8 @@ WHERE :before::bigint IS NULL OR id < :before::bigint ORDER BY id DESC LIMIT :de
 DELETE FROM penstock.fleet_decision WHERE id = ANY(ARRAY(
     SELECT id FROM penstock.fleet_decision
     WHERE at < now() - :kept_s::double precision * interval '1 s' ORDER BY at LIMIT :rows_max));
+
+-- name: allow_slots
+-- Change how many slots of its queues a host may work at once; NULL: no maximum.
+SELECT queue, slots FROM penstock.allow_slots_v1(
+    :host, :call, :queues::integer[], :used::integer[], :kept::integer[], :wanted::integer[]);

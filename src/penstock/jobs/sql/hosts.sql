@@ -31,11 +31,15 @@ DELETE FROM penstock.host h WHERE h.id = :host AND h.kind = 'taker'
 AND NOT EXISTS (SELECT FROM penstock.job_lease l WHERE l.host = h.id);
 
 -- name: expire_host
--- Let a host expire now: whoever ran its jobs is known to be gone.
+-- Let a host expire now, and its allowances end: its slots are known to have ended.
+WITH freed AS (DELETE FROM penstock.slot_allowance WHERE host = :host)
 UPDATE penstock.host SET expires_at = least(expires_at, now()) WHERE id = :host;
 
 -- name: drop_hosts
--- Remove expired hosts that hold no lease any more; not those that somebody's transaction holds.
+-- Remove expired hosts without leases, and without allowances that still count. Skip locked rows.
 DELETE FROM penstock.host WHERE id = ANY(ARRAY(
     SELECT h.id FROM penstock.host h WHERE h.expires_at <= now()
-    AND NOT EXISTS (SELECT FROM penstock.job_lease l WHERE l.host = h.id) FOR UPDATE SKIP LOCKED));
+    AND NOT EXISTS (SELECT FROM penstock.job_lease l WHERE l.host = h.id)
+    AND (h.expires_at <= now() - interval '5 s' OR NOT EXISTS (
+        SELECT FROM penstock.slot_allowance a WHERE a.host = h.id AND a.slots > 0))
+    FOR UPDATE SKIP LOCKED));

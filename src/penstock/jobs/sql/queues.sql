@@ -74,7 +74,8 @@ SELECT q.id, :importance::smallint, :slots_min::integer, :slots_max::integer, :r
 FROM penstock.queue q WHERE q.name = :queue
 ON CONFLICT (queue) DO UPDATE SET
     importance = excluded.importance, slots_min = excluded.slots_min,
-    slots_max = excluded.slots_max, retries = excluded.retries;
+    slots_max = excluded.slots_max, retries = excluded.retries
+RETURNING pg_notify('penstock_fleet', '');
 
 -- name: change_limiter
 -- Give a queue another limiter, unless jobs of it ever were in lanes.

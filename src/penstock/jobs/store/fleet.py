@@ -17,6 +17,7 @@ from penstock.jobs.fleet.facts import (
     Planned,
     QueueCounts,
     QueueSeen,
+    SlotsAsked,
     by_host,
 )
 from penstock.jobs.fleet.plan import Move
@@ -61,6 +62,25 @@ async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]
         wait_max_s=[count.wait_max_s for count in counts],
         slot_s=[count.slot_s for count in counts],
     )
+
+
+async def allow_slots(
+    runner: Runner, host_id: int, call: int, asked: Sequence[SlotsAsked]
+) -> dict[int, int | None]:
+    """Slots that the host may work at once, by id of queue; None: the queue has no maximum.
+
+    `call` grows with each call of the host.
+    """
+    rows = await runner.all(
+        SQL.allow_slots,
+        host=host_id,
+        call=call,
+        queues=[one.queue_id for one in asked],
+        used=[one.used for one in asked],
+        kept=[one.kept for one in asked],
+        wanted=[one.wanted for one in asked],
+    )
+    return {row["queue"]: row["slots"] for row in rows}
 
 
 async def planned_slots(runner: Runner, host_name: str) -> Planned | None:

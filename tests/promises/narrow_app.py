@@ -1,0 +1,38 @@
+"""An application whose queues may have few slots; each call notes when it starts and ends, as `recorded_app` does."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from penstock import Penstock
+from penstock.jobs import JobInHand
+from penstock.testing.history import Recorder
+
+app = Penstock()
+HISTORY = Path(os.environ["HISTORY"])
+recorder = Recorder(HISTORY)
+
+
+def _take(queue: str, job: JobInHand[dict]) -> None:
+    with recorder.running(queue, job=job.id, lane=queue, lease=job.lease_id):
+        threading.Event().wait(job.payload.get("hold_s", 0))
+
+
+@app.task("narrow", slots=(0, 2), retries=50)
+def narrow(job: JobInHand[dict]) -> None:
+    """At most two slots of the fleet."""
+    _take("narrow", job)
+
+
+@app.task("stopped", slots=(0, 0), retries=50)
+def stopped(job: JobInHand[dict]) -> None:
+    """No slot."""
+    _take("stopped", job)
+
+
+@app.task("free", retries=50)
+def free(job: JobInHand[dict]) -> None:
+    """Any number of slots."""
+    _take("free", job)
