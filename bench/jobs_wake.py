@@ -18,8 +18,7 @@ from bench.figures import Figure, Goal, figure, percentile
 from bench.harness import READY_S, Run
 from bench.ours import open_app
 from bench.tally import read_starts
-from penstock import Penstock
-from penstock.jobs import NewJob
+from penstock.jobs.tasks import Task
 
 APP = "bench.apps.waits:app"
 IDLE_PER_S = 50
@@ -74,15 +73,14 @@ async def _waits(run: Run, queues: list[str], rate_per_s: int, slots: int) -> Ma
     async with run.cell() as cell:
         worker = cell.work(APP, slots=slots)
         app = open_app(cell.url)
-        for queue in queues:
-            app.task(queue)(_nothing)
+        tasks = [app.task(queue)(_nothing) for queue in queues]
         try:
             await app.jobs.declare_queues()
-            warm = await _send(app, queues, _moments(rate_per_s, 1.0, seed=1))
+            warm = await _send(tasks, _moments(rate_per_s, 1.0, seed=1))
             await wait_for(
                 lambda: len(read_starts(cell.tally_folder)) == warm, "warm-up", READY_S, worker
             )
-            sent = await _send(app, queues, _moments(rate_per_s, run.sized(20, 4), seed=2))
+            sent = await _send(tasks, _moments(rate_per_s, run.sized(20, 4), seed=2))
             await wait_for(
                 lambda: len(read_starts(cell.tally_folder)) >= warm + sent, "all starts", 20, worker
             )
@@ -106,18 +104,18 @@ def _moments(rate_per_s: int, seconds: float, seed: int) -> list[float]:
     return moments
 
 
-async def _send(app: Penstock, queues: list[str], moments: list[float]) -> int:
-    """Enqueue a job at each of the moments, into the queues in turn; how many."""
+async def _send(tasks: list[Task], moments: list[float]) -> int:
+    """Enqueue a job at each of the moments, of the tasks in turn; how many."""
     began_s = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for number, at_s in enumerate(moments):
             await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
-            group.create_task(_enqueue(app, queues[number % len(queues)]))
+            group.create_task(_enqueue(tasks[number % len(tasks)]))
     return len(moments)
 
 
-async def _enqueue(app: Penstock, queue: str) -> None:
-    await app.jobs.enqueue(NewJob(queue=queue, payload={"at_ns": time.monotonic_ns()}))
+async def _enqueue(task: Task) -> None:
+    await task.enqueue(at_ns=time.monotonic_ns())
 
 
 async def _nothing(at_ns: int) -> None:

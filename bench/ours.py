@@ -1,5 +1,5 @@
-"""Penstock as a producer, driven by the same frame as the peers: `enqueue`, and `enqueue_many` of
-1,000.
+"""Penstock as a producer, by the calls that the README and the guides show, driven by the same frame as the peers:
+`task.enqueue(field=...)`, `task.enqueue_many` of dicts, 1,000 a call, and `task.sync.enqueue(field=...)` from a script.
 
 `BENCH_QUEUE` names the queue; with `BENCH_LANES` jobs go into that many lanes in turn. A trace is
 open, as it is in a web request.
@@ -8,12 +8,12 @@ open, as it is in a web request.
 from __future__ import annotations
 
 import os
+import sys
 from itertools import count
 
-from bench.peers.driver import PAYLOAD, main, url
+from bench.peers.driver import PAYLOAD, TEXT, WARM_UP_CALLS, Clock, main, url
 from penstock import Penstock
 from penstock.engines.endpoints import Endpoints
-from penstock.jobs import NewJob
 from penstock.kernel.trace import current_traceparent, new_traceparent
 
 QUEUE = os.environ.get("BENCH_QUEUE", "noop")
@@ -35,7 +35,7 @@ class Ours:
     def __init__(self) -> None:
         self._app = open_app(url())
         self._lane = count()
-        self._app.task(QUEUE)(_nothing)
+        self._task = self._app.task(QUEUE)(_nothing)
 
     async def prepare(self) -> None:
         """The template database has the tables; the queue is declared by its first use."""
@@ -47,12 +47,30 @@ class Ours:
 
     async def enqueue(self) -> None:
         """One job."""
-        await self._app.jobs.enqueue(self._job())
+        if LANES:
+            await self._task.enqueue(text=TEXT, lane=self._next_lane())
+        else:
+            await self._task.enqueue(text=TEXT)
 
     async def enqueue_bulk(self, jobs: int) -> None:
-        """Many in one round trip."""
-        ids = await self._app.jobs.enqueue_many([self._job() for _ in range(jobs)])
+        """Many in one round trip; jobs of lanes with a lane each."""
+        if LANES:
+            ids = await self._task.enqueue_many(
+                self._task.job(text=TEXT, lane=self._next_lane()) for _ in range(jobs)
+            )
+        else:
+            ids = await self._task.enqueue_many([PAYLOAD] * jobs)
         assert len(ids) == jobs
+
+    def time_sync(self, jobs: int) -> None:
+        """Enqueue one by one as a script, Django or Flask does, without an event loop of the caller's."""
+        self._app.sync.jobs.declare_queues()
+        for _ in range(WARM_UP_CALLS):
+            self._task.sync.enqueue(text=TEXT)
+        clock = Clock()
+        for _ in range(jobs):
+            self._task.sync.enqueue(text=TEXT)
+        clock.tell(jobs, WARM_UP_CALLS + jobs)
 
     async def work(self) -> None:
         """Done by `systems.worker`."""
@@ -62,9 +80,8 @@ class Ours:
         """Disconnect."""
         await self._app.close()
 
-    def _job(self) -> NewJob:
-        lane = f"customer:{next(self._lane) % LANES}" if LANES else None
-        return NewJob(queue=QUEUE, payload=PAYLOAD, lane=lane)
+    def _next_lane(self) -> str:
+        return f"customer:{next(self._lane) % LANES}"
 
 
 async def _nothing(text: str) -> None:
@@ -72,4 +89,7 @@ async def _nothing(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Ours())
+    if sys.argv[1] == "sync":
+        Ours().time_sync(int(sys.argv[2]))
+    else:
+        main(Ours())

@@ -48,7 +48,7 @@ async def measure_hits(run: Run) -> list[Figure]:
     found = await run.alternate(
         {"penstock": lambda: _ours(run), QUEUED: lambda: _seed(run), PLAIN: lambda: _plain(run)}
     )
-    rates, memory = found.get("hits/s", {}), found.get("B a hit", {})
+    rates, memory, single = (found.get(name, {}) for name in ("hits/s", "B a hit", "single/s"))
     limit = _tool_limit(run)
     return [
         figure(
@@ -56,6 +56,10 @@ async def measure_hits(run: Run) -> list[Figure]:
             ours=rates.get("penstock"), peers=_others(rates), limit=limit,
             goal=Goal(at_least=300_000),
             not_measured=[] if limit else ["limit: neither valkey-benchmark nor redis-benchmark is here"],
+        ),
+        figure(
+            "hits through the Python client, one a call", "hits/s", f"{CALLERS} at once",
+            ours=single.get("penstock"), peers=_others(single),
         ),
         figure(
             "memory of a pending hit", "B", f"calls of {PER_READ}", ours=memory.get("penstock"),
@@ -98,17 +102,18 @@ async def _ours(run: Run) -> Mapping[str, float]:
             filled = await _memory(run)
             rate, sent = await _drive(app.views.hits, items, run.sized(6, 3))
             pending = await _memory(run) - filled
+            single, singles = await _drive_single(app.views.hit, items, run.sized(3, 1))
             totals = 0
             for start in range(0, ITEMS, 1_000):
                 told = await app.views.totals(items[start : start + 1_000])
                 totals += sum(one.total or 0 for one in told)
-            if totals != sent + ITEMS:
-                raise BenchFault(f"{sent + ITEMS} hits, {totals} counted")
+            if totals != sent + singles + ITEMS:
+                raise BenchFault(f"{sent + singles + ITEMS} hits, {totals} counted")
         finally:
             await app.close()
     # The first hits are pending too; their entries of 1,000 take about 8 B a hit.
     cached = (filled - empty) / ITEMS - pending / sent
-    return {"hits/s": rate, "B a hit": pending / sent, "B a total": cached}
+    return {"hits/s": rate, "single/s": single, "B a hit": pending / sent, "B a total": cached}
 
 
 async def _seed(run: Run) -> Mapping[str, float]:
@@ -134,10 +139,19 @@ async def _plain(run: Run) -> Mapping[str, float]:
         items = [f"item:{number}" for number in range(ITEMS)]
         await plain.hits(items)
         rate, _ = await _drive(plain.hits, items, run.sized(6, 3))
-        return {"hits/s": rate}
+        single, _ = await _drive_single(lambda item: plain.hits([item]), items, run.sized(3, 1))
+        return {"hits/s": rate, "single/s": single}
     finally:
         await plain.close()
         await run.engines.clear_valkey()
+
+
+async def _drive_single(
+    hit: Callable[[str], Awaitable[object]], items: Sequence[str], seconds: float
+) -> tuple[float, int]:
+    """`app.views.hit(item)` from CALLERS callers, as a page does it."""
+    rate, sent = await _drive(lambda call: hit(call[0]), items, seconds)
+    return rate / PER_READ, sent // PER_READ
 
 
 async def _drive(hits: Hits, items: Sequence[str], seconds: float) -> tuple[float, int]:

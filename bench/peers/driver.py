@@ -76,7 +76,7 @@ async def _time_single(peer: Peer, jobs: int) -> None:
     await peer.open()
     for _ in range(WARM_UP_CALLS):
         await peer.enqueue()
-    clock = _Clock()
+    clock = Clock()
     for _ in range(jobs):
         await peer.enqueue()
     clock.tell(jobs, WARM_UP_CALLS + jobs)
@@ -87,7 +87,7 @@ async def _time_bulk(peer: Peer, jobs: int) -> None:
     await peer.open()
     size = min(peer.bulk_jobs, max(1, jobs // 2))
     await peer.enqueue_bulk(size)
-    clock = _Clock()
+    clock = Clock()
     left = timed = jobs - size
     while left > 0:
         await peer.enqueue_bulk(min(size, left))
@@ -96,7 +96,7 @@ async def _time_bulk(peer: Peer, jobs: int) -> None:
     await peer.close()
 
 
-class _Clock:
+class Clock:
     """Time and CPU since it was made."""
 
     def __init__(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from collections import Counter
 
 import msgspec
 import pytest
@@ -394,3 +396,43 @@ async def test_all_who_ask_are_told_why_it_failed(postgres, registry):
     assert {type(answer) for answer in answers} == {LimiterFixed}
     queues.fails = False
     assert len(await queues.ids(["a"])) == 1
+
+
+async def test_enqueue_many_of_dicts_reads_no_signature_per_job(jobs, registry):
+    @registry.task("mail")
+    async def send_mail(to: str, text: str = "") -> None: ...
+
+    await send_mail.enqueue_many([{"to": "ann"}])
+    calls: Counter[str] = Counter()
+
+    def count(frame, event, _argument):
+        if event == "call":
+            calls[frame.f_code.co_filename.rpartition("/")[2]] += 1
+
+    sys.setprofile(count)
+    try:
+        await send_mail.enqueue_many([{"to": "ann", "text": "hi"}] * 500)
+    finally:
+        sys.setprofile(None)
+    assert calls["inspect.py"] < 50
+    assert sum(calls.values()) < 500 * 12
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        ({"to": "ann", "txt": "hi"}, "unexpected keyword argument 'txt'"),
+        ({"text": "hi"}, "missing a required argument: 'to'"),
+        ({"to": "ann", 5: "hi"}, "other fields"),
+        ({}, "missing a required argument: 'to'"),
+    ],
+)
+async def test_each_payload_of_enqueue_many_has_the_fields_of_the_handler(
+    jobs, registry, sql, payload, told
+):
+    @registry.task("mail")
+    async def send_mail(to: str, *, text: str = "") -> None: ...
+
+    with pytest.raises(InvalidTask, match=told):
+        await send_mail.enqueue_many([{"to": "ann"}, payload])
+    assert await sql("SELECT FROM penstock.job_ready") == []

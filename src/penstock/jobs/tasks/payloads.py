@@ -78,6 +78,35 @@ class Payloads:
         return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields that a handler takes by name, read once from its signature."""
+
+    signature: inspect.Signature
+    names: frozenset[str]
+    required: frozenset[str]
+
+    @classmethod
+    def of(cls, handler: Callable[..., Any]) -> Fields:
+        """The fields of `handler`."""
+        signature = inspect.signature(handler)
+        single = [
+            p
+            for p in signature.parameters.values()
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        return cls(
+            signature,
+            names=frozenset(p.name for p in single if p.kind is not p.POSITIONAL_ONLY),
+            required=frozenset(p.name for p in single if p.default is p.empty),
+        )
+
+    def fit(self, payload: dict[str, Any]) -> bool:
+        """Whether `payload` certainly fits. If not, `signature.bind` decides and names the fault."""
+        names = payload.keys()
+        return names <= self.names and self.required <= names
+
+
 def fields_of(arguments: Any) -> dict[str, Any]:
     """The fields of a decoded payload as keyword arguments."""
     return {name: getattr(arguments, name) for name in arguments.__struct_fields__}

@@ -24,7 +24,7 @@ from penstock.jobs.tasks.declared import (
     require_known,
     require_within,
 )
-from penstock.jobs.tasks.payloads import Payloads
+from penstock.jobs.tasks.payloads import Fields, Payloads
 from penstock.kernel.config import parse_duration_s
 
 if TYPE_CHECKING:
@@ -144,10 +144,7 @@ class Queue:
 
         A payload may be a job, `task.job(...)`, which has its own options. Raises: InvalidTask.
         """
-        self._require_common(options)
-        new = [self._job_of(payload, options) for payload in payloads]
-        for job in new:
-            self._require_whole(job.payload)
+        new = self._jobs_of(payloads, options)
         jobs = self.service()
         ids = await jobs.enqueue_many(new, tx=tx, group=group)
         origin = self._origin(jobs)
@@ -172,14 +169,28 @@ class Queue:
                 )
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
-    def _job_of(self, payload: Any, options: JobOptions) -> NewJob:
-        if not isinstance(payload, NewJob):
-            return self.job(payload, **options)
-        if options:
-            raise InvalidTask(
-                f"task {self.queue!r}: a job has its own options: say {sorted(options)} in its task.job(...)"
-            )
-        return payload
+    def _jobs_of(self, payloads: Iterable[Any], options: JobOptions) -> list[NewJob]:
+        """A job for each payload, all with `options`; what is a job already stays as it is."""
+        self._require_common(options)
+        shared: dict[str, Any] = {**options}
+        if "spread" in shared:
+            shared["spread_s"] = self._spread_s(shared.pop("spread"))
+        queue, version = self.queue, self.version
+        new = []
+        for payload in payloads:
+            if isinstance(payload, NewJob):
+                if options:
+                    raise InvalidTask(
+                        f"task {queue!r}: a job has its own options: say {sorted(options)} in its"
+                        " task.job(...)"
+                    )
+                self._require_whole(payload.payload)
+                new.append(payload)
+                continue
+            self._require_fit(payload)
+            self._require_whole(payload)
+            new.append(NewJob(queue=queue, payload=payload, version=version, **shared))
+        return new
 
     def _require_common(self, options: JobOptions) -> None:
         other = sorted(options.keys() - JobOptions.__annotations__.keys())
@@ -242,6 +253,7 @@ class Task(Queue):
         self.payloads = Payloads(
             queue, handler, given=options.get("payload"), is_batch=self.batch is not None
         )
+        self._fields = Fields.of(handler) if self.takes_fields else None
         self._group_field = _group_field(handler) if self.takes_fields else None
         self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
@@ -273,27 +285,35 @@ class Task(Queue):
         return self.handler(*arguments, **named)
 
     def _told_by_name(self, given: Sequence[Any]) -> str:
-        if not self.takes_fields:
+        if self._fields is None:
             return super()._told_by_name(given)
-        names = inspect.signature(self.handler).parameters
+        names = self._fields.signature.parameters
         told = ", ".join(f"{name}={value!r:.40}" for name, value in zip(names, given, strict=False))
         name = getattr(self.handler, "__name__", "task")
         return f"task {self.queue!r}: pass the fields by name: {name}.enqueue({told})"
 
     def _require_fit(self, payload: Any) -> None:
-        if self.takes_fields and isinstance(payload, str | bytes | int | float | list | tuple):
+        fields = self._fields
+        if fields is None:
+            return
+        if isinstance(payload, dict):
+            if self._group_field is not None:
+                payload = {self._group_field: None} | payload
+            if not fields.fit(payload):
+                self._refuse(fields, payload)
+        elif isinstance(payload, str | bytes | int | float | list | tuple):
             raise InvalidTask(self._told_by_name((payload,)))
-        if self.takes_fields and isinstance(payload, dict):
-            added = {} if self._group_field is None else {self._group_field: None}
-            self._bind(added | payload)
 
     def _require_whole(self, payload: Any) -> None:
-        if self._group_field is not None and isinstance(payload, dict):
-            self._bind(payload)
+        fields = self._fields
+        if self._group_field is None or fields is None or not isinstance(payload, dict):
+            return
+        if not fields.fit(payload):
+            self._refuse(fields, payload)
 
-    def _bind(self, fields: dict[str, Any]) -> None:
+    def _refuse(self, fields: Fields, payload: dict[str, Any]) -> None:
         try:
-            inspect.signature(self.handler).bind(**fields)
+            fields.signature.bind(**payload)
         except TypeError as error:
             raise InvalidTask(
                 f"task {self.queue!r}: its handler takes other fields: {error}"
