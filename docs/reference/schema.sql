@@ -22,6 +22,7 @@ CREATE TYPE penstock.settlement AS (
 
 CREATE FUNCTION penstock.ack_v1(p_done bigint[]) RETURNS TABLE(lost bigint[], busy bigint[])
     LANGUAGE sql
+    SET jit TO 'off'
     AS $$
     SELECT * FROM penstock.settle_v2(
         p_done, 'done', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', 1, '{}');
@@ -30,6 +31,7 @@ $$;
 CREATE FUNCTION penstock.add_counts_v1(p_host bigint, p_queues integer[], p_done bigint[], p_failed bigint[], p_retried bigint[], p_lost bigint[], p_calls bigint[], p_run_s double precision[], p_wait_s double precision[], p_wait_max_s double precision[], p_slot_s double precision[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     INSERT INTO penstock.queue_minute AS m
@@ -66,6 +68,7 @@ END $$;
 CREATE FUNCTION penstock.add_counts_v2(p_host bigint, p_queues integer[], p_done bigint[], p_failed bigint[], p_retried bigint[], p_lost bigint[], p_calls bigint[], p_claimed bigint[], p_run_s double precision[], p_wait_s double precision[], p_wait_max_s double precision[], p_slot_s double precision[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     INSERT INTO penstock.queue_minute AS m
@@ -102,6 +105,7 @@ END $$;
 CREATE FUNCTION penstock.add_groups_v2(p_pending integer[], p_queues integer[], p_priorities smallint[], p_run_ats timestamp with time zone[], p_delays_s double precision[], p_lanes text[], p_keys text[], p_payloads bytea[], p_versions smallint[], p_traceparent text) RETURNS bigint[]
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_ids bigint[];
@@ -131,6 +135,7 @@ END $$;
 CREATE FUNCTION penstock.add_members_v1(p_groups bigint[], p_queues integer[], p_priorities smallint[], p_run_ats timestamp with time zone[], p_delays_s double precision[], p_lanes text[], p_keys text[], p_payloads bytea[], p_versions smallint[], p_traceparent text, p_notify boolean) RETURNS bigint[]
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_ids bigint[];
@@ -172,9 +177,91 @@ BEGIN
     RETURN v_ids;
 END $$;
 
+CREATE FUNCTION penstock.allow_slots_v1(p_host bigint, p_call bigint, p_queues integer[], p_used integer[], p_kept integer[], p_wanted integer[]) RETURNS TABLE(queue integer, slots integer)
+    LANGUAGE plpgsql
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    r record;
+    v_is_alive boolean;
+    v_held integer;
+    v_next integer;
+    v_most integer;
+    v_limit bigint;
+    v_call bigint;
+BEGIN
+    v_is_alive := EXISTS (SELECT FROM penstock.host h WHERE h.id = p_host AND h.expires_at > now());
+    FOR r IN
+        WITH asked AS (
+            SELECT u.queue, u.used, u.kept, u.wanted, coalesce(o.slots_max, q.slots_max) AS most
+            FROM unnest(p_queues, p_used, p_kept, p_wanted) AS u(queue, used, kept, wanted)
+            JOIN penstock.queue q ON q.id = u.queue
+            LEFT JOIN penstock.queue_override o ON o.queue = u.queue
+        ), busy AS (
+            SELECT array_agg(a.queue) AS queues, array_agg(a.most) AS mosts
+            FROM asked a WHERE a.most < 100000 AND (a.kept > 0 OR a.wanted > 0)
+        )
+        SELECT a.*, coalesce(s.slots, 0) AS held, coalesce(s.is_short, false) AS was_short,
+               greatest(0, a.most - coalesce(e.slots, 0)) AS free
+        FROM asked a
+        LEFT JOIN penstock.slot_allowance s ON s.queue = a.queue AND s.host = p_host
+        LEFT JOIN (SELECT x.* FROM busy b, penstock.slots_elsewhere_v1(p_host, b.queues, b.mosts) x) e
+            ON e.queue = a.queue
+        ORDER BY a.queue
+    LOOP
+        queue := r.queue;
+        slots := NULL;
+        IF r.most >= 100000 THEN
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
+        v_held := r.held;
+        v_limit := r.free;
+        v_next := greatest(least(v_held, r.kept), r.used);
+        IF v_is_alive THEN
+            v_next := greatest(v_next, least(r.wanted, v_limit));
+        END IF;
+        IF v_next <> v_held OR (v_next < r.wanted) <> r.was_short THEN
+            -- Only now the lock: most calls change nothing. What was read before it may be out of date.
+            PERFORM pg_advisory_xact_lock(hashtext('penstock.slot_allowance'), r.queue);
+            v_held := 0;
+            SELECT a.slots, a.call INTO v_held, v_call
+            FROM penstock.slot_allowance a WHERE a.queue = r.queue AND a.host = p_host;
+            v_held := coalesce(v_held, 0);
+            IF v_call > p_call THEN
+                RETURN;
+            END IF;
+            SELECT coalesce(o.slots_max, q.slots_max) INTO v_most
+            FROM penstock.queue q LEFT JOIN penstock.queue_override o ON o.queue = q.id
+            WHERE q.id = r.queue;
+            SELECT greatest(0, v_most - coalesce(sum(e.slots), 0)) INTO v_limit
+            FROM penstock.slots_elsewhere_v1(p_host, ARRAY[r.queue], ARRAY[v_most]) e;
+            v_next := greatest(least(v_held, r.kept), r.used);
+            IF v_is_alive THEN
+                v_next := greatest(v_next, least(r.wanted, v_limit));
+            END IF;
+            INSERT INTO penstock.slot_allowance AS a (queue, host, slots, is_short, call)
+            SELECT r.queue, h.id, v_next, v_next < r.wanted, p_call
+            FROM penstock.host h WHERE h.id = p_host
+            ON CONFLICT (queue, host) DO UPDATE SET
+                slots = excluded.slots, is_short = excluded.is_short, call = excluded.call;
+            -- Who was refused asks again at once, and who holds more than it can use gives that up.
+            IF (v_next < r.wanted AND NOT r.was_short) OR (v_next < v_held AND EXISTS (
+                SELECT FROM penstock.slot_allowance a
+                WHERE a.queue = r.queue AND a.host <> p_host AND a.is_short)) THEN
+                PERFORM pg_notify('penstock_fleet', '');
+            END IF;
+        END IF;
+        slots := least(v_next, v_limit);
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
 CREATE FUNCTION penstock.bar_v1(p_viewer bigint, p_authors bigint[], p_kind text, p_is_set boolean) RETURNS TABLE(changed integer, entity bigint, version bigint, items text[], scores bigint[])
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -211,6 +298,7 @@ END $$;
 CREATE FUNCTION penstock.bar_v2(p_viewer bigint, p_authors bigint[], p_kind text, p_is_set boolean, p_bars_max integer) RETURNS TABLE(changed integer, entity bigint, version bigint, items text[], scores bigint[])
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -259,6 +347,7 @@ CREATE FUNCTION penstock.claim_lanes_v2(p_host bigint, p_queue integer, p_leases
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -354,6 +443,7 @@ CREATE FUNCTION penstock.claim_ready_v2(p_host bigint, p_queue integer, p_leases
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -429,6 +519,7 @@ CREATE FUNCTION penstock.count_waiting_v1(p_max integer) RETURNS TABLE(queue int
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     RETURN QUERY
@@ -495,6 +586,7 @@ END $$;
 CREATE FUNCTION penstock.delete_posts_v1(p_ids text[]) RETURNS TABLE(id text, author bigint, state smallint, ref text, version bigint)
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -516,6 +608,7 @@ END $$;
 
 CREATE FUNCTION penstock.delete_views_v1(p_id text, p_shard integer, p_kept_s double precision, OUT total bigint, OUT until_at timestamp with time zone) RETURNS record
     LANGUAGE plpgsql
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 BEGIN
@@ -591,6 +684,7 @@ END $$;
 CREATE FUNCTION penstock.enqueue_v2(p_queues integer[], p_priorities smallint[], p_run_ats timestamp with time zone[], p_delays_s double precision[], p_lanes text[], p_keys text[], p_groups bigint[], p_payloads bytea[], p_versions smallint[], p_traceparent text, p_notify boolean) RETURNS bigint[]
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_own bigint[];
@@ -642,6 +736,7 @@ END $$;
 
 CREATE FUNCTION penstock.ensure_feed_shards_v1(p_shards integer) RETURNS integer
     LANGUAGE plpgsql
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_shards integer;
@@ -656,6 +751,7 @@ END $$;
 
 CREATE FUNCTION penstock.ensure_view_shards_v1(p_shards integer) RETURNS integer
     LANGUAGE plpgsql
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_shards integer;
@@ -675,6 +771,7 @@ END $$;
 CREATE FUNCTION penstock.feed_names_v1(p_names text[]) RETURNS TABLE(id bigint, name text)
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 BEGIN
@@ -690,6 +787,7 @@ CREATE FUNCTION penstock.fetch_decide_v1(p_runs bigint[], p_customers text[], p_
     SET enable_seqscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     INSERT INTO penstock.fetch_photo (sha256, key, format, size_bytes, width, height)
@@ -699,13 +797,16 @@ BEGIN
     ON CONFLICT (sha256) DO NOTHING;
 
     INSERT INTO penstock.fetch_link AS l
-        (customer, url, outcome, sha256, etag, last_modified, failures, run_id, due_round)
+        (customer, url, outcome, sha256, etag, last_modified, failures, run_id, due_round, recheck_at)
     SELECT DISTINCT ON (customer, url) customer, url, outcome, sha256, etag, last_modified,
-        CASE WHEN outcome IN ('stored', 'unchanged', 'failed:lost') THEN 0 ELSE 1 END, run_id,
-        CASE WHEN outcome IN ('stored', 'unchanged', 'failed:lost') THEN 0 ELSE coalesce(
-            (SELECT r.round FROM penstock.fetch_run r WHERE r.id = g.run_id), 0) + 2 END
+        f.failed::integer, run_id,
+        CASE WHEN f.failed THEN penstock.fetch_due_round_v1(
+            (SELECT r.round FROM penstock.fetch_run r WHERE r.id = g.run_id), 1) ELSE 0 END,
+        CASE WHEN f.failed THEN now() + penstock.fetch_recheck_wait_v1()
+            WHEN outcome = 'failed:lost' THEN now() END
     FROM unnest(p_customers, p_urls, p_outcomes, p_hashes, p_etags, p_last_modifieds, p_runs, p_touch_links)
         AS g (customer, url, outcome, sha256, etag, last_modified, run_id, touches_link)
+    CROSS JOIN LATERAL (SELECT outcome NOT IN ('stored', 'unchanged', 'failed:lost') AS failed) f
     WHERE touches_link ORDER BY customer, url
     ON CONFLICT (customer, url) DO UPDATE SET
         outcome = excluded.outcome,
@@ -716,7 +817,9 @@ BEGIN
             WHEN 'unchanged' THEN coalesce(excluded.last_modified, l.last_modified) ELSE l.last_modified END,
         failures = CASE WHEN excluded.outcome = 'failed:lost' THEN l.failures
             WHEN excluded.failures = 0 THEN 0 ELSE l.failures + 1 END,
-        due_round = CASE WHEN excluded.failures = 0 THEN 0 ELSE excluded.due_round + l.failures END,
+        due_round = CASE WHEN excluded.failures = 0 THEN 0 ELSE penstock.fetch_due_round_v1(
+            (SELECT r.round FROM penstock.fetch_run r WHERE r.id = excluded.run_id), l.failures + 1) END,
+        recheck_at = excluded.recheck_at,
         copied_at = CASE WHEN excluded.sha256 <> coalesce(l.sha256, '') THEN now() ELSE l.copied_at END,
         checked_at = now(),
         run_id = excluded.run_id;
@@ -737,9 +840,25 @@ BEGIN
     ON CONFLICT (run_id, outcome) DO UPDATE SET photos = c.photos + excluded.photos;
 END $$;
 
+CREATE FUNCTION penstock.fetch_due_round_v1(p_round bigint, p_failures integer) RETURNS bigint
+    LANGUAGE sql IMMUTABLE
+    SET jit TO 'off'
+    RETURN ((COALESCE(p_round, (0)::bigint) + p_failures) + 1);
+
+CREATE FUNCTION penstock.fetch_is_due_v1(p_due_round bigint, p_recheck_at timestamp with time zone, p_round bigint) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET jit TO 'off'
+    RETURN ((p_due_round <= p_round) OR COALESCE((p_recheck_at <= now()), false));
+
+CREATE FUNCTION penstock.fetch_recheck_wait_v1() RETURNS interval
+    LANGUAGE sql IMMUTABLE
+    SET jit TO 'off'
+    RETURN '23:30:00'::interval;
+
 CREATE FUNCTION penstock.finish_members_v2(p_groups bigint[], p_states text[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v record;
@@ -778,6 +897,7 @@ END $$;
 
 CREATE FUNCTION penstock.flush_views_v1(p_shard integer, p_from text, p_to text, p_ids text[], p_classes smallint[], p_hours timestamp with time zone[], p_views bigint[]) RETURNS text[]
     LANGUAGE plpgsql
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_dead text[] := '{}';
@@ -813,6 +933,7 @@ CREATE FUNCTION penstock.fold_lanes_v2(p_queue integer, p_max integer) RETURNS v
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_rows tid[];
@@ -859,6 +980,7 @@ END $$;
 CREATE FUNCTION penstock.follow_v1(p_viewer bigint, p_authors bigint[], p_ats timestamp with time zone[], p_follows_max integer, OUT changed integer, OUT entity bigint, OUT version bigint, OUT items text[], OUT scores bigint[]) RETURNS record
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -896,6 +1018,7 @@ END $$;
 CREATE FUNCTION penstock.grant_v2(p_limiter text, p_queue integer, p_names text[], p_turns integer[], p_lanes text[], p_now timestamp with time zone) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     WITH kept AS (
@@ -953,6 +1076,7 @@ END $$;
 
 CREATE FUNCTION penstock.is_feed_shown_v1(p_viewer bigint, p_author bigint) RETURNS boolean
     LANGUAGE sql STABLE
+    SET jit TO 'off'
     AS $$
     SELECT NOT EXISTS (SELECT FROM penstock.feed_bar b WHERE b.viewer = p_viewer AND b.author = p_author)
         AND NOT EXISTS (
@@ -963,6 +1087,7 @@ $$;
 CREATE FUNCTION penstock.keep_ended_v1(p_jobs penstock.settlement[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     WITH ended AS (
@@ -1003,6 +1128,7 @@ END $$;
 
 CREATE FUNCTION penstock.lease_view_shards_v1(p_name text, p_lease_s double precision) RETURNS TABLE(shard integer, through text, corrections bigint)
     LANGUAGE plpgsql
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -1027,6 +1153,7 @@ END $$;
 
 CREATE FUNCTION penstock.leave_view_shards_v1(p_name text) RETURNS void
     LANGUAGE sql
+    SET jit TO 'off'
     AS $$
     UPDATE penstock.views_lease SET flusher = NULL, expires_at = NULL WHERE flusher = p_name;
     DELETE FROM penstock.views_flusher WHERE name = p_name;
@@ -1036,6 +1163,7 @@ CREATE FUNCTION penstock.limit_lanes_v1(p_limiter text, p_names text[], p_starts
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_now timestamptz;
@@ -1162,6 +1290,7 @@ END $_$;
 CREATE FUNCTION penstock.lock_feed_viewers_v1(p_viewers bigint[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     INSERT INTO penstock.feed_version (kind, entity, version)
@@ -1174,6 +1303,7 @@ END $$;
 
 CREATE FUNCTION penstock.log_feed_v1(p_kind smallint, p_entity bigint, p_items text[], p_scores bigint[]) RETURNS bigint
     LANGUAGE plpgsql
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_version bigint;
@@ -1189,6 +1319,7 @@ END $$;
 CREATE FUNCTION penstock.make_lanes_v1(p_limiters text[], p_names text[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_limiters text[];
@@ -1216,6 +1347,7 @@ END $$;
 CREATE FUNCTION penstock.note_hosts_v1(p_customers text[], p_hosts text[], p_requests integer[], p_photos integer[], p_seconds double precision[], p_pauses_s double precision[], s_customers text[], s_hosts text[], s_classes_s double precision[], s_photos integer[], o_customers text[], o_hosts text[], o_outcomes text[], o_photos integer[], p_half_life_s double precision, p_recent double precision) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     INSERT INTO penstock.fetch_host AS h
@@ -1261,6 +1393,7 @@ END $$;
 CREATE FUNCTION penstock.pause_lane_v1(p_limiter text, p_name text, p_paused boolean) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v penstock.lane%ROWTYPE;
@@ -1279,6 +1412,7 @@ END $$;
 CREATE FUNCTION penstock.pause_lane_v2(p_limiter text, p_name text, p_paused boolean) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v penstock.lane%ROWTYPE;
@@ -1297,6 +1431,7 @@ END $$;
 CREATE FUNCTION penstock.plan_lanes_v1(p_limiter text, p_queue integer, p_names text[], p_jobs_max integer, p_quantum integer, p_now timestamp with time zone) RETURNS TABLE(names text[], gives integer[], turns integer[], slack_s double precision)
     LANGUAGE sql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
     WITH allowed AS (
         SELECT l.name, l.ready_at, l.slack_s, l.turn,
@@ -1331,6 +1466,7 @@ $$;
 CREATE FUNCTION penstock.post_v1(p_ids text[], p_authors bigint[], p_ats timestamp with time zone[], p_refs text[]) RETURNS TABLE(id text, author bigint, score bigint, state smallint, visible_at timestamp with time zone, is_new boolean, version bigint)
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -1368,6 +1504,7 @@ END $$;
 CREATE FUNCTION penstock.publish_posts_v1(p_ids text[]) RETURNS TABLE(entity bigint, version bigint, items text[], scores bigint[])
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -1391,6 +1528,7 @@ END $$;
 CREATE FUNCTION penstock.put_back_v2(p_jobs penstock.settlement[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     WITH back AS (
@@ -1496,6 +1634,7 @@ END $$;
 
 CREATE FUNCTION penstock.reclassify_views_v1(p_id text, p_shard integer, p_from timestamp with time zone, p_to timestamp with time zone, p_source smallint, p_target smallint, OUT views bigint, OUT corrections bigint) RETURNS record
     LANGUAGE plpgsql
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 BEGIN
@@ -1522,6 +1661,7 @@ CREATE FUNCTION penstock.remove_idle_lanes_v1(p_limiter text, p_name text, p_max
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_limiters text[];
@@ -1601,6 +1741,7 @@ END $$;
 CREATE FUNCTION penstock.return_lease_v2(p_lease bigint, p_losses_max integer) RETURNS integer
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_jobs integer;
@@ -1624,6 +1765,7 @@ END $$;
 CREATE FUNCTION penstock.set_lane_v2(p_limiter text, p_name text, p_is_own boolean, p_starts_max integer, p_window_s double precision, p_concurrency integer, p_paused boolean, p_weight integer) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v penstock.limiter%ROWTYPE;
@@ -1649,6 +1791,7 @@ END $$;
 CREATE FUNCTION penstock.set_lane_v3(p_limiter text, p_name text, p_is_own boolean, p_starts_max integer, p_window_s double precision, p_concurrency integer, p_paused boolean, p_weight integer) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v penstock.limiter%ROWTYPE;
@@ -1674,6 +1817,7 @@ END $$;
 CREATE FUNCTION penstock.set_lane_v4(p_limiter text, p_name text, p_is_own boolean, p_starts_max integer, p_window_s double precision, p_concurrency integer, p_paused boolean, p_weight integer) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v penstock.limiter%ROWTYPE;
@@ -1699,6 +1843,7 @@ END $$;
 CREATE FUNCTION penstock.set_limiter_v1(p_name text, p_starts_max integer, p_window_s double precision, p_slack_s double precision, p_concurrency integer, p_is_set boolean) RETURNS boolean
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_is_spread boolean;
@@ -1724,6 +1869,7 @@ END $$;
 CREATE FUNCTION penstock.set_limiter_v2(p_name text, p_starts_max integer, p_window_s double precision, p_slack_s double precision, p_concurrency integer, p_is_set boolean) RETURNS boolean
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     IF NOT p_is_set AND NOT EXISTS (
@@ -1746,6 +1892,7 @@ CREATE FUNCTION penstock.settle_jobs_v1(p_jobs penstock.settlement[], p_limiters
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET lock_timeout TO '1s'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_jobs penstock.settlement[] := p_jobs;
@@ -1802,6 +1949,7 @@ END $$;
 CREATE FUNCTION penstock.settle_keys_v1(p_jobs penstock.settlement[]) RETURNS penstock.settlement[]
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_jobs penstock.settlement[];
@@ -1828,6 +1976,7 @@ CREATE FUNCTION penstock.settle_lanes_v2(p_limiters text[], p_lanes text[], p_qu
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET lock_timeout TO '1s'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_now timestamptz;
@@ -1903,6 +2052,7 @@ CREATE FUNCTION penstock.settle_v2(p_whole bigint[], p_word text, p_leases bigin
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_whole bigint[] := p_whole;
@@ -1982,10 +2132,39 @@ BEGIN
     END IF;
 END $$;
 
+CREATE FUNCTION penstock.slots_elsewhere_v1(p_host bigint, p_queues integer[], p_mosts integer[]) RETURNS TABLE(queue integer, slots bigint)
+    LANGUAGE sql
+    SET jit TO 'off'
+    AS $$
+    WITH living AS (
+        SELECT DISTINCT ON (h.name) h.id, h.name FROM penstock.host h
+        WHERE h.kind <> 'taker' AND h.expires_at > now() AND NOT h.is_draining
+        ORDER BY h.name, h.id DESC
+    ), planned AS (
+        SELECT f.queue, l.id AS host, f.slots, w.most,
+               sum(f.slots) OVER (PARTITION BY f.queue ORDER BY f.host) - f.slots AS before
+        FROM unnest(p_queues, p_mosts) AS w(queue, most)
+        JOIN penstock.fleet_slot f ON f.queue = w.queue
+        JOIN living l ON l.name = f.host
+    ), parts AS (
+        SELECT a.queue, a.host, a.slots::bigint AS held, 0::bigint AS bound
+        FROM penstock.slot_allowance a
+        JOIN penstock.host h ON h.id = a.host AND h.expires_at > now() - interval '5 s'
+        WHERE a.queue = ANY(p_queues) AND a.slots > 0
+        UNION ALL
+        SELECT p.queue, p.host, 0, greatest(0, least(p.slots, p.most - p.before)) FROM planned p
+    ), hosts AS (
+        SELECT p.queue, greatest(sum(p.held), sum(p.bound)) AS slots
+        FROM parts p WHERE p.host <> p_host GROUP BY p.queue, p.host
+    )
+    SELECT h.queue, sum(h.slots)::bigint FROM hosts h GROUP BY h.queue
+$$;
+
 CREATE FUNCTION penstock.spend_v1(p_limiter text, p_name text, p_k integer, p_wait_max_s double precision) RETURNS double precision
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET lock_timeout TO '3s'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v penstock.lane%ROWTYPE;
@@ -2045,6 +2224,7 @@ CREATE FUNCTION penstock.spread_limiter_v1(p_name text, p_after text, p_max inte
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v penstock.limiter%ROWTYPE;
@@ -2075,6 +2255,7 @@ END $$;
 CREATE FUNCTION penstock.take_keys_v1(p_queues integer[], p_keys text[], p_ids bigint[]) RETURNS bigint[]
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_ids bigint[];
@@ -2101,6 +2282,7 @@ END $$;
 
 CREATE FUNCTION penstock.tend_kept_v1() RETURNS integer
     LANGUAGE plpgsql
+    SET jit TO 'off'
     AS $_$
 DECLARE
     v_ahead_s double precision;
@@ -2150,6 +2332,7 @@ END $_$;
 CREATE FUNCTION penstock.unfollow_all_v1(p_viewer bigint, OUT changed integer, OUT version bigint) RETURNS record
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -2166,6 +2349,7 @@ END $$;
 CREATE FUNCTION penstock.unfollow_v1(p_viewer bigint, p_authors bigint[], OUT changed integer, OUT entity bigint, OUT version bigint, OUT items text[], OUT scores bigint[]) RETURNS record
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 BEGIN
@@ -2250,6 +2434,7 @@ CREATE FUNCTION penstock.work_ahead_v1(p_queues integer[]) RETURNS TABLE(ready i
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET jit TO 'off'
     AS $$
     SELECT array_agg(w.id) FILTER (WHERE w.run_at <= now()),
            array_agg(w.id) FILTER (WHERE w.has_events OR w.ready_at <= now()),
@@ -2274,6 +2459,7 @@ $$;
 CREATE FUNCTION penstock.write_plan_v1(p_leader text, p_term bigint, p_hosts text[], p_queues integer[], p_slots integer[], p_changed_hosts text[], p_changed_queues text[], p_befores integer[], p_afters integer[], p_codes text[], p_whys text[]) RETURNS bigint
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     v_version bigint;
@@ -2349,6 +2535,13 @@ ALTER TABLE penstock.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MINVALUE
     NO MAXVALUE
     CACHE 1
+);
+
+CREATE TABLE penstock.console_link (
+    sha256 bytea NOT NULL,
+    token_id bigint NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    CONSTRAINT console_link_sha256_check CHECK ((length(sha256) = 32))
 );
 
 CREATE TABLE penstock.console_session (
@@ -2467,6 +2660,15 @@ CREATE TABLE penstock.fetch_absent (
     since timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE TABLE penstock.fetch_before (
+    run_id bigint NOT NULL,
+    item text NOT NULL,
+    hash bytea NOT NULL,
+    raw_hash bytea,
+    fields text NOT NULL,
+    photos text[] NOT NULL
+);
+
 CREATE TABLE penstock.fetch_change (
     run_id bigint NOT NULL,
     item text NOT NULL,
@@ -2475,6 +2677,7 @@ CREATE TABLE penstock.fetch_change (
     has_other_photos boolean NOT NULL,
     published_at timestamp with time zone,
     fields text[] DEFAULT '{}'::text[] NOT NULL,
+    late_at timestamp with time zone,
     CONSTRAINT fetch_change_kind_check CHECK ((kind = ANY (ARRAY['new'::text, 'changed'::text, 'gone'::text, 'retry'::text])))
 );
 
@@ -2505,7 +2708,10 @@ CREATE TABLE penstock.fetch_customer (
     window_s double precision NOT NULL,
     connections integer NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    hold_share double precision,
+    hold_items integer,
+    refresh_s double precision
 );
 
 CREATE TABLE penstock.fetch_delivery (
@@ -2564,7 +2770,8 @@ CREATE TABLE penstock.fetch_link (
     failures integer DEFAULT 0 NOT NULL,
     run_id bigint NOT NULL,
     due_round bigint DEFAULT 0 NOT NULL,
-    copied_at timestamp with time zone
+    copied_at timestamp with time zone,
+    recheck_at timestamp with time zone
 );
 
 CREATE TABLE penstock.fetch_mapping (
@@ -2578,7 +2785,8 @@ CREATE TABLE penstock.fetch_need (
     item text NOT NULL,
     url text NOT NULL,
     outcome text,
-    id bigint NOT NULL
+    id bigint NOT NULL,
+    is_late boolean DEFAULT false NOT NULL
 );
 
 ALTER TABLE penstock.fetch_need ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -2681,7 +2889,9 @@ CREATE TABLE penstock.fetch_run (
     round bigint,
     is_round boolean DEFAULT false NOT NULL,
     prior_at timestamp with time zone,
-    asks_before timestamp with time zone
+    asks_before timestamp with time zone,
+    undone_by bigint,
+    items_late integer DEFAULT 0 NOT NULL
 );
 
 ALTER TABLE penstock.fetch_run ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -3193,6 +3403,16 @@ CREATE TABLE penstock.queue_total (
 )
 WITH (fillfactor='50');
 
+CREATE TABLE penstock.slot_allowance (
+    queue integer NOT NULL,
+    host bigint NOT NULL,
+    slots integer NOT NULL,
+    is_short boolean DEFAULT false NOT NULL,
+    call bigint NOT NULL,
+    CONSTRAINT slot_allowance_slots_check CHECK ((slots >= 0))
+)
+WITH (fillfactor='50');
+
 CREATE TABLE penstock.token (
     id bigint NOT NULL,
     name text NOT NULL,
@@ -3270,6 +3490,9 @@ ALTER TABLE ONLY penstock.alert
 ALTER TABLE ONLY penstock.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY penstock.console_link
+    ADD CONSTRAINT console_link_pkey PRIMARY KEY (sha256);
+
 ALTER TABLE ONLY penstock.console_session
     ADD CONSTRAINT console_session_pkey PRIMARY KEY (sha256);
 
@@ -3309,6 +3532,9 @@ ALTER TABLE ONLY penstock.feed_version
 ALTER TABLE ONLY penstock.fetch_absent
     ADD CONSTRAINT fetch_absent_pkey PRIMARY KEY (consumer, seq);
 
+ALTER TABLE ONLY penstock.fetch_before
+    ADD CONSTRAINT fetch_before_pkey PRIMARY KEY (run_id, item);
+
 ALTER TABLE ONLY penstock.fetch_change
     ADD CONSTRAINT fetch_change_pkey PRIMARY KEY (run_id, item);
 
@@ -3338,9 +3564,6 @@ ALTER TABLE ONLY penstock.fetch_link
 
 ALTER TABLE ONLY penstock.fetch_mapping
     ADD CONSTRAINT fetch_mapping_pkey PRIMARY KEY (name);
-
-ALTER TABLE ONLY penstock.fetch_need
-    ADD CONSTRAINT fetch_need_pkey PRIMARY KEY (run_id, item, url);
 
 ALTER TABLE ONLY penstock.fetch_pace
     ADD CONSTRAINT fetch_pace_pkey PRIMARY KEY (run_id, minute);
@@ -3450,6 +3673,9 @@ ALTER TABLE ONLY penstock.queue
 ALTER TABLE ONLY penstock.queue_total
     ADD CONSTRAINT queue_total_pkey PRIMARY KEY (queue);
 
+ALTER TABLE ONLY penstock.slot_allowance
+    ADD CONSTRAINT slot_allowance_pkey PRIMARY KEY (queue, host);
+
 ALTER TABLE ONLY penstock.token
     ADD CONSTRAINT token_pkey PRIMARY KEY (id);
 
@@ -3501,9 +3727,13 @@ CREATE INDEX fetch_link_copied ON penstock.fetch_link USING btree (customer, cop
 
 CREATE INDEX fetch_link_failed ON penstock.fetch_link USING btree (customer, url) WHERE (outcome <> ALL (ARRAY['stored'::text, 'unchanged'::text]));
 
+CREATE INDEX fetch_link_recheck ON penstock.fetch_link USING btree (recheck_at) WHERE (recheck_at IS NOT NULL);
+
 CREATE INDEX fetch_link_url ON penstock.fetch_link USING btree (url);
 
-CREATE INDEX fetch_need_bad ON penstock.fetch_need USING btree (run_id, id) WHERE ((outcome ~~ 'failed:%'::text) OR (outcome ~~ 'refused:%'::text));
+CREATE INDEX fetch_need_bad ON penstock.fetch_need USING btree (run_id, id) WHERE ((outcome ~~ 'failed:%'::text) OR (outcome ~~ 'refused:%'::text) OR is_late);
+
+CREATE UNIQUE INDEX fetch_need_photo ON penstock.fetch_need USING btree (run_id, item, hashtextextended(url, (0)::bigint));
 
 CREATE INDEX fetch_result_customer ON penstock.fetch_result USING btree (customer, seq);
 
@@ -3547,6 +3777,8 @@ CREATE INDEX lane_queue_ready ON penstock.lane_queue USING btree (queue, ready_a
 
 CREATE INDEX queue_minute_minute ON penstock.queue_minute USING btree (minute);
 
+CREATE INDEX slot_allowance_host ON penstock.slot_allowance USING btree (host);
+
 CREATE UNIQUE INDEX token_name_taken ON penstock.token USING btree (name) WHERE (revoked_at IS NULL);
 
 CREATE INDEX views_hour_range ON penstock.views_hour USING brin (hour) WITH (pages_per_range='32', autosummarize='on');
@@ -3554,6 +3786,9 @@ CREATE INDEX views_hour_range ON penstock.views_hour USING brin (hour) WITH (pag
 ALTER INDEX penstock.job_done_pkey ATTACH PARTITION penstock.job_done_rest_pkey;
 
 ALTER INDEX penstock.job_done_queue ATTACH PARTITION penstock.job_done_rest_queue_id_idx;
+
+ALTER TABLE ONLY penstock.console_link
+    ADD CONSTRAINT console_link_token_id_fkey FOREIGN KEY (token_id) REFERENCES penstock.token(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY penstock.console_session
     ADD CONSTRAINT console_session_token_id_fkey FOREIGN KEY (token_id) REFERENCES penstock.token(id) ON DELETE CASCADE;
@@ -3581,6 +3816,9 @@ ALTER TABLE ONLY penstock.queue_alias
 
 ALTER TABLE ONLY penstock.queue_override
     ADD CONSTRAINT queue_override_queue_fkey FOREIGN KEY (queue) REFERENCES penstock.queue(id);
+
+ALTER TABLE ONLY penstock.slot_allowance
+    ADD CONSTRAINT slot_allowance_host_fkey FOREIGN KEY (host) REFERENCES penstock.host(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY penstock.views_lease
     ADD CONSTRAINT views_lease_shard_fkey FOREIGN KEY (shard) REFERENCES penstock.views_shard(shard);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from bench.fetch_broken import live
+from bench.fetch_broken import live, read_rule
 from bench.fetch_limits import most_in_window
 from bench.fetch_routing import Shares, judge_first_requests
 from bench.origins.log import Request, judge, per_second, read_log
@@ -83,7 +83,9 @@ def test_photos_are_real_of_the_size_told_and_each_another(size_bytes):
     assert all(0.8 < len(body) / size_bytes < 1.25 for body in bodies)
 
 
-def test_a_simulated_week_saves_requests_and_sees_repairs():
-    week = live(200, 3_600.0, 1)
-    assert week.cut > 40
-    assert 0 < week.latest_s <= 86_400
+async def test_a_simulated_week_saves_requests_and_sees_repairs(postgres):
+    rule = await read_rule(postgres)
+    for gap_s, least in ((3_600.0, 40), (86_400.0, 40)):
+        week = live(rule, 200, gap_s, 1)
+        assert week.cut > least
+        assert 0 < week.latest_s <= 86_400

@@ -116,7 +116,7 @@ async def run_up(line: CommandLine, app: App, application: str | None) -> None:
         token = await prepare(app, line.packages)
         code = await make_code(app, token)
         await app.close()
-        announcing = asyncio.create_task(announce(line, app, supervisor, token, code))
+        announcing = asyncio.create_task(announce(line, app, supervisor, token=token, code=code))
         try:
             await supervisor.run()
         finally:
@@ -187,7 +187,7 @@ async def prepare(app: App, packages: tuple[str, ...]) -> RootToken:
 
 
 async def announce(
-    line: CommandLine, app: App, supervisor: Supervisor, token: RootToken, code: str
+    line: CommandLine, app: App, supervisor: Supervisor, *, token: RootToken, code: str
 ) -> None:
     """Print where everything answers, once every role is ready, and the one-time link of `code`.
 
