@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
 from penstock.engines.multiplex import ValkeyRefused
 from penstock.views import Hit, Total, Traffic
-from penstock.views.errors import FieldUnknown, InvalidHit, ShardsFixed
+from penstock.views.errors import FieldUnknown, InvalidHit, InvalidSpan, ShardsFixed
 from penstock.views.model import shard_of
 
 
@@ -168,6 +168,48 @@ async def test_viewers_written_down_outlive_valkey(views, flusher, engines):
     await drop_all(engines)
     [ad] = await views.totals(["ad:1"], fields=("unique",))
     assert 19 <= ad.unique <= 21
+
+
+async def test_viewers_of_past_days_are_read_and_dropped_by_age(views, flusher, sql):
+    """Yesterday's from PostgreSQL, today's from Valkey as well; what is older than `views.viewers_kept` goes."""
+    await views.hits([Hit(id="ad:1", viewer=f"u{n}") for n in range(20)])
+    today = datetime.now(UTC).date()
+    past = {
+        today - timedelta(days=days): viewers
+        for days, viewers in ((1, 7), (29, 5), (399, 3), (402, 2))
+    }
+    for day, viewers in past.items():
+        await sql(
+            f"INSERT INTO penstock.views_unique (id, day, viewers) VALUES ('ad:1', '{day}', {viewers})"
+        )
+    found = await views.viewers("ad:1")
+    assert [(row.day, row.viewers) for row in found[:-1]] == [
+        (today - timedelta(days=29), 5),
+        (today - timedelta(days=1), 7),
+    ]
+    assert found[-1].day == today
+    assert 19 <= found[-1].viewers <= 21
+    yesterday = await views.viewers("ad:1", from_day=today - timedelta(days=1), to_day=today)
+    assert [row.viewers for row in yesterday] == [7]
+    assert await flusher.drop_old_viewers() == 1
+    assert await flusher.drop_old_viewers() == 0
+    longer = await views.viewers("ad:1", from_day=today - timedelta(days=1000))
+    assert [row.viewers for row in longer[:-1]] == [3, 5, 7]
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        {"from_day": "2026-11-01"},
+        {"from_day": datetime(2026, 11, 1, tzinfo=UTC)},
+        {"from_day": date(2026, 11, 2), "to_day": date(2026, 11, 2)},
+        {"from_day": date(1, 1, 1), "to_day": date.max},
+        {"to_day": date.min},
+    ],
+)
+async def test_a_span_of_days_that_means_nothing_is_refused(views, span):
+    with pytest.raises(InvalidSpan):
+        await views.viewers("ad:1", **span)
 
 
 async def test_today_begins_at_midnight_of_the_deployment(make_views, flusher, sql):

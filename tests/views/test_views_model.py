@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.views import Hit, Traffic, traffic_of_user_agent
+from penstock.views import Hit, Traffic
 from penstock.views.errors import InvalidHit, TooManyHits, TooManyIds
 from penstock.views.flush import Tally
 from penstock.views.model import (
@@ -100,30 +100,6 @@ def test_calls_are_bounded():
         require_hits(["a"] * 1_001)
     with pytest.raises(TooManyIds):
         require_ids(["a"] * 1_001)
-
-
-@pytest.mark.parametrize(
-    ("user_agent", "traffic"),
-    [
-        (
-            "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 Chrome/126.0 Safari/537.36",
-            "human",
-        ),
-        (
-            "Mozilla/5.0 (iPhone; CPU iPhone OS 17_5 like Mac OS X) Version/17.5 Mobile Safari",
-            "human",
-        ),
-        ("Mozilla/5.0 (X11; CrOS x86_64) Cubot/1.0 Firefox/127.0", "bot"),
-        ("Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)", "bot"),
-        ("facebookexternalhit/1.1", "bot"),
-        ("curl/8.5.0", "bot"),
-        ("python-requests/2.32", "bot"),
-        ("", "bot"),
-        (None, "bot"),
-    ],
-)
-def test_user_agents_that_name_themselves_are_bots(user_agent, traffic):
-    assert traffic_of_user_agent(user_agent) == traffic
 
 
 def test_ids_of_entries_are_in_order_as_numbers():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import date, datetime
 from types import SimpleNamespace
 from urllib.parse import quote
 
@@ -50,6 +50,13 @@ class PythonSurface(PythonVerbs):
     async def series(self, *, id, by="day", **span):
         moments = {f"{name}_at": datetime.fromisoformat(text) for name, text in span.items()}
         return await self._views.series(id, by, **moments)
+
+    async def viewers(self, *, id, **span):
+        try:
+            days = {f"{name}_day": date.fromisoformat(text) for name, text in span.items()}
+        except ValueError as error:
+            raise InvalidSpan(str(span)) from error
+        return await self._views.viewers(id, **days)
 
     async def top(self, *, window, limit, **more):
         try:
@@ -104,6 +111,9 @@ class HttpSurface:
 
     async def series(self, *, id, **params):
         return await self.ask("GET", f"{_item(id)}/series", params=params)
+
+    async def viewers(self, *, id, **params):
+        return await self.ask("GET", f"{_item(id)}/viewers", params=params)
 
     async def top(self, **params):
         return await self.ask("GET", "/v1/views/top", params=params)
@@ -162,6 +172,9 @@ class CommandSurface:
 
     async def series(self, *, id, **options):
         return await self.run("series", id, *_words(options))
+
+    async def viewers(self, *, id, **options):
+        return await self.run("viewers", id, *_words(options))
 
     async def top(self, *, limit, **options):
         return await self.run("top", "--max", str(limit), *_words(options))

@@ -28,6 +28,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.views.model import (
+    DayViewers,
     Deleted,
     Difference,
     Hit,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.views.service import Views as Views
 
 __all__ = [
+    "DayViewers",
     "Deleted",
     "Difference",
     "Hit",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from enum import StrEnum
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -16,6 +16,7 @@ from zlib import crc32
 import msgspec
 
 from penstock.kernel.ids import USER_ID
+from penstock.views.bots import is_bot
 from penstock.views.errors import InvalidHit, TooManyHits, TooManyIds
 
 HITS_PER_CALL_MAX: Final = 1_000
@@ -48,12 +49,6 @@ class Traffic(StrEnum):
 CLASSES: Final = tuple(Traffic)
 """In the order of their numbers in PostgreSQL."""
 NUMBER: Final[dict[str, int]] = {traffic: number for number, traffic in enumerate(CLASSES)}
-_BOTS: Final = re.compile(
-    r"bot\b|bot[/;-]|crawl|spider|slurp|archiver|headless|phantom|lighthouse|pagespeed|preview|scan"
-    r"|monitor|uptime|fetch|facebookexternalhit|whatsapp|embedly|curl|wget|python|java/|okhttp|go-http|libwww"
-    r"|httpclient|axios|scrapy|feed",
-    re.IGNORECASE,
-)
 _MARKS: Final = re.compile(r"([^*/!=]+)(?:\*([0-9]{1,7}))?(?:/([hbos]))?")
 
 
@@ -91,6 +86,13 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     bot: int = 0
     owner: int = 0
     staff: int = 0
+
+
+class DayViewers(msgspec.Struct, frozen=True, kw_only=True):
+    """About how many viewers an entity had on one day (within 2 % for 95 of 100)."""
+
+    day: date
+    viewers: int
 
 
 class TopEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,8 +167,8 @@ def shard_of(entity: str, shards: int) -> int:
 
 
 def traffic_of_user_agent(user_agent: str | None) -> Traffic:
-    """`bot` for what names itself so and for what sends none; the rule where a caller says nothing."""
-    if not user_agent or _BOTS.search(user_agent):
+    """`bot` for programs by the rules of `bots.toml` and for no user agent, else `human`: where a caller gives no class."""
+    if not user_agent or is_bot(user_agent):
         return Traffic.BOT
     return Traffic.HUMAN
 

@@ -68,6 +68,9 @@ class ViewsConfig:
         "How long hits stay in Valkey after their flush: a standby of PostgreSQL may be that far behind.",
         parse_duration_s,
     )
+    viewers_kept_s: float = setting(
+        "400d", "How long the number of viewers of a day is kept.", parse_duration_s
+    )
     lease_s: float = setting(
         "10s", "A flusher silent for so long gives its shards to others.", parse_duration_s
     )

@@ -41,6 +41,8 @@ SWEEP_EVERY_S: Final = 1.0
 UNIQUES_EVERY_S: Final = 30.0
 UNIQUES_PER_STEP: Final = 1_000
 TOMBSTONES_EVERY_S: Final = 3_600.0
+VIEWERS_DROPPED_MAX: Final = 20_000
+"""In one statement; more follow after the next flush."""
 UNFENCED_S: Final = 60.0
 """A fence that does not hold in time is left out for so long."""
 AWAY_S: Final = 1.0
@@ -231,7 +233,7 @@ class Flusher:
         flush_lag_s.set(max([0.0, *lags_s]))
 
     async def _tend(self) -> None:
-        """Now and then: totals nobody asks for, numbers of viewers, tombstones that are over.
+        """Sweep totals that nobody reads, write numbers of viewers, drop old ones and tombstones that are over.
 
         Totals go after a flush that left nothing, so none is dropped whose hits are in Valkey alone.
         """
@@ -243,8 +245,9 @@ class Flusher:
             self._uniques_s = now_s
             await self.write_uniques()
         if now_s - self._tombstones_s >= TOMBSTONES_EVERY_S:
-            self._tombstones_s = now_s
             await store.shards.drop_tombstones(self._postgres)
+            if await self.drop_old_viewers() < VIEWERS_DROPPED_MAX:
+                self._tombstones_s = now_s
 
     async def _sweep(self) -> None:
         """One step; it begins anew where a primary of a cluster went away."""
@@ -256,6 +259,13 @@ class Flusher:
         except ValkeyDown:
             if not await self._valkey.is_cluster():
                 raise
+
+    async def drop_old_viewers(self) -> int:
+        """Remove numbers of viewers that are older than `views.viewers_kept`; how many, at most VIEWERS_DROPPED_MAX."""
+        before = (datetime.now(UTC) - timedelta(seconds=self._config.viewers_kept_s)).date()
+        return await store.shards.drop_uniques(
+            self._postgres, before=before, rows_max=VIEWERS_DROPPED_MAX
+        )
 
     async def write_uniques(self) -> int:
         """Write down the numbers of viewers that changed; how many."""

@@ -1,4 +1,4 @@
-"""Commands: `penstock views hit|get|series|top|rm|verify|reclassify|lag`; each calls one verb and prints."""
+"""Commands: `penstock views hit|get|series|viewers|top|rm|verify|reclassify|lag`; each calls one verb and prints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from typing import Final
 
 import click
 
-from penstock.views.cli.counts import get_totals, hit_items, show_series, show_top
+from penstock.views.cli.counts import (
+    get_totals,
+    hit_items,
+    show_series,
+    show_top,
+    show_viewers,
+)
 from penstock.views.cli.upkeep import reclassify, remove_item, show_lag, verify
 
 
@@ -19,6 +25,7 @@ for _command in (
     hit_items,
     get_totals,
     show_series,
+    show_viewers,
     show_top,
     remove_item,
     verify,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Final
 
 import click
 
 from penstock.kernel.config import parse_duration_s
 from penstock.kernel.terminal import Terminal, table
-from penstock.views.cli.text import Moment, describe_totals
+from penstock.views.cli.text import Day, Moment, describe_totals
 from penstock.views.errors import InvalidSpan
 from penstock.views.model import CLASSES, FIELDS, TOP_MAX, Hit, Traffic
 from penstock.views.service import Views
@@ -73,6 +73,24 @@ def show_series(
         for row in found
     ]
     terminal.show(found, table(("start (UTC)", *CLASSES), rows) if found else "no views")
+
+
+@click.command("viewers", short_help="Show viewers by day.")
+@click.argument("id")
+@click.option("--from", "from_day", type=Day(), default=None, help="From this day on.")
+@click.option("--to", "to_day", type=Day(), default=None, help="Until before this day.")
+@click.pass_obj
+def show_viewers(
+    terminal: Terminal,
+    id: str,  # noqa: A002 - as it is called everywhere
+    *,
+    from_day: date | None,
+    to_day: date | None,
+) -> None:
+    """Show about how many viewers ID had on each day: today and 30 days before, unless given otherwise."""
+    found = terminal.run(Views, lambda views: views.viewers(id, from_day=from_day, to_day=to_day))
+    rows = [(row.day.isoformat(), row.viewers) for row in found]
+    terminal.show(found, table(("day", "viewers"), rows) if found else "no viewers")
 
 
 @click.command("top", short_help="Show the most viewed items.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 import click
@@ -32,6 +32,29 @@ class Moment(click.ParamType[datetime]):
         except ValueError as error:
             raise InvalidSpan(
                 f"{param.opts[0] if param else 'moment'}: expected a moment such as 2026-11-21T10:00Z, got"
+                f" {str(value)[:40]!r}"
+            ) from error
+
+
+class Day(click.ParamType[date]):
+    """`2026-11-21`."""
+
+    name = "day"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,  # noqa: ARG002 - click's signature
+    ) -> date:
+        """The day."""
+        if isinstance(value, date):
+            return value
+        try:
+            return date.fromisoformat(str(value))
+        except ValueError as error:
+            raise InvalidSpan(
+                f"{param.opts[0] if param else 'day'}: expected a day such as 2026-11-21, got"
                 f" {str(value)[:40]!r}"
             ) from error
 

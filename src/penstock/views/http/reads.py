@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime
+from datetime import date, datetime
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -15,7 +15,7 @@ from penstock.kernel.config import parse_duration_s
 from penstock.kernel.hot import HOT, HotAnswer, HotRequest
 from penstock.views.errors import InvalidSpan
 from penstock.views.http.scopes import READ
-from penstock.views.model import TOP_MAX, SeriesPoint, TopEntry, Total, Traffic
+from penstock.views.model import TOP_MAX, DayViewers, SeriesPoint, TopEntry, Total, Traffic
 from penstock.views.service import Views
 
 _PARAMETERS: Final = frozenset({"ids", "fields"})
@@ -92,6 +92,26 @@ async def get_series(
     return await views.series(id, by, from_at=from_at, to_at=to_at)
 
 
+@get(
+    "/v1/views/items/{id:str}/viewers",
+    operation_id="getViewers",
+    summary="Viewers by day",
+    opt=READ,
+)
+async def get_viewers(
+    views: NamedDependency[Views],
+    id: FromPath[str],  # noqa: A002 - as it is called in the path
+    *,
+    from_day: Annotated[date | None, QueryParameter(name="from")] = None,
+    to_day: Annotated[date | None, QueryParameter(name="to")] = None,
+) -> list[DayViewers]:
+    """About how many viewers an item had on each day from `from` until before `to` (dates), oldest first; without any: left out.
+
+    Days are those of the deployment's time zone. Left out, the span is today and the 30 days before it.
+    """
+    return await views.viewers(id, from_day=from_day, to_day=to_day)
+
+
 @get("/v1/views/top", operation_id="getTop", summary="The most viewed items", opt=READ)
 async def get_top(
     views: NamedDependency[Views],
@@ -117,4 +137,4 @@ def is_known(etag: str, if_none_match: str | None) -> bool:
     return if_none_match is not None and (etag in if_none_match or if_none_match.strip() == "*")
 
 
-ROUTES: Final[list[Any]] = [get_totals, get_series, get_top]
+ROUTES: Final[list[Any]] = [get_totals, get_series, get_viewers, get_top]

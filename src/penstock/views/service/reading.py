@@ -18,9 +18,16 @@ from penstock.engines.postgres import Postgres
 from penstock.engines.valkey import ValkeyDown
 from penstock.kernel.errors import Unavailable
 from penstock.views import store
-from penstock.views.errors import FieldUnknown, TooManyIds
+from penstock.views.errors import FieldUnknown, InvalidSpan, TooManyIds, shown
 from penstock.views.hot import Hot
-from penstock.views.model import FIELDS, IDS_PER_READ_MAX, Total, require_ids, shard_of
+from penstock.views.model import (
+    FIELDS,
+    IDS_PER_READ_MAX,
+    DayViewers,
+    Total,
+    require_ids,
+    shard_of,
+)
 from penstock.views.service.patience import Patience
 from penstock.views.service.shards import Shards
 from penstock.views.settings import totals_untold
@@ -30,6 +37,8 @@ KEYS_KEPT_MAX: Final = 100_000
 ANSWER_S: Final = 3.0
 """Longest wait for what Valkey has not; then it is told as unknown."""
 _EPOCH: Final = date(1970, 1, 1)
+VIEWERS_USUAL: Final = timedelta(days=30)
+VIEWERS_DAYS_MAX: Final = 3_660
 
 
 class Reading:
@@ -70,6 +79,24 @@ class Reading:
         except Unavailable:
             totals_untold.labels(reason="postgres").inc(len(found))
             return [msgspec.structs.replace(total, stale=True) for total in found]
+
+    async def viewers(
+        self, entity: str, from_day: date | None, to_day: date | None
+    ) -> list[DayViewers]:
+        """Viewers of an entity by day, oldest first. Raises: InvalidHit, InvalidSpan, PostgresDown."""
+        require_ids([entity])
+        today = datetime.now(self._zone).date()
+        since, until = _days(from_day, to_day, today)
+        if not self._shards.is_ready:
+            await self._ready()
+        found = await self._patience.ask(
+            lambda: store.totals.uniques_by_day(self._postgres, entity, since=since, until=until),
+            wait_s=ANSWER_S,
+        )
+        if since <= today < until:
+            latest, _ = await self._patience.ask(lambda: self._viewers([entity]), wait_s=ANSWER_S)
+            found[today] = max(found.get(today, 0), latest.get(entity, 0))
+        return [DayViewers(day=day, viewers=found[day]) for day in sorted(found) if found[day]]
 
     async def _ready(self) -> None:
         try:
@@ -179,3 +206,20 @@ class Reading:
     def _midnight_at(self) -> datetime:
         now_at = datetime.now(self._zone)
         return datetime.combine(now_at.date(), datetime.min.time(), self._zone).astimezone(UTC)
+
+
+def _days(from_day: date | None, to_day: date | None, today: date) -> tuple[date, date]:
+    """The days from the first up to before the second; today and 30 days before it. Raises: InvalidSpan."""
+    for day in (from_day, to_day):
+        if day is not None and (not isinstance(day, date) or isinstance(day, datetime)):
+            raise InvalidSpan(f"viewers of {shown(day)}: expected days such as 2026-11-21")
+    try:
+        until = to_day or today + timedelta(days=1)
+        since = from_day or min(today, until) - VIEWERS_USUAL
+    except OverflowError as error:
+        raise InvalidSpan("viewers: expected days such as 2026-11-21") from error
+    if not 0 < (until - since).days <= VIEWERS_DAYS_MAX:
+        raise InvalidSpan(
+            f"viewers from {since} to {until}: expected a span of 1 to {VIEWERS_DAYS_MAX} days"
+        )
+    return since, until

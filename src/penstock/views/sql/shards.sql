@@ -38,3 +38,8 @@ ON CONFLICT (id, day) DO UPDATE SET viewers = greatest(u.viewers, excluded.viewe
 -- name: drop_tombstones
 -- Forget tombstones that are over.
 DELETE FROM penstock.views_tombstone WHERE until_at < now();
+
+-- name: drop_uniques
+-- Remove some numbers of viewers of days before one.
+DELETE FROM penstock.views_unique WHERE (id, day) IN (
+    SELECT id, day FROM penstock.views_unique WHERE day < :before::date ORDER BY day LIMIT :rows_max);

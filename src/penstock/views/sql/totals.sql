@@ -22,3 +22,8 @@ WHERE id = ANY (:ids::text[]) AND class = 0 AND hour >= :since_at GROUP BY id;
 -- name: day_uniques
 -- Viewers of a day as last written down.
 SELECT id, viewers FROM penstock.views_unique WHERE id = ANY (:ids::text[]) AND day = :day;
+
+-- name: uniques_by_day
+-- Viewers of an entity by day, as last written down.
+SELECT day, viewers FROM penstock.views_unique
+WHERE id = :id AND day >= :since::date AND day < :until::date;

@@ -84,3 +84,8 @@ async def write_uniques(runner: Runner, rows: Sequence[tuple[str, date, int]]) -
 async def drop_tombstones(runner: Runner) -> int:
     """Forget tombstones that are over; how many."""
     return await runner.run(SQL.drop_tombstones)
+
+
+async def drop_uniques(runner: Runner, *, before: date, rows_max: int) -> int:
+    """Remove up to `rows_max` numbers of viewers of days before `before`; how many."""
+    return await runner.run(SQL.drop_uniques, before=before, rows_max=rows_max)

@@ -54,3 +54,11 @@ async def day_uniques(runner: Runner, ids: Sequence[str], *, day: date) -> dict[
     """Viewers of a day as last written down; without entities that have none."""
     rows = await runner.all(SQL.day_uniques, ids=ids, day=day)
     return {row["id"]: row["viewers"] for row in rows}
+
+
+async def uniques_by_day(
+    runner: Runner, entity: str, *, since: date, until: date
+) -> dict[date, int]:
+    """Viewers of an entity as last written down, of each day from `since` up to before `until`."""
+    rows = await runner.all(SQL.uniques_by_day, id=entity, since=since, until=until)
+    return {row["day"]: row["viewers"] for row in rows}

@@ -11,7 +11,15 @@ from zoneinfo import ZoneInfo
 
 from penstock.console.screens.words import same
 from penstock.console.seeing import Ask, Chart, Found, Line, attempt
-from penstock.views.model import CLASSES, SeriesPoint, ShardLag, TopEntry, Total, Traffic
+from penstock.views.model import (
+    CLASSES,
+    DayViewers,
+    SeriesPoint,
+    ShardLag,
+    TopEntry,
+    Total,
+    Traffic,
+)
 
 WINDOWS: Final[dict[str, float]] = {
     "1h": 3_600.0,
@@ -92,6 +100,8 @@ class EntityView:
     error: str | None = None
     sums: Sequence[tuple[str, int]] = ()
     zone: str = ""
+    viewers: Found[list[DayViewers]] = NOTHING
+    """By day, the newest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +147,10 @@ async def see_entity(ask: Ask) -> EntityView:
         return EntityView(entity=entity, span=span)
     by, length = SPANS[span]
     from_at = ask.now_at - length
-    total, series = await asyncio.gather(
-        _total(views, entity), attempt(views.series(entity, by, from_at=from_at))
+    total, series, viewers = await asyncio.gather(
+        _total(views, entity),
+        attempt(views.series(entity, by, from_at=from_at)),
+        attempt(views.viewers(entity)),
     )
     zone = ZoneInfo(views.config.time_zone)
     points = series.value
@@ -153,6 +165,7 @@ async def see_entity(ask: Ask) -> EntityView:
         error=series.error,
         sums=sums,
         zone=views.config.time_zone,
+        viewers=Found(viewers.value and viewers.value[::-1], error=viewers.error),
     )
 
 
