@@ -79,6 +79,11 @@ class PostgresPooled(Conflict):
 
     code = "postgres.pooled"
 
+    @property
+    def public_text(self) -> str:
+        """Without the server's address, which is no caller's business."""
+        return "PostgreSQL is behind a pooler that keeps no sessions: run `penstock doctor` there"
+
 
 class PostgresBusy(Unavailable):
     """A lock or a time limit stopped the statement; it had no effect."""
