@@ -19,6 +19,12 @@ from penstock.engines.migrate import (
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.sql import compile_query
 
+COMPILED = compile_query(
+    "compiled",
+    "-- Functions without the setting.\nSELECT p.oid::regprocedure FROM pg_proc p"
+    " WHERE p.pronamespace = 'penstock'::regnamespace"
+    " AND NOT coalesce('jit=off' = ANY (p.proconfig), false)",
+)
 EXISTS = compile_query("exists", "-- Is it there?\nSELECT to_regclass(:name) IS NOT NULL")
 
 
@@ -102,3 +108,15 @@ async def test_a_migration_does_not_queue_the_site_behind_a_lock(empty, room):
         with pytest.raises(Exception, match="nothing was done"):
             await apply_migrations(empty, ("roomfortests",))
     assert len(await apply_migrations(empty, ("roomfortests",))) == 1
+
+
+async def test_functions_run_without_jit_on_every_connection(postgres, room):
+    """Also those that a later migration replaces, which loses what was set on them."""
+    room(
+        "0001_pre_one.sql", "CREATE FUNCTION penstock.one() RETURNS int LANGUAGE sql AS 'SELECT 1'"
+    )
+    await apply_migrations(postgres, ("roomfortests",))
+    text = "CREATE OR REPLACE FUNCTION penstock.one() RETURNS int LANGUAGE sql AS 'SELECT 2'"
+    room("0002_pre_two.sql", text)
+    await apply_migrations(postgres, ("roomfortests",))
+    assert await postgres.all(COMPILED) == []
