@@ -249,3 +249,33 @@ async def test_undo_over_http_and_as_a_command(shop, client, command):
     assert "10 new, 0 changed" in text
     assert await state_of(shop) == before
     assert "undone by run" in (await command("run", "show", str(bad.run)))[1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+async def test_a_file_from_a_url_that_was_undone_is_not_applied_again(shop):
+    before = HEAD + rows(30)
+    await shop.run_to_end(before)
+    wanted = await state_of(shop)
+    shop.origin.answers["/shop.csv"] = [Answer(200, (HEAD + rows(20)).encode())]
+    url = shop.origin.url("/shop.csv")
+    await shop.fetch.sources.set("shop", url=url, cron="0 0 1 1 *")
+
+    async def bring():
+        tried_at = (await shop.fetch.sources.get("shop")).tried_at
+        await shop.fetch.sources.bring("shop")
+
+        async def brought():
+            found = await shop.fetch.sources.get("shop")
+            return found if found.tried_at != tried_at else None
+
+        return await wait_true(brought, what="the file was asked for")
+
+    bad = await bring()
+    assert len(await state_of(shop)) == 20
+    await shop.fetch.undo_run(bad.run)
+    assert (await bring()).outcome == "unchanged"
+    assert await state_of(shop) == wanted
+    shop.origin.answers["/shop.csv"] = [Answer(200, (HEAD + rows(25)).encode())]
+    await bring()
+    assert len(await state_of(shop)) == 25, "another file is"
