@@ -9,7 +9,7 @@ import pytest
 
 from penstock.fetch.reports import BOM, POLICY
 
-CATALOGUE = "id,name,price,photos\na,A,5,\n=b,B,5,\nc,C,five,http://10.0.0.1/x.jpg\n"
+CATALOGUE = "id,name,price,photos\na,A,5,\n=b\u200b,B,5,\nc,C,five,http://10.0.0.1/x.jpg\n"
 
 
 @pytest.fixture
