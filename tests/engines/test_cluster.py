@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 import pytest
 from hostile_valkey import hostile_peer
@@ -17,6 +18,7 @@ from penstock.engines.multiplex import Multiplexer, ValkeyPartlyDown, ValkeyRefu
 from penstock.engines.multiplex.scanning import BEGIN, Keys, every, scan
 from penstock.engines.slots import place_of, read_map, slot_of
 from penstock.engines.valkey import Valkey, ValkeyConfig, ValkeyDown, ValkeyMoved
+from penstock.testing.chaos import ChaosProxy
 from penstock.testing.waiting import wait_true
 from penstock.views.fence import Fence, means_of
 
@@ -315,3 +317,35 @@ async def test_a_single_server_that_says_moved_is_found_to_be_none():
 async def _refused(line, peer):
     peer.answer = lambda _, words: b"-ERR no\r\n"
     await line.command("GET", "a")
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+async def test_a_url_of_several_nodes_needs_one_that_answers(cluster, dead):
+    """A process that starts while some of them are away finds the rest by any other."""
+    places = [primary.address for primary in cluster.primaries[:2]]
+    places[dead] = "127.0.0.1:1"
+    url, prefix = f"valkey://{','.join(places)}", f"test-{secrets.token_hex(4)}"
+    line = Multiplexer(url, ValkeyConfig(prefix=prefix))
+    stock = Valkey(url, ValkeyConfig(prefix=prefix))
+    await stock.open()
+    assert await stock.is_cluster()
+    assert await stock.command("PING")
+    for key in keys_of(prefix, 30):
+        await line.command("SET", key, "1")
+        assert await stock.command("GET", key, near=key) == b"1"
+    assert len({await line.owner(key) for key in keys_of(prefix, 30)}) == 3
+    await line.close()
+    await stock.close()
+
+
+async def test_a_url_of_several_nodes_is_for_a_cluster_alone(running_engines):
+    with ChaosProxy(running_engines.endpoints.valkey_url) as proxy:
+        place = urlsplit(proxy.url).netloc
+        url = f"valkey://127.0.0.1:1,{place}"
+        line, stock = Multiplexer(url, ValkeyConfig()), Valkey(url, ValkeyConfig())
+        with pytest.raises(ValkeyDown, match="in no cluster"):
+            await line.open()
+        with pytest.raises(ValkeyDown, match="in no cluster"):
+            await stock.open()
+        await line.close()
+        await stock.close()

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from penstock.engines.endpoints import masked_text, masked_url, server_of
+from penstock.engines.endpoints import masked_text, masked_url, parse_valkey_url, seeds_of, server_of
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,20 @@ def test_of_a_url_only_the_password_is_masked(text, shown):
 )
 def test_urls_within_a_text_are_masked_too(text, shown):
     assert masked_text(text) == (shown or text)
+
+
+def test_a_valkey_url_may_name_several_nodes():
+    url = parse_valkey_url("valkeys://me:pw@a:1,[::1]:2,c/3?timeout=1")
+    assert seeds_of(url) == [
+        "valkeys://me:pw@a:1/3?timeout=1",
+        "valkeys://me:pw@[::1]:2/3?timeout=1",
+        "valkeys://me:pw@c/3?timeout=1",
+    ]
+    assert seeds_of("unix:///run/a,b") == ["unix:///run/a,b"]
+    assert masked_url("valkey://me:pw@a:1,b:2") == "valkey://me:(masked)@a:1,b:2"
+
+
+@pytest.mark.parametrize("places", ["a:1,", ",a:1", "a:1,,b", "a:x,b", "a b,c"])
+def test_a_valkey_url_with_a_node_that_is_none_is_refused(places):
+    with pytest.raises(ValueError, match="nodes"):
+        parse_valkey_url(f"valkey://{places}")

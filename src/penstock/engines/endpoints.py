@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
+from penstock.kernel.config import parse_url
+
 MASK: Final = "(masked)"
 _PLACE: Final = re.compile(r"[A-Za-z0-9._:,\[\]-]+")
+_NODES: Final = re.compile(
+    r"(?P<before>[a-z]+://(?:[^/?#]*@)?)(?P<places>[^/?#@]*)(?P<after>.*)", re.DOTALL
+)
+"""`urlsplit` takes no list of hosts in which one is an IPv6 address."""
+_SEED: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.DOTALL)
 _URL_IN_TEXT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>,;]+")
 _SECRET_PARAMETER: Final = re.compile(r"(?i)pass|pwd|secret|key|token|credential|sig|auth|jwt|code")
@@ -36,6 +43,26 @@ class Endpoints:
     postgres_url: str
     valkey_url: str
     blobs_url: str
+
+
+def parse_valkey_url(text: str) -> str:
+    """A URL of one Valkey, or of several nodes of a cluster: `valkey://a:6379,b:6379`. Raises: ValueError."""
+    url = text.strip()
+    found = _NODES.fullmatch(url)
+    places = found["places"].split(",") if found else []
+    if len(places) > 1 and not all(_SEED.fullmatch(place) for place in places):
+        raise ValueError("a URL whose nodes are HOST or HOST:PORT joined by commas, none empty")
+    for seed in seeds_of(url):
+        parse_url("valkey", "valkeys", "redis", "rediss", "unix")(seed)
+    return url
+
+
+def seeds_of(url: str) -> list[str]:
+    """One URL for each node that a Valkey URL names, in its order."""
+    found = _NODES.fullmatch(url)
+    if found is None or "," not in found["places"]:
+        return [url]
+    return [found["before"] + place + found["after"] for place in found["places"].split(",")]
 
 
 def server_of(url: str, *, port: int, socket: str) -> str:

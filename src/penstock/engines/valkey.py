@@ -26,10 +26,10 @@ from valkey.asyncio.connection import parse_url as parse_options
 from valkey.exceptions import ConnectionError as ClientConnectionError
 from valkey.exceptions import ResponseError, ValkeyError
 
-from penstock.engines.endpoints import server_of
+from penstock.engines.endpoints import parse_valkey_url, seeds_of, server_of
 from penstock.engines.slots import NOBODY, SlotMap, place_of, read_map, slot_of
 from penstock.kernel.cancels import kept_cancellation
-from penstock.kernel.config import parse_duration_s, parse_text, parse_url, setting
+from penstock.kernel.config import parse_duration_s, parse_text, setting
 from penstock.kernel.errors import Unavailable
 
 
@@ -74,8 +74,8 @@ class ValkeyConfig:
 
     url: str | None = setting(
         None,
-        "Where Valkey answers; unset: the embedded one in the data folder.",
-        parse_url("valkey", "valkeys", "redis", "rediss", "unix"),
+        "Where Valkey answers, or some nodes of a cluster, valkey://a:6379,b:6379; unset: the embedded one in the data folder.",
+        parse_valkey_url,
         secret=True,
     )
     timeout_s: float = setting("2s", "Longest wait for a reply.", parse_duration_s)
@@ -91,10 +91,18 @@ class Valkey:
             "socket_timeout": config.timeout_s,
             "socket_connect_timeout": config.timeout_s,
         }
-        self._options: dict[str, Any] = {**parse_options(url), **timeouts}
-        self._host = self._options.get("host") or "localhost"
-        server = server_of(url, port=6379, socket="valkey.sock")
-        self._first = Node(Client.from_url(url, **timeouts), server)
+        seeds = seeds_of(url)
+        self._options: dict[str, Any] = {**parse_options(seeds[0]), **timeouts}
+        self._seeds = [
+            Node(
+                Client.from_url(seed, **timeouts), server_of(seed, port=6379, socket="valkey.sock")
+            )
+            for seed in seeds
+        ]
+        self._first = self._seeds[0]
+        """The node of the URL that answered last."""
+        self._host = _host_of(seeds[0])
+        self._hosts = [_host_of(seed) for seed in seeds]
         self._nodes: dict[str, Node] = {}
         self._map: SlotMap | None = None
         self._is_single = False
@@ -110,7 +118,7 @@ class Valkey:
 
     async def close(self) -> None:
         """Close every connection."""
-        for node in (self._first, *self._nodes.values()):
+        for node in (*self._seeds, *self._nodes.values()):
             await node.close()
 
     async def command(self, *words: str | bytes | float, near: str | None = None) -> Any:
@@ -119,6 +127,8 @@ class Valkey:
         In a cluster it goes to the primary of the key `near`; without one to where the URL leads.
         """
         if near is None:
+            if len(self._seeds) > 1:
+                await self._look()
             return await self._first.command(*words)
         try:
             return await (await self.primary_of(near)).command(*words)
@@ -182,7 +192,7 @@ class Valkey:
         maps = [one for one in told if isinstance(one, SlotMap)]
         if not maps:
             try:
-                found = await self._first.cluster_map(self._host)
+                found = await self._map_of_a_seed()
             except ValkeyDown:
                 if self._map is None:
                     raise
@@ -193,6 +203,23 @@ class Valkey:
             maps = [found]
         self._map = max(maps, key=lambda one: one.epoch)
         self._looked_s = time.monotonic()
+
+    async def _map_of_a_seed(self) -> SlotMap | None:
+        """The map of the first node of the URL that answers, the last one that did before the others. Raises: ValkeyDown."""
+        failure: ValkeyDown | None = None
+        for seed in sorted(self._seeds, key=lambda one: one is not self._first):
+            host = self._hosts[self._seeds.index(seed)]
+            try:
+                found = await seed.cluster_map(host)
+            except ValkeyDown as error:
+                failure = error
+                continue
+            self._first, self._host = seed, host
+            if found is None and len(self._seeds) > 1:
+                raise no_cluster(seed.server)
+            return found
+        assert failure is not None, "a URL names one node at least"
+        raise failure
 
     def _node_at(self, address: str) -> Node:
         node = self._nodes.get(address)
@@ -211,6 +238,19 @@ class Valkey:
             " SLOTS` there",
             retry_after_s=2,
         )
+
+
+def _host_of(seed: str) -> str:
+    return dict(parse_options(seed)).get("host") or "localhost"
+
+
+def no_cluster(server: str) -> ValkeyDown:
+    """Several nodes were given, and one of them is a server by itself: writes would go to one or the other."""
+    return ValkeyDown(
+        f"Valkey at {server} is in no cluster: name several nodes in valkey.url only for a cluster,"
+        " else the one server",
+        retry_after_s=5,
+    )
 
 
 class Node:

@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from libvalkey import pack_command
 
-from penstock.engines.endpoints import server_of
+from penstock.engines.endpoints import seeds_of, server_of
 from penstock.engines.multiplex.address import address_of
 from penstock.engines.multiplex.cluster import Cluster
 from penstock.engines.multiplex.errors import (
@@ -73,7 +73,7 @@ class Multiplexer:
 
     def __init__(self, url: str, config: ValkeyConfig, bounds: Bounds | None = None) -> None:
         self.prefix = config.prefix
-        self._address = address_of(url)
+        self._seeds = tuple(address_of(seed) for seed in seeds_of(url))
         self._server = server_of(url, port=6379, socket="valkey.sock")
         self._bounds = bounds or Bounds(timeout_s=config.timeout_s)
         self._lines: dict[asyncio.AbstractEventLoop, Line | Cluster] = {}
@@ -176,14 +176,14 @@ class Multiplexer:
         loop = asyncio.get_running_loop()
         line = self._lines.get(loop) or self._open_line()
         if isinstance(line, Line):
-            line = self._lines[loop] = Cluster(line, self._address, self._server, self._bounds)
+            line = self._lines[loop] = Cluster(line, self._server, self._bounds)
         return line
 
     def _open_line(self) -> Cluster:
         for closed in [loop for loop in self._lines if loop.is_closed()]:
             del self._lines[closed]
-        first = Line(self._address, self._server, self._bounds)
-        line = Cluster(first, self._address, self._server, self._bounds)
+        first = Line(self._seeds, self._server, self._bounds)
+        line = Cluster(first, self._server, self._bounds)
         self._lines[asyncio.get_running_loop()] = line
         return line
 

@@ -9,7 +9,7 @@ primary that does not answer fails the keys of its own hash slots alone; after a
 primaries are kept up without any traffic, so a process that writes seldom is connected to a promoted one within some two
 seconds, as it would be to a single server that was started again.
 
-The first address is needed to find the others; while a primary answers it is not asked any more.
+One address of the URL is needed to find the others; while a primary answers it is not asked any more.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from typing import Any, Final
 
 from libvalkey import pack_command
 
-from penstock.engines.multiplex.address import Address
 from penstock.engines.multiplex.errors import ValkeyRefused
 from penstock.engines.multiplex.line import Line
 from penstock.engines.multiplex.link import Bounds, Link, down
 from penstock.engines.slots import NOBODY, SlotMap, place_of, read_map, slot_of
-from penstock.engines.valkey import ValkeyDown, ValkeyMoved
+from penstock.engines.valkey import ValkeyDown, ValkeyMoved, no_cluster
 from penstock.kernel.logs import logger
 
 REFRESH_S: Final = 1.0
@@ -50,10 +49,10 @@ class Cluster:
     link: Final = None
     """There is no one connection for all; `Line` has it."""
 
-    def __init__(self, first: Line, address: Address, server: str, bounds: Bounds) -> None:
+    def __init__(self, first: Line, server: str, bounds: Bounds) -> None:
         self.first = first
         self.is_single = False
-        self._address, self._server, self._bounds = address, server, bounds
+        self._server, self._bounds = server, bounds
         self._map: SlotMap | None = None
         self._lines: dict[str, Line] = {}
         self._doubt = asyncio.Event()
@@ -111,7 +110,7 @@ class Cluster:
                 break
             if redirects >= PATIENT_REDIRECTS:
                 await asyncio.sleep(PAUSE_S)
-            host, port = place_of(moved.address, host=self._address.host)
+            host, port = place_of(moved.address, host=self.first.address.host)
             line = self._line_at(f"{host}:{port}")
             if not moved.is_ask:
                 self._map.owners[moved.slot] = f"{host}:{port}"
@@ -153,9 +152,9 @@ class Cluster:
     def _line_at(self, address: str) -> Line:
         line = self._lines.get(address)
         if line is None:
-            host, port = place_of(address, host=self._address.host)
-            node = replace(self._address, host=host, port=port, path=None)
-            line = self._lines[address] = Line(node, address, self._bounds)
+            host, port = place_of(address, host=self.first.address.host)
+            node = replace(self.first.address, host=host, port=port, path=None)
+            line = self._lines[address] = Line((node,), address, self._bounds)
         return line
 
     async def _find_out(self, link: Link) -> ValkeyDown | None:
@@ -163,6 +162,8 @@ class Cluster:
         try:
             found = await self._ask(link)
         except ValkeyRefused:
+            if len(self.first.seeds) > 1:
+                return no_cluster(self._server)
             self.is_single = True
             return None
         except ValkeyDown as error:
@@ -176,7 +177,7 @@ class Cluster:
         slots = await link.send(_SLOTS)
         info = await link.send(_INFO)
         try:
-            return read_map(slots, info, host=self._address.host)
+            return read_map(slots, info, host=self.first.address.host)
         except (IndexError, TypeError, ValueError) as error:
             raise ValkeyRefused("CLUSTER SLOTS was answered with no map", str(slots)) from error
 

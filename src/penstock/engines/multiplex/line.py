@@ -22,9 +22,11 @@ SHORT_LIFE_S: Final = 1.0
 class Line:
     """Keeps `link`, the connection in use, or None while there is none."""
 
-    def __init__(self, address: Address, server: str, bounds: Bounds) -> None:
+    def __init__(self, seeds: tuple[Address, ...], server: str, bounds: Bounds) -> None:
         self.link: Link | None = None
-        self._address, self._server, self._bounds = address, server, bounds
+        self.seeds, self.address = seeds, seeds[0]
+        """`address` is the seed that was connected last; each attempt begins there and tries all."""
+        self._server, self._bounds = server, bounds
         self._loop = asyncio.get_running_loop()
         self._failure: str | None = None
         """Why the last attempt failed; None while the first one after a good connection is under way."""
@@ -74,7 +76,7 @@ class Line:
         while True:
             ended = asyncio.Event()
             try:
-                link = await self._connect(ended)
+                link = await self._connect_any(ended)
             except (OSError, TimeoutError, ValkeyDown) as error:
                 self._settle(_told(error))
                 attempts += 1
@@ -91,7 +93,16 @@ class Line:
             attempts += 1
             await asyncio.sleep(BACKOFF.delay_s(attempts))
 
-    async def _connect(self, ended: asyncio.Event) -> Link:
+    async def _connect_any(self, ended: asyncio.Event) -> Link:
+        """A connection to one of the seeds. Raises: as `_connect`, the last one's error."""
+        at = self.seeds.index(self.address)
+        *others, last = (*self.seeds[at:], *self.seeds[:at])
+        for seed in others:
+            with suppress(OSError, TimeoutError, ValkeyDown):
+                return await self._connect(seed, ended)
+        return await self._connect(last, ended)
+
+    async def _connect(self, address: Address, ended: asyncio.Event) -> Link:
         """A connection on which the greeting was answered well. Raises: OSError, TimeoutError, ValkeyDown."""
 
         def over() -> None:
@@ -103,12 +114,13 @@ class Line:
         link = Link(self._server, self._bounds, over)
         try:
             async with asyncio.timeout(self._bounds.timeout_s):
-                await self._address.connect(lambda: link)
-                for words in self._address.greeting:
+                await address.connect(lambda: link)
+                for words in address.greeting:
                     await link.send(pack_command(words))
         except BaseException:
             link.end("it was not opened")
             raise
+        self.address = address
         return link
 
     def _settle(self, failure: str | None) -> None:
