@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from valkey.asyncio import Valkey
 
+from penstock.feed import NewPost
 from penstock.feed.model import TICKS, Place
 
 AUTHORS, EACH, TIED = 3_000, 2, 3_000
@@ -97,6 +98,21 @@ async def test_a_page_skips_the_newer_ones_of_many_posts_of_one_moment(
         found = await feed.hot.page(0, 7, limit=20, before=place, after=None)
     assert [post.id for post in found.posts] == posts_before(500)
     assert 0 < len(reads) <= 20
+
+
+@pytest.mark.slow
+async def test_posts_of_one_call_do_not_weigh_more(feed, engines):
+    """They all are in one bucket after another; of those in between only the mark is kept."""
+    await feed.follow(7, range(1, 601))
+    made = [NewPost(author=author, id=f"p{author:09}") for author in range(1, 601)]
+    await feed.posts(made)
+    assert [post.id for post in (await feed.page(7)).posts] == posts_before(601)
+    start = f"{engines.valkey.prefix}:{{f2:0}}:"
+    noted = 0
+    for key in await engines.valkey.command("KEYS", f"{start}b:-*"):
+        noted += await engines.valkey.command("SCARD", key)
+    assert noted <= 2 * len(made)
+    assert (await feed.verify()).is_equal
 
 
 @pytest.mark.slow

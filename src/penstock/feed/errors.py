@@ -137,8 +137,8 @@ class SlowPagesBusy(Unavailable):
 
     def __init__(self, at_once: int) -> None:
         super().__init__(
-            f"the page was not read: it needs PostgreSQL, which already reads {at_once} pages for this"
-            " process (feed.slow_pages_max), and as many as may wait do: try again",
+            f"the page was not read: without its index it comes from PostgreSQL, of which this process reads {at_once}"
+            " at once (feed.slow_pages_max), and too many wait already: try again",
             retry_after_s=2,
         )
 

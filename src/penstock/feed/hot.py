@@ -301,7 +301,7 @@ class Hot:
         return state.decode(), version
 
     async def _split(self, shard: int) -> int:
-        """Split one crowded bucket, in about 2 ms of Valkey's time; how many are left."""
+        """Split one crowded bucket, in 1 to 2 ms of Valkey's time; how many are left."""
         keys = [f"{self._starts[shard]}m"]
         return int(await self._functions.call("penstock_feed_split_v2", keys, []))
 

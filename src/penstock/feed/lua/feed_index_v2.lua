@@ -14,8 +14,8 @@
 --               authors without a post there, and never lacks one. It holds the author 0, whom nobody is, where it is split:
 --               the 8 buckets of the next finer level then lack no author either
 --   s           set of buckets to be split, as `<L>:<n>`
--- Buckets of levels 3 to 6 exist always, those of levels 0 to 2 from `fine` on. Before it a bucket of level 2 that is split holds
--- 0 alone. All others exist below a split bucket alone.
+-- Buckets of levels 3 to 6 exist always, those of levels 0 to 2 from `fine` on, all others below a split bucket alone. A split
+-- bucket may be emptied: it holds 0 alone, and those below it have its authors.
 -- A score is milliseconds * 2048 + tick, exact in a double. Where scores are equal the greater id, by bytes, is newer.
 
 local FINEST_LEVEL, FINE_LEVELS, TOP_LEVEL, FIRST_WIDTH = -9, 2, 6, 134217728
@@ -60,6 +60,10 @@ local function is_split(key)
   return redis.call('SISMEMBER', key, '0') == 1
 end
 
+local function is_emptied(key)
+  return redis.call('SCARD', key) == 1 and is_split(key)
+end
+
 -- Call a command with any number of words after its key.
 local function call_many(command, key, words)
   for first = 1, #words, UNPACK_MAX do
@@ -67,10 +71,10 @@ local function call_many(command, key, words)
   end
 end
 
--- Mark a bucket as split. One of level 2 is emptied, since 8 of level 1 are soon looked through; to look through all below a
--- finer one would take long.
-local function mark_split(key, level)
-  if level == FINE_LEVELS then
+-- Mark a bucket as split. It is emptied where that saves memory and costs pages little: before `fine` at level 2, and below
+-- level 0 where one of the finer buckets has most of its authors.
+local function mark_split(key, level, is_chain)
+  if level == FINE_LEVELS or level < 0 and is_chain then
     redis.call('DEL', key)
   end
   redis.call('SADD', key, '0')
@@ -80,25 +84,31 @@ end
 -- in a bucket posted in those around it. Return the finest of them, as `<L>:<n>`, where it is to be split.
 local function each_bucket(base, score, fine, seen, met)
   local level = base_level(score, fine)
-  for around = level, TOP_LEVEL do
-    local key = bucket_key(base, around, math.floor(score / WIDTHS[around]))
-    if seen[key] then
-      break
-    elseif around == FINE_LEVELS and level == FINE_LEVELS and is_split(key) then
+  local n = math.floor(score / WIDTHS[level])
+  local key = bucket_key(base, level, n)
+  if not seen[key] then
+    -- Before `fine` a bucket of level 2 that is split is emptied.
+    if level == FINE_LEVELS and is_split(key) then
       seen[key] = 'split'
     else
-      seen[key] = 'met'
-      met(key)
+      seen[key] = met(key) == 0 and 'old' or 'new'
+    end
+    for around = level + 1, TOP_LEVEL do
+      local wide = bucket_key(base, around, math.floor(score / WIDTHS[around]))
+      if seen[wide] then
+        break
+      end
+      seen[wide] = 'met'
+      met(wide)
     end
   end
   while level > FINEST_LEVEL do
-    local n = math.floor(score / WIDTHS[level])
-    local key = bucket_key(base, level, n)
-    if seen[key] == 'met' then
+    if seen[key] == 'new' or seen[key] == 'old' then
       local authors = redis.call('SCARD', key)
+      local is_new = seen[key] == 'new'
       seen[key] = authors >= SPLIT_AT and is_split(key) and 'split' or 'whole'
       -- One that could not be split is looked at again when it has twice as many.
-      if seen[key] == 'whole' and authors >= SPLIT_AT and bit.band(authors, authors - 1) == 0 then
+      if seen[key] == 'whole' and is_new and authors >= SPLIT_AT and bit.band(authors, authors - 1) == 0 then
         return level .. ':' .. text_of(n)
       end
     end
@@ -106,10 +116,14 @@ local function each_bucket(base, score, fine, seen, met)
       return nil
     end
     level = level - 1
-    local finer = bucket_key(base, level, math.floor(score / WIDTHS[level]))
-    if not seen[finer] then
-      seen[finer] = 'met'
-      met(finer)
+    n = math.floor(score / WIDTHS[level])
+    key = bucket_key(base, level, n)
+    if not seen[key] then
+      if level < 0 and is_emptied(key) then
+        seen[key] = 'split'
+      else
+        seen[key] = met(key) == 0 and 'old' or 'new'
+      end
     end
   end
 end
@@ -131,7 +145,7 @@ local function change_posts(meta_key, key, author, version, words, first)
   local newest, oldest, floor, fine = tonumber(meta[1]), tonumber(meta[2]), tonumber(meta[3]), tonumber(meta[4])
   local added, removed, seen, crowded = {'-' .. version, ''}, {}, {}, {}
   local function mark(bucket)
-    redis.call('SADD', bucket, author)
+    return redis.call('SADD', bucket, author)
   end
   for i = first, #words, 2 do
     local score = tonumber(words[i])
@@ -214,35 +228,39 @@ local function split(keys)
   local level, n = string.match(name, '^(.+):(.+)$')
   level, n = tonumber(level), tonumber(n)
   local key, first, finer = bucket_key(base, level, n), text_of(n * WIDTHS[level]), WIDTHS[level - 1]
+  local last = text_of((n + 1) * WIDTHS[level] - 1)
   local parts, oldest, newest = {}, math.huge, 0
   if not is_split(key) then
     for i, author in ipairs(redis.call('SMEMBERS', key)) do
       if i > SAMPLE and oldest == newest then
         break
       end
-      local top = (n + 1) * WIDTHS[level] - 1
+      local top, known = last, nil
       while top do
-        local rows = redis.call('ZRANGE', base .. 'p:' .. author, text_of(top), first, 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')
-        local score = tonumber(rows[2])
-        if score then
+        local rows = redis.call('ZRANGE', base .. 'p:' .. author, top, first, 'BYSCORE', 'REV', 'LIMIT', 0, 2, 'WITHSCORES')
+        for at = 2, #rows, 2 do
+          local score = tonumber(rows[at])
           local part = math.floor(score / finer)
-          parts[part] = parts[part] or {}
-          table.insert(parts[part], author)
-          oldest, newest, top = math.min(oldest, score), math.max(newest, score), part * finer - 1
-        else
-          top = nil
+          if part ~= known then
+            known, parts[part] = part, parts[part] or {}
+            table.insert(parts[part], author)
+          end
+          oldest, newest = math.min(oldest, score), math.max(newest, score)
         end
+        top = #rows == 4 and text_of(known * finer - 1) or nil
       end
     end
   end
   if oldest < newest then
+    local most = 0
     for part, authors in pairs(parts) do
+      most = math.max(most, #authors)
       call_many('SADD', bucket_key(base, level - 1, part), authors)
       if #authors >= SPLIT_AT and level - 1 > FINEST_LEVEL then
         redis.call('SADD', base .. 's', level - 1 .. ':' .. text_of(part))
       end
     end
-    mark_split(key, level)
+    mark_split(key, level, most > redis.call('SCARD', key) * 3 / 4)
   end
   redis.call('SREM', base .. 's', name)
   return redis.call('SCARD', base .. 's')
@@ -364,7 +382,7 @@ end
 -- Note the authors of a bucket as having posts below the floor.
 local function note_bucket(base, level, n)
   local key = bucket_key(base, level, n)
-  if level == FINE_LEVELS and is_split(key) then
+  if is_emptied(key) then
     for part = 8 * n, 8 * n + 7 do
       note_bucket(base, level - 1, part)
     end
@@ -404,7 +422,7 @@ local function leave_behind(base, level, n)
   local authors, looked = redis.call('SCARD', key), 1
   local is_kept = authors >= SPLIT_AT
   if is_kept then
-    mark_split(key, level)
+    mark_split(key, level, false)
   elseif authors == 0 then
     return looked
   end

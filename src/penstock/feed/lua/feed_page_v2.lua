@@ -38,6 +38,10 @@ local function is_split(key)
   return redis.call('SISMEMBER', key, '0') == 1
 end
 
+local function is_emptied(key)
+  return redis.call('SCARD', key) == 1 and is_split(key)
+end
+
 -- Whether text a comes before b by bytes; Lua's own < asks the server's locale.
 local function is_before(a, b)
   for i = 1, math.min(#a, #b) do
@@ -136,10 +140,9 @@ local function page_of_buckets(base, follows, count, top, tie, low, fine, need)
     local width = WIDTHS[level]
     local n, lowest = math.floor(top / width), base_level(top, fine)
     local key = bucket_key(base, level, n)
-    -- A split bucket of level 2 is empty.
-    local is_empty = level == FINE_LEVELS and level == lowest and is_split(key)
-    local met = is_empty and cap + 1 or redis.call('SINTERCARD', 2, follows, key, 'LIMIT', cap + 1)
-    if met > cap and level > FINEST_LEVEL and (is_empty or level > lowest or is_split(key)) then
+    local met = redis.call('SINTERCARD', 2, follows, key, 'LIMIT', cap + 1)
+    local is_empty = met == 0 and level <= lowest and is_emptied(key)
+    if is_empty or met > cap and level > FINEST_LEVEL and (level > lowest or is_split(key)) then
       level = level - 1
     else
       local start, part = math.max(n * width, low), {}
