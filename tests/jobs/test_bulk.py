@@ -20,7 +20,7 @@ FAIL = Outcome("fail", None, "peer: 503")
 async def queue_id(jobs, registry):
     """The id of a queue `q`, beside another, `other`."""
 
-    @registry.task("q", limiter="lim")
+    @registry.task("q", limiter="lim", lane="optional")
     async def handle(job: dict | None): ...
 
     registry.queue("other")

@@ -137,9 +137,9 @@ class Storm:
 
 @pytest.mark.slow
 async def test_a_storm(jobs, registry, postgres, *, config, sql, broken_invariants):
-    registry.task("a", limiter="l")(_nothing)
-    registry.task("b", limiter="l")(_nothing)
-    registry.task("far", limiter="far")(_nothing)
+    registry.task("a", limiter="l", lane="optional")(_nothing)
+    registry.task("b", limiter="l", lane="optional")(_nothing)
+    registry.task("far", limiter="far", lane="optional")(_nothing)
     ids = {name: row.id for name, row in (await jobs.declare_queues()).items()}
     await sql("UPDATE penstock.queue SET keep_done_s = 3600")
     storm = Storm(jobs, postgres, config, ids)

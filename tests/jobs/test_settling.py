@@ -19,9 +19,9 @@ from penstock.testing.waiting import wait_true
 @pytest.fixture
 async def queues(jobs, registry):
     """Ids by name: `q` and `next` share a limiter, `far` has another."""
-    registry.task("q", limiter="l")(_nothing)
-    registry.task("next", limiter="l")(_nothing)
-    registry.task("far", limiter="other")(_nothing)
+    registry.task("q", limiter="l", lane="optional")(_nothing)
+    registry.task("next", limiter="l", lane="optional")(_nothing)
+    registry.task("far", limiter="other", lane="optional")(_nothing)
     return {name: row.id for name, row in (await jobs.declare_queues()).items()}
 
 

@@ -10,8 +10,9 @@ from collections import Counter
 import msgspec
 import pytest
 
-from penstock.jobs import Batch, Jobs, NewJob, QueueUnknown, Registry, Task
-from penstock.jobs.errors import InvalidSetting, InvalidTask, LimiterFixed
+from penstock.jobs import Batch, Jobs, NewGroup, NewJob, QueueUnknown, Registry, Task
+from penstock.jobs.errors import InvalidJob, InvalidSetting, InvalidTask, LimiterFixed
+from penstock.jobs.intake import Rows
 from penstock.jobs.refs import JobRef
 from penstock.jobs.service.queues import Queues
 from penstock.jobs.tasks import CronDeclared, LimiterDeclared
@@ -183,6 +184,7 @@ async def test_what_code_declares_is_stored_and_follows_the_code(jobs, registry,
         "tag": "gpu",
         "keep_done_s": 86_400.0,
         "keep_result": True,
+        "needs_lane": False,
         "aliases": [],
         "overridden": {},
     }
@@ -365,10 +367,15 @@ class Counted(Queues):
         return await super().declare()
 
 
+def rows_of(queue):
+    """One job of it."""
+    return Rows(queues=[queue], lanes=[None])
+
+
 async def test_first_enqueues_at_once_declare_once(postgres, registry):
     registry.task("a")(handle)
     queues = Counted(postgres, registry)
-    asked = [asyncio.create_task(queues.ids(["a"])) for _ in range(50)]
+    asked = [asyncio.create_task(queues.ids(rows_of("a"))) for _ in range(50)]
     await asyncio.sleep(0)
     asked[0].cancel()
     answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -380,11 +387,11 @@ async def test_first_enqueues_at_once_declare_once(postgres, registry):
 async def test_a_queue_that_comes_while_others_are_declared_is_known(postgres, registry):
     registry.task("a")(handle)
     queues = Counted(postgres, registry)
-    first = asyncio.create_task(queues.ids(["a"]))
+    first = asyncio.create_task(queues.ids(rows_of("a")))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     registry.task("b")(handle)
-    assert await first != await queues.ids(["b"])
+    assert await first != await queues.ids(rows_of("b"))
     assert queues.declared == 2
 
 
@@ -392,10 +399,12 @@ async def test_all_who_ask_are_told_why_it_failed(postgres, registry):
     registry.task("a")(handle)
     queues = Counted(postgres, registry)
     queues.fails = True
-    answers = await asyncio.gather(*(queues.ids(["a"]) for _ in range(5)), return_exceptions=True)
+    answers = await asyncio.gather(
+        *(queues.ids(rows_of("a")) for _ in range(5)), return_exceptions=True
+    )
     assert {type(answer) for answer in answers} == {LimiterFixed}
     queues.fails = False
-    assert len(await queues.ids(["a"])) == 1
+    assert len(await queues.ids(rows_of("a"))) == 1
 
 
 async def test_enqueue_many_of_dicts_reads_no_signature_per_job(jobs, registry):
@@ -436,3 +445,48 @@ async def test_each_payload_of_enqueue_many_has_the_fields_of_the_handler(
     with pytest.raises(InvalidTask, match=told):
         await send_mail.enqueue_many([{"to": "ann"}, payload])
     assert await sql("SELECT FROM penstock.job_ready") == []
+
+
+async def test_a_task_with_a_limiter_refuses_jobs_without_a_lane(jobs, registry, sql):
+    registry.limiter("smtp", rate="5/m")
+
+    @registry.task("mail", limiter="smtp")
+    async def send_mail(to: str) -> None: ...
+
+    registry.queue("told")
+    told = "/1/lane: queue 'mail' has limiter 'smtp', which limits jobs with a lane only"
+    good = send_mail.job(to="ann", lane="smtp")
+    with pytest.raises(InvalidJob, match=told):
+        await send_mail.enqueue_many([good, send_mail.job(to="bob")])
+    with pytest.raises(InvalidJob, match="/0/lane"):
+        await send_mail.enqueue(to="ann")
+    with pytest.raises(InvalidJob, match="/1/lane"):
+        await jobs.enqueue_groups(
+            [NewGroup(members=[good, send_mail.job(to="bob")], on_done=NewJob(queue="told"))]
+        )
+    assert (
+        await sql("SELECT id FROM penstock.job_ready UNION SELECT id FROM penstock.lane_job") == []
+    )
+    await send_mail.enqueue(to="ann", lane="smtp")
+    assert (await jobs.queue("mail")).needs_lane
+
+
+async def test_who_does_not_have_the_code_is_refused_as_well(jobs, registry, postgres, config):
+    registry.task("mail", lane="required")(handle)
+    await jobs.declare_queues()
+    elsewhere = Jobs(postgres, config, Registry())
+    with pytest.raises(InvalidJob, match="/0/lane"):
+        await elsewhere.enqueue(NewJob(queue="mail", payload={}))
+    await elsewhere.enqueue(NewJob(queue="mail", payload={}, lane="a"))
+
+
+async def test_a_lane_may_be_optional(jobs, registry):
+    @registry.task("mail", limiter="smtp", lane="optional")
+    async def send_mail(to: str) -> None: ...
+
+    await send_mail.enqueue(to="ann")
+    with pytest.raises(InvalidTask, match="lane: expected 'required' or 'optional', got 'smtp'"):
+        registry.task("other", lane="smtp")(handle)
+    with pytest.raises(InvalidTask, match="its jobs have no lane"):
+        registry.cron("0 4 * * *", name="nightly", limiter="smtp")(handle)
+    registry.cron("0 4 * * *", name="nightly", limiter="smtp", lane="optional")(handle)

@@ -14,7 +14,7 @@ from penstock.jobs.service import steering
 async def queue_id(jobs, registry):
     """The id of a queue `q` with a limiter."""
 
-    @registry.task("q", limiter="lim")
+    @registry.task("q", limiter="lim", lane="optional")
     async def handle(job: dict | None): ...
 
     return (await jobs.declare_queues())["q"].id

@@ -201,6 +201,8 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None
     keep_done_s: float | None
     keep_result: bool
+    needs_lane: bool
+    """A job without a lane is refused."""
     aliases: list[str]
     overridden: dict[str, int]
 

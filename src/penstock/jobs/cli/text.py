@@ -94,7 +94,7 @@ def describe_queue(status: QueueStatus) -> str:
     lines += [
         f"batch       {status.batch}",
         f"timeout     {status.timeout_s:g} s",
-        f"limiter     {status.limiter}",
+        f"limiter     {status.limiter}{', a lane is required' if status.needs_lane else ''}",
         f"done jobs   {kept}",
     ]
     if status.tag is not None:

@@ -125,8 +125,8 @@ class Jobs:
         require_fit(callbacks, self.registry, has_group=True)
         require_fit(members, self.registry)
         lent = _borrowed(tx)
-        callback_queues = await self._queues.ids(callbacks.queues)
-        await self._queues.ids(members.queues)
+        callback_queues = await self._queues.ids(callbacks)
+        await self._queues.ids(members)
         traceparent = next_hop(current_traceparent.get())
         pending = [len(group.members) for group in groups]
         is_keyed = any(key is not None for key in members.keys)
@@ -161,7 +161,7 @@ class Jobs:
         """
         callback, _ = prepare_groups([NewGroup(members=[], on_done=on_done)])
         require_fit(callback, self.registry, has_group=True)
-        queue_ids = await self._queues.ids(callback.queues)
+        queue_ids = await self._queues.ids(callback)
         runner = _borrowed(tx) or self._postgres
         traceparent = next_hop(current_traceparent.get())
         async with open_group(runner, callback, queue_ids, traceparent) as group:
@@ -373,7 +373,7 @@ class Jobs:
         is_counted: bool = False,
     ) -> list[int]:
         """Enqueue `rows`, as members of groups if given, which count them only now if `is_counted`."""
-        queue_ids = await self._queues.ids(rows.queues)
+        queue_ids = await self._queues.ids(rows)
         runner = tx or self._postgres
         traceparent = next_hop(current_traceparent.get())
         # Inside a transaction PostgreSQL itself sends one hint a queue, and only if it commits.

@@ -15,7 +15,7 @@ from typing import Any, Final
 from penstock.engines.postgres import ConstraintViolated, Postgres
 from penstock.jobs import store
 from penstock.jobs.errors import InvalidSetting, LimiterFixed, QueueUnknown
-from penstock.jobs.intake import is_storable
+from penstock.jobs.intake import Rows, is_storable, refuse
 from penstock.jobs.model import IMPORTANCE_LAST, QueueSettings, QueueStatus
 from penstock.jobs.service.lanes import Lanes
 from penstock.jobs.store.queues import QueueRow
@@ -72,15 +72,25 @@ class Queues:
         self._rows = rows
         return rows
 
-    async def ids(self, names: Sequence[str]) -> list[int]:
-        """Ids of queues by name or alias, stored or declared. Raises: QueueUnknown."""
+    async def ids(self, jobs: Rows) -> list[int]:
+        """The queue's id of each job, by name or alias, stored or declared. Raises: QueueUnknown, InvalidJob."""
+        names = jobs.queues
         if not self._rows.keys() >= set(names):
             # Committed on its own connection: a queue must not vanish with a caller's rollback.
             known = await self._declared_once(names)
             for name in names:
                 if name not in known:
                     raise QueueUnknown(str(name))
-        return [self._rows[name].id for name in names]
+        rows = self._rows
+        if any(rows[name].needs_lane for name in set(names)):
+            refuse(
+                [
+                    FieldProblem(f"/{index}/lane", "required", _lane_missing(rows[name]))
+                    for index, (name, lane) in enumerate(zip(names, jobs.lanes, strict=True))
+                    if lane is None and rows[name].needs_lane
+                ]
+            )
+        return [rows[name].id for name in names]
 
     async def _declared_once(self, names: Sequence[str]) -> dict[str, QueueRow]:
         """What `declare` gives, once for all who ask on this loop at a time: many first enqueues are one storm."""
@@ -184,3 +194,10 @@ def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused:
         problems = tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in found)
         lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
         raise InvalidSetting(f"queue {before.queue!r}: {lines}", problems=problems)
+
+
+def _lane_missing(queue: QueueRow) -> str:
+    return (
+        f"queue {queue.name!r} has limiter {queue.limiter!r}, which limits jobs with a lane only: give the"
+        " job a lane, or declare the task with lane='optional'"
+    )

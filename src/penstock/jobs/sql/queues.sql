@@ -13,15 +13,15 @@ UPDATE penstock.queue q SET name = c.name FROM chosen c WHERE q.id = c.id;
 -- Make the queues of running code known as it declares them; one that goes by an alias by now is left alone.
 INSERT INTO penstock.queue AS q
     (name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag, keep_done_s,
-     keep_result)
+     keep_result, needs_lane)
 SELECT r.name, r.limiter, r.batch, r.retries, r.timeout_s, r.importance, r.slots_min, r.slots_max,
-       r.tag, r.keep_done_s, r.keep_result
+       r.tag, r.keep_done_s, r.keep_result, r.needs_lane
 FROM unnest(:names::text[], :limiters::text[], :batches::integer[], :retries::integer[],
             :timeouts_s::double precision[], :importances::smallint[], :slots_mins::integer[],
             :slots_maxs::integer[], :tags::text[], :keep_dones_s::double precision[],
-            :keep_results::boolean[])
+            :keep_results::boolean[], :needs_lanes::boolean[])
     AS r(name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag,
-         keep_done_s, keep_result)
+         keep_done_s, keep_result, needs_lane)
 WHERE NOT EXISTS (SELECT FROM penstock.queue_alias a WHERE a.name = r.name)
    OR EXISTS (SELECT FROM penstock.queue n WHERE n.name = r.name)
 ORDER BY r.name
@@ -29,12 +29,12 @@ ON CONFLICT (name) DO UPDATE SET
     batch = excluded.batch, retries = excluded.retries, timeout_s = excluded.timeout_s,
     importance = excluded.importance, slots_min = excluded.slots_min, slots_max = excluded.slots_max,
     tag = excluded.tag, keep_done_s = excluded.keep_done_s, keep_result = excluded.keep_result,
-    declared_at = now()
+    needs_lane = excluded.needs_lane, declared_at = now()
 WHERE (q.batch, q.retries, q.timeout_s, q.importance, q.slots_min, q.slots_max, q.tag, q.keep_done_s,
-       q.keep_result)
+       q.keep_result, q.needs_lane)
     IS DISTINCT FROM (excluded.batch, excluded.retries, excluded.timeout_s, excluded.importance,
                       excluded.slots_min, excluded.slots_max, excluded.tag, excluded.keep_done_s,
-                      excluded.keep_result);
+                      excluded.keep_result, excluded.needs_lane);
 
 -- name: declare_aliases
 -- Let :olds reach the queues of :names, unless queues of those names are stored.
@@ -48,10 +48,10 @@ ON CONFLICT (name) DO UPDATE SET queue = excluded.queue WHERE a.queue <> exclude
 
 -- name: find_queues
 -- Ids and limiters of queues by name or alias; NULL: all of them.
-SELECT q.id, q.name, q.limiter, false AS is_alias FROM penstock.queue q
+SELECT q.id, q.name, q.limiter, false AS is_alias, q.needs_lane FROM penstock.queue q
 WHERE :names::text[] IS NULL OR q.name = ANY(:names::text[])
 UNION ALL
-SELECT q.id, a.name, q.limiter, true FROM penstock.queue_alias a
+SELECT q.id, a.name, q.limiter, true, q.needs_lane FROM penstock.queue_alias a
 JOIN penstock.queue q ON q.id = a.queue
 WHERE (:names::text[] IS NULL OR a.name = ANY(:names::text[]))
   AND NOT EXISTS (SELECT FROM penstock.queue n WHERE n.name = a.name);
@@ -59,7 +59,7 @@ WHERE (:names::text[] IS NULL OR a.name = ANY(:names::text[]))
 -- name: queue_settings
 -- What holds for a queue, by name or alias: what code declares, and what a person set.
 SELECT q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
-       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.declared_at,
+       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane, q.declared_at,
        o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
        o.retries AS set_retries,
        ARRAY(SELECT a.name FROM penstock.queue_alias a WHERE a.queue = q.id ORDER BY a.name) AS aliases
@@ -101,7 +101,7 @@ SELECT c.ready + c.laned AS ready, c.scheduled, c.leased, c.failed, c.slots, c.i
        c.ended >= :count_max::integer AS failed_is_capped,
        extract(epoch FROM now() - c.oldest_at)::double precision AS oldest_ready_age_s,
        q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
-       q.slots_max, q.tag, q.keep_done_s, q.keep_result,
+       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane,
        o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
        o.retries AS set_retries,
        ARRAY(SELECT a.name FROM penstock.queue_alias a WHERE a.queue = q.id ORDER BY a.name) AS aliases

@@ -21,6 +21,7 @@ class QueueRow:
     name: str
     limiter: str
     is_alias: bool = False
+    needs_lane: bool = False
 
 
 async def declare_queues(runner: Runner, declared: Sequence[QueueDeclared]) -> None:
@@ -42,6 +43,7 @@ async def declare_queues(runner: Runner, declared: Sequence[QueueDeclared]) -> N
         tags=[queue.tag for queue in declared],
         keep_dones_s=[queue.keep_done_s for queue in declared],
         keep_results=[queue.keep_result for queue in declared],
+        needs_lanes=[queue.needs_lane for queue in declared],
     )
     if pairs:
         await runner.run(SQL.declare_aliases, olds=olds, names=names)
@@ -50,7 +52,10 @@ async def declare_queues(runner: Runner, declared: Sequence[QueueDeclared]) -> N
 async def find_queues(runner: Runner, names: list[str] | None = None) -> list[QueueRow]:
     """The stored ones of `names`, aliases included, or every queue."""
     rows = await runner.all(SQL.find_queues, names=names)
-    return [QueueRow(row["id"], row["name"], row["limiter"], row["is_alias"]) for row in rows]
+    return [
+        QueueRow(row["id"], row["name"], row["limiter"], row["is_alias"], row["needs_lane"])
+        for row in rows
+    ]
 
 
 async def find_settings(runner: Runner, queue: str) -> QueueSettings | None:
@@ -141,6 +146,7 @@ def _settings_of(row: Row) -> QueueSettings:
         tag=row["tag"],
         keep_done_s=row["keep_done_s"],
         keep_result=row["keep_result"],
+        needs_lane=row["needs_lane"],
         aliases=row["aliases"],
         overridden=own,
         **held,

@@ -38,6 +38,8 @@ class QueueOptions(TypedDict, total=False):
     retries: int
     limiter: str | None
     """Where its lanes belong; None: a limiter of its own."""
+    lane: str
+    """`required`: a job without a lane is refused; `optional`: it is not limited. With `limiter` it is required."""
     importance: int
     """0 to 9: what the plan gives slots to first."""
     slots: tuple[int, int]
@@ -104,6 +106,7 @@ class QueueDeclared:
     keep_done_s: float | None
     keep_result: bool
     aliases: tuple[str, ...]
+    needs_lane: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +158,7 @@ def declared_queue(name: str, options: QueueOptions) -> QueueDeclared:
         keep_done_s=keep_s,
         keep_result=keeps_result,
         aliases=tuple(aliases),
+        needs_lane=_needs_lane(name, options),
     )
     for what, value, least, most in (
         ("timeout", declared.timeout_s, 0.001, TIMEOUT_S_MAX),
@@ -229,6 +233,17 @@ def require_within(name: str, what: str, value: float, bounds: tuple[float, floa
         raise InvalidTask(
             f"task {name!r}: {what} {value!r} is not within {bounds[0]} and {bounds[1]}"
         )
+
+
+def _needs_lane(name: str, options: QueueOptions) -> bool:
+    """Whether jobs must have a lane: as `lane` says, else where a limiter is named. Raises: InvalidTask."""
+    lane = options.get("lane")
+    if lane not in (None, "required", "optional"):
+        raise InvalidTask(
+            f"task {name!r}: lane: expected 'required' or 'optional', got {lane!r}; a job's lane is"
+            " given to enqueue"
+        )
+    return lane == "required" or (lane is None and options.get("limiter") is not None)
 
 
 def _kept(name: str, options: QueueOptions) -> tuple[float | None, bool]:

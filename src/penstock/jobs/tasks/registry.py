@@ -104,6 +104,11 @@ class Registry:
         def declare(handler: Callable[..., Any]) -> Task:
             cron = declared_cron(name or str(getattr(handler, "__name__", "")), spec, tz)
             task = Task(queue=cron.queue, handler=handler, **options)
+            if task.declared.needs_lane:
+                raise InvalidTask(
+                    f"cron {cron.name!r}: its jobs have no lane, so limiter {task.limiter!r} would not"
+                    " limit them: leave `limiter` out, or add lane='optional'"
+                )
             self.add(task)
             self.crons[cron.name] = cron
             return task
