@@ -10,10 +10,8 @@ import pytest
 
 from penstock.engines.sql import compile_query
 from penstock.jobs import Jobs, JobsConfig, NewJob, Registry, store
-from penstock.jobs.agent.capacity import load_per_core
 from penstock.jobs.agent.succession import Record, Succession, file_name, start_time
 from penstock.jobs.errors import AgentRuns
-from penstock.jobs.fleet.facts import LOAD_PER_CORE_MAX
 from penstock.testing.processes import PenstockProcess, descendants, is_alive
 from penstock.testing.waiting import wait_true
 
@@ -85,11 +83,6 @@ async def find_host(postgres, name):
     return row if row is not None and row["reported_at"] is not None else None
 
 
-def _is_calm():
-    """Whether the load of this machine, whoever makes it, leaves room in what an agent goes by."""
-    return load_per_core() < 0.9 * LOAD_PER_CORE_MAX
-
-
 async def _has_capacity(postgres, name):
     row = await find_host(postgres, name)
     return row is not None and row["capacity"] >= 1
@@ -103,7 +96,6 @@ async def slots_of(postgres, name):
 
 @pytest.mark.slow
 async def test_it_reports_itself_follows_the_plan_and_counts(start, jobs, postgres, tmp_path):
-    await wait_true(_is_calm, what="a load at which a host takes slots", deadline_s=200)
     agent = start("--name", "h1")
     await wait_true(lambda: find_host(postgres, "h1"))
     assert (await find_host(postgres, "h1"))["kind"] == "agent"

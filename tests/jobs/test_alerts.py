@@ -65,12 +65,21 @@ def test_the_edge_of_each_rule(rule, before, now, is_broken):
     assert (text is not None) is is_broken
 
 
+def test_a_minimum_that_does_not_hold_says_why():
+    broken = QUEUE_RULES["below_min"].broken
+    assert broken(seen(slots=2, slots_min=2), None, LIMITS) is None
+    text = broken(seen(slots=1, slots_min=2), None, LIMITS)
+    assert "1 of its minimum of 2 slots" in text
+    assert "by memory and cores" in text
+    assert "short of CPU" in broken(seen(slots_min=2, is_loaded=True), None, LIMITS)
+
+
 def test_a_short_fleet_names_load_as_the_cause():
     broken = QUEUE_RULES["fleet_short"].broken
     text = broken(seen(is_short=True, oldest_age_s=60.0, is_loaded=True), None, LIMITS)
-    assert "loaded hosts add no slots" in text
+    assert "hosts short of CPU add no slots" in text
     text = broken(seen(is_short=True, oldest_age_s=60.0), None, LIMITS)
-    assert "loaded" not in text
+    assert "short of CPU" not in text
 
 
 def told(watch, sights):

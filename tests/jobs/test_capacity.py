@@ -9,6 +9,9 @@ import pytest
 from penstock.jobs.agent.capacity import (
     SLOT_BYTES_MIN,
     HostState,
+    SlotCpu,
+    cores,
+    cpu_pressure,
     free_bytes,
     load_per_core,
     pss_bytes,
@@ -20,26 +23,21 @@ GB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("free", "pss", "slots", "load", "fit"),
+    ("free", "pss", "slots", "fit"),
     [
-        pytest.param(4 * GB, [], 0, 0.0, 100, id="nothing runs: the least size is assumed"),
-        pytest.param(1 * GB, [], 0, 0.0, 48, id="a gigabyte of which a quarter is reserved"),
-        pytest.param(1 * GB, [100 * MB] * 4, 4, 0.0, 11, id="what the slots have counts as theirs"),
-        pytest.param(1 * GB, [100 * MB] * 4, 8, 0.0, 15, id="slots not read yet have theirs"),
-        pytest.param(1 * GB, [1 * MB] * 4, 4, 0.0, 48, id="a young slot will grow"),
-        pytest.param(0, [100 * MB] * 4, 4, 0.0, 1, id="no memory: the reserve is taken back"),
-        pytest.param(0, [], 0, 0.0, 1, id="never none"),
-        pytest.param(64 * GB, [], 0, 0.0, 100, id="bounded by cores"),
-        pytest.param(64 * GB, [20 * MB] * 9, 9, 4.5, 9, id="overloaded: none is added"),
-        pytest.param(64 * GB, [20 * MB] * 3, 3, 4.5, 4, id="overloaded: but the floating ones"),
-        pytest.param(64 * GB, [20 * MB] * 3, 3, 3.5, 100, id="busy is not overloaded"),
+        pytest.param(4 * GB, [], 0, 100, id="nothing runs: the least size is assumed"),
+        pytest.param(1 * GB, [], 0, 48, id="a gigabyte of which a quarter is reserved"),
+        pytest.param(1 * GB, [100 * MB] * 4, 4, 11, id="what the slots have counts as theirs"),
+        pytest.param(1 * GB, [100 * MB] * 4, 8, 15, id="slots not read yet have theirs"),
+        pytest.param(1 * GB, [1 * MB] * 4, 4, 48, id="a young slot will grow"),
+        pytest.param(0, [100 * MB] * 4, 4, 1, id="no memory: the reserve is taken back"),
+        pytest.param(0, [], 0, 1, id="never none"),
+        pytest.param(64 * GB, [], 0, 100, id="bounded by cores"),
     ],
 )
-def test_slots_that_fit(free, pss, slots, load, fit):
-    state = HostState(
-        free_bytes=free, pss_bytes=dict(enumerate(pss)), slots=slots, cores=2, load_per_core=load
-    )
-    assert slots_that_fit(state, reserve_bytes=256 * MB, slots_per_core=50, floats=4) == fit
+def test_slots_that_fit(free, pss, slots, fit):
+    state = HostState(free_bytes=free, pss_bytes=dict(enumerate(pss)), slots=slots, cores=2)
+    assert slots_that_fit(state, reserve_bytes=256 * MB, slots_per_core=50) == fit
 
 
 def test_more_memory_never_means_fewer_slots():
@@ -50,11 +48,9 @@ def test_more_memory_never_means_fewer_slots():
                 pss_bytes={0: 70 * MB},
                 slots=1,
                 cores=8,
-                load_per_core=1.0,
             ),
             reserve_bytes=256 * MB,
             slots_per_core=64,
-            floats=4,
         )
         for free in range(200)
     ]
@@ -137,3 +133,59 @@ def test_this_machine_can_be_read():
     assert load_per_core() >= 0
     assert pss_bytes(os.getpid()) > MB
     assert pss_bytes(2**22 + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "quota"),
+    [
+        pytest.param("0::/\n", {}, None, id="no groups"),
+        pytest.param("0::/pod\n", {"pod/cpu.max": "max 100000"}, None, id="no quota"),
+        pytest.param("0::/pod\n", {"pod/cpu.max": "50000 100000"}, 1, id="half a core"),
+        pytest.param(
+            "0::/pod/slot\n",
+            {"pod/slot/cpu.max": "max 100000", "pod/cpu.max": "100000 100000"},
+            1,
+            id="of a group around it",
+        ),
+        pytest.param(
+            "4:cpu,cpuacct:/docker/x\n",
+            {"cpu/docker/x/cpu.cfs_quota_us": "100000", "cpu/docker/x/cpu.cfs_period_us": "100000"},
+            1,
+            id="version 1",
+        ),
+        pytest.param(
+            "4:cpu,cpuacct:/docker/x\n",
+            {"cpu/docker/x/cpu.cfs_quota_us": "-1", "cpu/docker/x/cpu.cfs_period_us": "100000"},
+            None,
+            id="version 1 without a quota",
+        ),
+    ],
+)
+def test_cores_are_within_the_quota_of_the_group(tmp_path, cgroup, files, quota):
+    available = len(os.sched_getaffinity(0))
+    assert cores(machine(tmp_path, cgroup, files)) == min(available, quota or available)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "is_measured", "pressure"),
+    [
+        pytest.param("0::/pod\n", {"pod/cpu.pressure": 85}, True, 0.85, id="of the group"),
+        pytest.param("0::/pod\n", {}, True, 0.07, id="of the machine"),
+        pytest.param("4:cpu,cpuacct:/x\n", {}, True, 0.07, id="version 1: of the machine"),
+        pytest.param("0::/pod\n", {}, False, 0.0, id="not measured"),
+    ],
+)
+def test_pressure_is_that_of_the_group(tmp_path, cgroup, files, is_measured, pressure):
+    psi = "some avg10=1.00 avg60={}.00 avg300=2.00 total=9\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    root = machine(tmp_path, cgroup, {name: psi.format(share) for name, share in files.items()})
+    if is_measured:
+        (root / "proc" / "pressure").mkdir()
+        (root / "proc" / "pressure" / "cpu").write_text(psi.format(7))
+    assert cpu_pressure(root) == pressure
+
+
+def test_cores_that_processes_used():
+    measured = SlotCpu()
+    measured.cores_used([os.getpid()])
+    sum(range(20_000_000))
+    assert 0 < measured.cores_used([os.getpid(), 2**22 + 1]) <= os.cpu_count()

@@ -43,7 +43,7 @@ def hosts_of(draw):
         HostRoom(
             name=f"h{i}",
             capacity=draw(st.integers(0, 12)),
-            load_per_core=draw(st.sampled_from([0.2, 3.0])),
+            cpu_pressure=draw(st.sampled_from([0.2, 0.9])),
             tags=draw(st.frozensets(st.sampled_from(["gpu", "ssd"]))),
             is_draining=draw(st.sampled_from([False, False, False, True])),
         )
@@ -329,7 +329,7 @@ def test_a_queue_with_a_tag_that_no_host_has_leaves_the_room_to_others():
 
 
 def test_an_overloaded_host_gets_the_next_slot_last():
-    hosts = [HostRoom(name="h0", capacity=9, load_per_core=2.0), HostRoom(name="h1", capacity=9)]
+    hosts = [HostRoom(name="h0", capacity=9, cpu_pressure=0.5), HostRoom(name="h1", capacity=9)]
     made = plan([QueueNeed(queue="a", slots_min=1)], hosts, {})
     assert made.slots == {"h0": {}, "h1": {"a": 1}}
 

@@ -218,7 +218,7 @@ async def test_an_alert_is_raised_and_cleared(postgres, jobs, config, add_host, 
         await planner.run_once()
     [alert] = await jobs.fleet.alerts(is_open=True)
     assert (alert.rule, alert.subject) == ("oldest_waits", "photos")
-    assert "waits for 61 s" in alert.text
+    assert "its oldest due job waits for 6" in alert.text
     await sql("DELETE FROM penstock.job_ready")
     for _ in range(rule.clear_after):
         await planner.run_once()
@@ -316,3 +316,20 @@ async def test_a_minimum_over_the_maximum_is_the_maximum(host):
     narrow = msgspec.structs.replace(QUEUE, slots_max=1)
     [need] = question(facts(narrow, host), {}).needs
     assert (need.slots_min, need.slots_max) == (1, 1)
+
+
+async def test_a_host_short_of_cpu_keeps_its_slots_and_gets_those_of_minimums(host):
+    pressed = msgspec.structs.replace(
+        host, shown=msgspec.structs.replace(host.shown, cpu_pressure=0.9)
+    )
+    idle = msgspec.structs.replace(QUEUE, slots_min=0)
+    rooms = [
+        question(facts(queue, seen, {"a": {"mail": bound}}), {}).rooms[0].capacity
+        for queue, seen, bound in (
+            (QUEUE, host, 0),
+            (QUEUE, pressed, 0),
+            (QUEUE, pressed, 5),
+            (idle, pressed, 0),
+        )
+    ]
+    assert rooms == [10, 2, 5, 0]

@@ -1,21 +1,25 @@
-"""How many slots a host can hold: by its memory, measured and not guessed, by its cores, and by its load.
+"""How many slots a host can hold: by its memory, measured and not guessed, and by its cores; and how short of CPU it is.
 
     memory:  (free within the cgroup's limit + sum of the slots' PSS - reserve) / mean PSS of a slot
 
 PSS, since slots share most of their heap with the zygote: RSS would count it once a slot. Reading it costs 2 ms a slot of
 100 MB, so a few slots a second are read in turns and the last reading stands for each. A new slot is small and grows
 until it is recycled, so the mean is never taken as less than SLOT_BYTES_MIN.
+
+Cores are those of the CPU set, or the CPU quota of the control group where that is less. Pressure stall information
+(PSI) of the group, else of the machine, measures how long processes wait for a core. It counts only while the slots
+use at least half of the cores: slots that wait for the network do not add to what others cause.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-from penstock.jobs.fleet.facts import LOAD_PER_CORE_MAX
 
 SLOT_BYTES_MIN: Final = 16 * 2**20
 _UNLIMITED_BYTES: Final = 2**60
@@ -31,23 +35,17 @@ class HostState:
     slots: int
     """That run now."""
     cores: int
-    load_per_core: float
 
 
-def slots_that_fit(
-    state: HostState, *, reserve_bytes: int, slots_per_core: int, floats: int
-) -> int:
-    """How many slots this host can hold, at least one; load keeps it from more than `floats` new ones."""
+def slots_that_fit(state: HostState, *, reserve_bytes: int, slots_per_core: int) -> int:
+    """How many slots this host can hold, at least one."""
     read = state.pss_bytes.values()
     mean_bytes = max(SLOT_BYTES_MIN, sum(read) // len(read) if read else 0)
     taken_bytes = sum(read)
     by_memory = (state.free_bytes + taken_bytes - reserve_bytes) // mean_bytes
     # Slots that were not read yet have taken their memory already.
     by_memory += max(0, state.slots - len(read))
-    fit = min(by_memory, state.cores * slots_per_core)
-    if state.load_per_core > LOAD_PER_CORE_MAX:
-        fit = min(fit, max(state.slots, floats))
-    return max(1, fit)
+    return max(1, min(by_memory, state.cores * slots_per_core))
 
 
 def free_bytes(root: Path = Path("/")) -> int:
@@ -72,9 +70,54 @@ def pss_bytes(pid: int) -> int | None:
     return next((int(words[1]) * 1024 for words in lines), None)
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+def cores(root: Path = Path("/")) -> int:
+    """Cores that this process may use: of its CPU set, and within the CPU quotas of its control groups."""
+    quotas = [
+        quota
+        for folder, is_unified in _groups(root, "cpu")
+        if (quota := _cpu_quota(folder, is_unified=is_unified)) is not None
+    ]
+    return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *quotas])))
+
+
+def cpu_pressure(root: Path = Path("/")) -> float:
+    """Share of the last minute in which some process waited for a core: of this control group, else of the machine.
+
+    0 where the kernel does not measure it.
+    """
+    files = [folder / "cpu.pressure" for folder, is_unified in _groups(root, "cpu") if is_unified]
+    for file in (*files[:1], root / "proc/pressure/cpu"):
+        try:
+            line = next(line for line in file.read_text().splitlines() if line.startswith("some"))
+            return float(dict(word.split("=") for word in line.split()[1:])["avg60"]) / 100
+        except (OSError, StopIteration, KeyError, ValueError):
+            continue
+    return 0.0
+
+
+class SlotCpu:
+    """How many cores the slots used since the last call."""
+
+    def __init__(self) -> None:
+        self._used_s: dict[int, float] = {}
+        self._read_s = time.monotonic()
+
+    def cores_used(self, pids: Iterable[int]) -> float:
+        """CPU time of the processes over the time that passed."""
+        now_s, read_s = time.monotonic(), self._read_s
+        used_s = {pid: seconds for pid in pids if (seconds := _cpu_s(pid)) is not None}
+        grown_s = sum(seconds - self._used_s.get(pid, 0.0) for pid, seconds in used_s.items())
+        self._used_s, self._read_s = used_s, now_s
+        return grown_s / max(now_s - read_s, 0.001)
+
+
+def _cpu_s(pid: int) -> float | None:
+    """CPU time of a process; None: it is gone."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def load_per_core() -> float:
@@ -84,6 +127,30 @@ def load_per_core() -> float:
 
 def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
     """Folders of this process's memory groups from the inside out, with their files' names."""
+    unified = ("memory.max", "memory.current")
+    former = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    return [
+        (folder, *(unified if is_unified else former))
+        for folder, is_unified in _groups(root, "memory")
+    ]
+
+
+def _cpu_quota(folder: Path, *, is_unified: bool) -> float | None:
+    """Cores that a control group may use; None: any."""
+    try:
+        if is_unified:
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+        return int(quota) / int(period) if int(quota) > 0 and int(period) > 0 else None
+    except (OSError, ValueError):
+        # No such file, or `max`.
+        return None
+
+
+def _groups(root: Path, controller: str) -> list[tuple[Path, bool]]:
+    """Folders of this process's control groups from the inside out, and whether they are of the unified hierarchy."""
     found = []
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -92,15 +159,14 @@ def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            base, limit, used = root / "sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            base = root / "sys/fs/cgroup/memory"
-            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            base = root / "sys/fs/cgroup"
+        elif controller in controllers.split(","):
+            base = root / "sys/fs/cgroup" / controller
         else:
             continue
         folder = base / path.strip("/")
         found += [
-            (each, limit, used)
+            (each, not controllers)
             for each in (folder, *folder.parents)
             if base in (each, *each.parents)
         ]

@@ -76,6 +76,7 @@ class ForkedCrew:
         self._planned: Planned | None = None
         self._host_id = 0
         self._capacity = 1
+        self._slot_cpu = capacity.SlotCpu()
         self._pss: dict[int, int] = {}
         self._unreaped: set[int] = set()
         """Dead slots whose zygote died too before it reaped them."""
@@ -139,6 +140,7 @@ class ForkedCrew:
             host_id,
             capacity=max(0, self._capacity - self._floats),
             load_per_core=capacity.load_per_core(),
+            cpu_pressure=self._cpu_pressure(),
             slots=[self._told(slot, now_s) for slot in self._slots.values()],
         )
 
@@ -404,14 +406,16 @@ class ForkedCrew:
             pss_bytes=self._pss,
             slots=len(self._slots),
             cores=capacity.cores(),
-            load_per_core=capacity.load_per_core(),
         )
         self._capacity = capacity.slots_that_fit(
             state,
             reserve_bytes=self._config.memory_reserve_bytes,
             slots_per_core=self._config.slots_per_core,
-            floats=self._floats,
         )
+
+    def _cpu_pressure(self) -> float:
+        used = self._slot_cpu.cores_used(self.pids)
+        return capacity.cpu_pressure() if 2 * used >= capacity.cores() else 0.0
 
     def _told(self, slot: ForkedSlot, now_s: float) -> dict[str, object]:
         doing = self._board.read(slot.number)

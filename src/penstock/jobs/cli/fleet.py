@@ -127,7 +127,7 @@ def _describe(state: FleetState) -> str:
     plan = state.plan
     led = f"led by {plan.leader} (term {plan.term})" if plan.is_led else "led by nobody"
     when = "never" if plan.planned_at is None else f"{plan.planned_at:%Y-%m-%d %H:%M:%S} UTC"
-    head = ("host", "state", "slots", "busy", "room", "load", "ended", "planned")
+    head = ("host", "state", "slots", "busy", "room", "load", "pressure", "ended", "planned")
     parts = [
         f"plan {plan.version}, {led}, last planned {when}",
         table(head, map(_host_row, state.hosts)),
@@ -154,6 +154,7 @@ def _host_row(host: FleetHost) -> tuple[object, ...]:
         busy,
         host.capacity,
         f"{host.load_per_core:.2f}",
+        f"{host.cpu_pressure:.0%}",
         host.jobs_ended,
         planned + (f" and {more} more" if more else ""),
     )

@@ -61,7 +61,9 @@ class QueueSight(msgspec.Struct, frozen=True, kw_only=True):
     is_short: bool = False
     """The fleet has too little room for it."""
     is_loaded: bool = False
-    """Hosts that could work it add no slots now, since their machines are loaded."""
+    """Hosts that could work it add no slots now, since their slots are short of CPU."""
+    slots: int = 0
+    slots_min: int = 0
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,8 +133,22 @@ def _is_short(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
         return None
     waits = f"its oldest due job waits for {now.oldest_age_s:.0f} s"
     if now.is_loaded:
-        return f"{waits}, and loaded hosts add no slots: see what else runs there, or add hosts"
+        return (
+            f"{waits}, and hosts short of CPU add no slots: see what else runs there, or add hosts"
+        )
     return f"{waits}, and the fleet has too little room for what it needs: add hosts"
+
+
+def _is_below_min(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
+    if now.slots >= now.slots_min:
+        return None
+    why = (
+        "their slots are short of CPU" if now.is_loaded else "by memory and cores they hold no more"
+    )
+    return (
+        f"it has {now.slots} of its minimum of {now.slots_min} slots: the hosts that can work it have no"
+        f" room ({why}): add hosts, or lower minimums"
+    )
 
 
 QUEUE_RULES: Final[Mapping[str, Rule]] = {
@@ -142,6 +158,7 @@ QUEUE_RULES: Final[Mapping[str, Rule]] = {
     "many_fail": Rule(_many_fail, raise_after=3, clear_after=12),
     "at_max": Rule(_is_at_max, raise_after=12, clear_after=24),
     "fleet_short": Rule(_is_short, raise_after=12, clear_after=24),
+    "below_min": Rule(_is_below_min, raise_after=6, clear_after=6),
 }
 HOST_RULE: Final = "agent_missing"
 HOST_RAISE_AFTER: Final = 2

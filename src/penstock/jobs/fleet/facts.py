@@ -18,8 +18,8 @@ from penstock.jobs.fleet.plan import HostRoom, QueueNeed
 from penstock.jobs.fleet.rates import HANDLER_S_DEFAULT, Rate, Reading
 
 DECISIONS_SHOWN: Final = 50
-LOAD_PER_CORE_MAX: Final = 4.0
-"""Over it a host adds no slot for the plan: load is too slow and too shared a figure to take any away by."""
+CPU_PRESSURE_MAX: Final = 0.8
+"""A host above it gets no further slot, except for the minimums of queues; it keeps what it has."""
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,12 +82,15 @@ class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     capacity: int
     load_per_core: float
+    """Of the whole machine, shown only."""
     is_draining: bool
     is_silent: bool
     jobs_ended: int
     started_at: datetime
     reported_at: datetime | None
     slots: list[HostSlot]
+    cpu_pressure: float = 0.0
+    """Share of the last minute in which processes waited for a core, 0 to 1; 0 while the slots use few cores."""
     planned: dict[str, int] = msgspec.field(default_factory=dict)
     """Slots by queue that the plan gives it."""
 
@@ -202,8 +205,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loaded_queue_ids(self) -> frozenset[int]:
-        """Queues that some living host knows whose load keeps it from adding slots."""
-        loaded = (h for h in self.hosts_alive if h.shown.load_per_core > LOAD_PER_CORE_MAX)
+        """Queues that some living host knows whose CPU pressure keeps it from adding slots."""
+        loaded = (h for h in self.hosts_alive if h.shown.cpu_pressure > CPU_PRESSURE_MAX)
         return frozenset(queue_id for host in loaded for queue_id in host.queue_ids)
 
     @property
@@ -261,7 +264,7 @@ def question(facts: Facts, rates: Mapping[str, Rate]) -> Question:
     known = {need.queue for need in needs}
     return Question(
         needs=needs,
-        rooms=[_room(host.shown, tags) for host in alive],
+        rooms=[_room(host, tags, facts) for host in alive],
         current={
             host: {queue: slots for queue, slots in there.items() if queue in known}
             for host, there in facts.current.items()
@@ -302,11 +305,26 @@ def _need(queue: QueueSeen, rate: Rate | None, tag: str | None) -> QueueNeed:
     )
 
 
-def _room(host: FleetHost, tags: Mapping[frozenset[str], str]) -> HostRoom:
+def _minimum_room(seen: HostSeen, facts: Facts) -> int:
+    """This host's share of the minimums of all queues that it can work, rounded up for each."""
+    room = 0
+    for queue in facts.queues:
+        if queue.slots_min and not queue.is_paused and _may_work(seen, queue):
+            able = sum(_may_work(host, queue) for host in facts.hosts_alive)
+            room += -(-min(queue.slots_min, queue.slots_max) // able)
+    return room
+
+
+def _room(seen: HostSeen, tags: Mapping[frozenset[str], str], facts: Facts) -> HostRoom:
+    host = seen.shown
+    capacity = host.capacity
+    if host.cpu_pressure > CPU_PRESSURE_MAX:
+        bound = sum(facts.current.get(host.name, {}).values())
+        capacity = min(capacity, max(bound, _minimum_room(seen, facts)))
     return HostRoom(
         name=host.name,
-        capacity=host.capacity,
-        load_per_core=host.load_per_core,
+        capacity=capacity,
+        cpu_pressure=host.cpu_pressure,
         tags=frozenset(tag for able, tag in tags.items() if host.name in able),
         is_draining=host.is_draining,
     )

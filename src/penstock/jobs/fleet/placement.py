@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 REPAIRS_MAX: Final = 20
-OVERLOADED_PER_CORE: Final = 1.5
-"""A host with a higher load average gets new slots last. Its capacity stays: that would feed back."""
+PRESSURE_LAST: Final = 0.4
+"""A host with a higher CPU pressure gets new slots last."""
 
 
 class HostRoom(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class HostRoom(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     capacity: int
-    load_per_core: float = 0.0
+    cpu_pressure: float = 0.0
     tags: frozenset[str] = frozenset()
     is_draining: bool = False
 
@@ -57,7 +57,7 @@ class Board:
         self.hosts = {name: host for name, host in everyone.items() if not host.is_draining}
         self.capacity = {name: max(0, host.capacity) for name, host in self.hosts.items()}
         self._overloaded = {
-            name for name, host in self.hosts.items() if host.load_per_core > OVERLOADED_PER_CORE
+            name for name, host in self.hosts.items() if host.cpu_pressure > PRESSURE_LAST
         }
         self.tags = tags
         self._places = {queue: place for place, queue in enumerate(tags)}

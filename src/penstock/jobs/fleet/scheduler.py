@@ -283,6 +283,10 @@ def sight(facts: Facts, planned: Plan | None, outcomes: Mapping[int, tuple[int, 
             is_at_max=share is not None and share.is_at_max,
             is_short=share is not None and share.is_short,
             is_loaded=queue.id in loaded,
+            slots=0 if share is None else share.slots,
+            slots_min=0
+            if share is None or queue.is_paused
+            else min(queue.slots_min, queue.slots_max),
         )
     hosts = {
         host.shown.name: host.shown.is_silent

@@ -1,7 +1,7 @@
 -- name: report_host
 -- A host's sign of life to the plan; no row: it expired.
 UPDATE penstock.host SET capacity = :capacity, load_per_core = :load_per_core,
-    slots = :slots::jsonb, reported_at = now()
+    cpu_pressure = :cpu_pressure,    slots = :slots::jsonb, reported_at = now()
 WHERE id = :host AND expires_at > now() RETURNING is_draining;
 
 -- name: add_counts
@@ -28,7 +28,7 @@ WHERE name = :host AND kind <> 'taker' RETURNING pg_notify('penstock_fleet', '')
 
 -- name: fleet_hosts
 -- The newest row of every host that runs handlers; is_silent: it missed its reports.
-SELECT DISTINCT ON (h.name) h.name, h.kind, h.queues, h.tags, h.cores, h.capacity, h.load_per_core,
+SELECT DISTINCT ON (h.name) h.name, h.kind, h.queues, h.tags, h.cores, h.capacity, h.load_per_core, h.cpu_pressure,
        h.is_draining, h.slots::text AS slots, h.started_at, h.reported_at, h.jobs_ended,
        h.expires_at <= now() OR coalesce(
            h.reported_at < now() - :silent_s::double precision * interval '1 s', false) AS is_silent

@@ -32,6 +32,7 @@ async def report_host(
     *,
     capacity: int,
     load_per_core: float,
+    cpu_pressure: float = 0.0,
     slots: Sequence[Mapping[str, Any]],
 ) -> bool:
     """Say what a host can hold and what its slots do, as dicts of `HostSlot`'s fields; whether it still is alive."""
@@ -40,6 +41,7 @@ async def report_host(
         host=host_id,
         capacity=capacity,
         load_per_core=load_per_core,
+        cpu_pressure=cpu_pressure,
         slots=msgspec.json.encode(slots).decode(),
     )
     return row is not None
@@ -219,6 +221,7 @@ def _host(row: Row) -> FleetHost:
         cores=row["cores"],
         capacity=row["capacity"],
         load_per_core=row["load_per_core"],
+        cpu_pressure=row["cpu_pressure"],
         is_draining=row["is_draining"],
         is_silent=row["is_silent"],
         jobs_ended=row["jobs_ended"],
