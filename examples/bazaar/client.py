@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-PATIENCE_S: Final = 20.0
-"""A role that dies is back within a second or two; who comes meanwhile waits for it so long at most."""
-_DEADLINE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
+"""A role that dies is back within a second or two, on a busy machine within a minute."""
+_DEADLINE_S: Final = 120.0
 _AGAIN_S: Final = 0.1
 _LINE_BYTES_MAX: Final = 64 * 1024
 

@@ -26,7 +26,10 @@ from examples.bazaar.lock import DemoError
 from examples.bazaar.origins import PORT_TAKEN
 from examples.bazaar.shops import Shop
 
-READY_S: Final = 90.0
+READY_S: Final = 300.0
+"""Longest start: a fresh data folder on a busy machine takes minutes."""
+COMMAND_S: Final = 600.0
+"""Longest run of a command; a busy machine needs a minute for what else takes a second."""
 UP_SAID: Final = "Penstock is up"
 """So `penstock up` says once every role is ready, also those that answer no port."""
 STOP_S: Final = 30.0
@@ -36,6 +39,10 @@ PORT_TRIES: Final = 5
 _TAKEN: Final = re.compile(r"(?i)is taken by another program|address already in use")
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOOPBACK: Final = "127.0.0.1"
+
+
+class CommandFailedError(Exception):
+    """A command ended with an error or took too long; the demo continues without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +201,30 @@ class Stage:
         """The token. Raises: OSError."""
         return self.token_file.read_text(encoding="ascii").strip()
 
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run `penstock` with these words, as a person at the terminal would."""
-        return subprocess.run(
-            [sys.executable, "-m", "penstock", *words],
-            env=self.env(), cwd=self.folder, capture_output=True,
-            text=True, timeout=60, check=False,
+    async def command(self, *words: str) -> bytes:
+        """Run `penstock` with these words, as a person at the terminal would; return its output.
+
+        The process ends with this call, also when it is cancelled. Raises: CommandFailedError.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "penstock", *words),
+            env=self.env(), cwd=self.folder,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
+        command = f"penstock {' '.join(words)}"
+        try:
+            async with asyncio.timeout(COMMAND_S):
+                out, errors = await process.communicate()
+        except TimeoutError:
+            raise CommandFailedError(f"{command} took over {COMMAND_S:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode != 0:
+            told = errors.decode(errors="replace")
+            raise CommandFailedError(f"{command} ended with {process.returncode}: {told}")
+        return out
 
     def console_link(self) -> str:
         """A one-time link into the console; its plain address where the command made none."""

@@ -22,10 +22,11 @@ from examples.bazaar.catalogues import Shelf
 from examples.bazaar.lock import DemoError
 from examples.bazaar.sellers import Desk
 from examples.bazaar.shops import Shop
-from examples.bazaar.stage import Stage
+from examples.bazaar.stage import CommandFailedError, Stage
 
 CHANGE_EVERY_S: Final = 4.0
-SETTLE_S: Final = 60.0
+SETTLE_S: Final = 300.0
+"""Longest time from a catalogue to the site; a busy machine needs a minute for what else takes seconds."""
 LEFT_OVER_S: Final = 60.0
 Changes = set[tuple[str, str]]
 """(action, item) pairs."""
@@ -124,8 +125,12 @@ class Story:
             link for ware in self._shelf.wares(shop) for link in self._shelf.links(shop, ware)
         }
         hand_in = self._desk.hand_in_by_command if by_command else self._desk.hand_in
-        run = await hand_in(shop, file)
         title = f"{shop.name}, next version"
+        try:
+            run = await hand_in(shop, file)
+        except CommandFailedError as error:
+            self._fault(f"{title}: {error}")
+            return
         if not await self._wait_settled(shop, run, deadline_s=SETTLE_S):
             self._fault(f"{title}: not on the site after {SETTLE_S:.0f} s")
             return

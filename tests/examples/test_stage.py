@@ -7,9 +7,13 @@ import os
 import socket
 
 import pytest
+from examples.bazaar import stage as staging
+from examples.bazaar.adverts import Adverts
 from examples.bazaar.client import Client, ServerLeftError
+from examples.bazaar.sellers import Desk
 from examples.bazaar.shops import shops
-from examples.bazaar.stage import Stage, dead_roles
+from examples.bazaar.stage import CommandFailedError, Stage, dead_roles
+from examples.bazaar.story import Story
 
 DIED = '{"source":"penstock.cli.supervisor","name":"agent","exit_code":1,"event":"role_died"}'
 STARTED = '{"source":"penstock.cli.supervisor","name":"api","pid":7,"event":"role_started"}'
@@ -60,3 +64,42 @@ async def test_whoever_comes_waits_for_a_server_that_is_started_anew():
     await asyncio.sleep(0)
     async with await asyncio.start_server(answer, "127.0.0.1", port):
         assert await asking == 42
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """A stage of three sellers; nothing of it runs."""
+    read_fd, write_fd = os.pipe()
+    stage = Stage(tmp_path, shops(3), lock_fd=write_fd)
+    stage.token_file.parent.mkdir()
+    stage.token_file.write_text("pst_test")
+    stage.origins_log.write_bytes(b"")
+    yield stage
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+async def test_a_command_ends_with_its_call(stage, monkeypatch):
+    assert b"Usage" in await stage.command("fetch", "--help")
+    with pytest.raises(CommandFailedError, match="ended with 2"):
+        await stage.command("no-such-command")
+    slow = asyncio.create_task(stage.command("fetch", "--help"))
+    await asyncio.sleep(0)
+    slow.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slow
+    monkeypatch.setattr(staging, "COMMAND_S", 0.01)
+    with pytest.raises(CommandFailedError, match="took over"):
+        await stage.command("fetch", "--help")
+
+
+async def test_a_slow_command_is_a_fault_and_the_story_continues(stage, monkeypatch):
+    monkeypatch.setattr(staging, "COMMAND_S", 0.01)
+    adverts = Adverts(stage.database)
+    adverts.create()
+    desk = Desk(stage)
+    story = Story(stage, desk, adverts)
+    await story._change(stage.sellers[0], by_command=True)
+    desk.close()
+    [fault] = story.told.faults
+    assert "took over 0.01 s" in fault
