@@ -16,7 +16,7 @@ from penstock.testing.waiting import wait_true
 pytestmark = pytest.mark.slow
 PHONE_RULES = ("color-contrast", "scrollable-region-focusable")
 SCREENS = {
-    "overview": ("/console", "What goes on"),
+    "overview": ("/console", "Live state"),
     "overview-audit": ("/console/audit", "Every action tried"),
     "jobs-fleet": ("/console/jobs", "thumbs"),
     "jobs-hosts": ("/console/jobs/hosts", "Map of slots"),
@@ -124,6 +124,21 @@ async def test_a_queue_is_paused_set_and_resumed(screen, stack):
     assert "expected" in await do(
         screen, "jobs.set_queue", queue="approve", slots_min=99, slots_max=1
     )
+
+
+async def test_the_overview_turns_red_where_jobs_failed(screen, stack):
+    stack.enqueue("broken", {"text": "no such product"})
+
+    async def is_red():
+        await screen.open("/console")
+        return "no such product" in await screen.text("#wrong")
+
+    await wait_true(is_red, what="the failed job is on the overview")
+    text = await screen.text("#wrong")
+    assert "queue broken: " in text
+    assert "failed in the last hour" in text
+    assert "problem" in await screen.text("#wrong .health.bad")
+    assert not await screen.findings()
 
 
 async def test_a_jobs_life_by_buttons(screen, stack):

@@ -18,12 +18,20 @@ from penstock.console.model import FieldsInvalid, QueryInvalid
 from penstock.console.rates import Rates, parse_series
 from penstock.console.screens import ROOMS
 from penstock.console.screens.jobs.fleet import QueueRow
+from penstock.console.screens.overview.now import health_of
 from penstock.console.screens.overview.systems import sweep_lag_s
-from penstock.console.screens.overview.wrongs import wrong_fleet, wrong_roles
+from penstock.console.screens.overview.wrongs import (
+    Wrong,
+    unread,
+    wrong_failures,
+    wrong_fleet,
+    wrong_roles,
+)
 from penstock.console.security import safe_back
 from penstock.console.seeing import Found, Query
 from penstock.jobs.fleet.alerts import Alert
 from penstock.jobs.fleet.facts import FleetState, PlanHead
+from penstock.jobs.fleet.load import QueueFailures
 from penstock.kernel.terminal import is_visible
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -347,6 +355,41 @@ def test_two_readings_of_a_moment_tell_nothing_and_roles_that_end_are_missed():
     assert sweep_lag_s(rates) is None, "the series of the api is no flusher's"
     [line] = wrong_roles(rates.gone())
     assert (line.subject, line.text[-8:]) == ("role flusher of this machine", "12 s ago")
+
+
+def test_failures_and_what_cannot_be_read_are_problems():
+    failures = [
+        QueueFailures(queue="a b", state="failed", jobs=1, last_at=NOW, last_error="ValueError: x"),
+        QueueFailures(queue="q", state="quarantined", jobs=1000, last_at=NOW, last_error="killed"),
+    ]
+    one, other = wrong_failures(Found(failures))
+    assert (one.tone, other.tone) == ("bad", "bad")
+    assert one.text == "1 job failed in the last hour; the last error: ValueError: x"
+    assert one.href == "/console/jobs/jobs?queue=a+b&state=failed"
+    assert other.text.startswith("1,000 or more jobs quarantined")
+    assert list(wrong_failures(Found(error="no answer"))) == []
+    sources = {
+        "Views": ("/views", Found(error="no answer within 3 s")),
+        "Feed": ("/feed", Found(error="your token lacks the scope feed:read", is_hidden=True)),
+        "Jobs": ("/jobs", Found([])),
+        "Fetch": ("/fetch", None),
+    }
+    [line] = unread(sources)
+    assert (line.tone, line.subject) == ("bad", "Views: no data")
+    assert line.text == "no answer within 3 s"
+
+
+@pytest.mark.parametrize(
+    ("tones", "health"),
+    [
+        ([], ("no problems detected", "good")),
+        (["warn"], ("1 warning", "warn")),
+        (["warn", "bad", "bad"], ("2 problems", "bad")),
+    ],
+)
+def test_the_overview_is_as_red_as_its_worst_problem(tones, health):
+    problems = [Wrong(tone=tone, subject="s", href="/", text="t", mend="") for tone in tones]
+    assert health_of(problems) == health
 
 
 def test_many_alerts_are_a_few_lines_and_one_that_counts_them():

@@ -138,10 +138,14 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[Value]):
-    """What a service said, or why it said nothing: `error` is for a panel of its own."""
+    """A service's answer, or why there is none: `error` is for a panel of its own.
+
+    `is_hidden`: the caller may not see it, so the error is no fault of the deployment.
+    """
 
     value: Value | None = None
     error: str | None = None
+    is_hidden: bool = False
 
 
 async def attempt(answer: Awaitable[Value]) -> Found[Value]:

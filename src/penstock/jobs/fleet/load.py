@@ -10,6 +10,9 @@ import msgspec
 LOAD_MINUTES: Final = 5
 """Whole minutes over which load is taken, and the minute that is under way."""
 MINUTES_SHOWN: Final = 60
+FAILURES_SPAN_S: Final = 3600.0
+FAILURES_COUNTED_MAX: Final = 1000
+"""Of more failures in that time the newest are counted."""
 
 
 class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +65,18 @@ class FleetMinute(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float
     wait_max_s: float
     slot_s: float
+
+
+class QueueFailures(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of a queue that failed, or were quarantined, in the last FAILURES_SPAN_S."""
+
+    queue: str
+    state: str
+    """`failed` or `quarantined`."""
+    jobs: int
+    last_at: datetime
+    last_error: str
+    """The beginning of the newest one's error."""
 
 
 class FleetLoad(msgspec.Struct, frozen=True, kw_only=True):

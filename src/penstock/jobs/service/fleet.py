@@ -11,7 +11,14 @@ from penstock.jobs import store
 from penstock.jobs.errors import HostUnknown
 from penstock.jobs.fleet.alerts import Alert
 from penstock.jobs.fleet.facts import DECISIONS_SHOWN, Decision, FleetState
-from penstock.jobs.fleet.load import LOAD_MINUTES, MINUTES_SHOWN, FleetLoad
+from penstock.jobs.fleet.load import (
+    FAILURES_COUNTED_MAX,
+    FAILURES_SPAN_S,
+    LOAD_MINUTES,
+    MINUTES_SHOWN,
+    FleetLoad,
+    QueueFailures,
+)
 from penstock.jobs.intake import is_storable, require_page
 from penstock.jobs.model import JOB_ID_LAST, JobsConfig
 
@@ -61,6 +68,12 @@ class Fleet:
         """What each queue did in the last five minutes and this one, and all of them in the minutes of the last hour."""
         return await store.minutes.fleet_load(
             self._postgres, minutes=LOAD_MINUTES, minutes_shown=MINUTES_SHOWN + 1
+        )
+
+    async def failures(self) -> list[QueueFailures]:
+        """Jobs that failed or were quarantined in the last hour, by queue; of very many the newest 1,000."""
+        return await store.minutes.recent_failures(
+            self._postgres, span_s=FAILURES_SPAN_S, jobs_max=FAILURES_COUNTED_MAX
         )
 
     async def drain(self, host: str) -> None:

@@ -35,6 +35,17 @@ FROM penstock.queue_minute m
 WHERE m.minute > date_trunc('minute', now()) - :minutes::integer * interval '1 minute'
 GROUP BY m.minute ORDER BY m.minute;
 
+-- name: recent_failures
+-- Jobs that failed or were quarantined in the last :span_s seconds, of the newest :jobs_max, by queue and state.
+SELECT q.name AS queue, f.state, count(*)::bigint AS jobs, max(f.ended_at) AS last_at,
+    (array_agg(f.error ORDER BY f.ended_at DESC))[1] AS last_error
+FROM (
+    SELECT queue, state, ended_at, left(error, 200) AS error FROM penstock.job_failed
+    WHERE ended_at > now() - :span_s::double precision * interval '1 s' AND state <> 'cancelled'
+    ORDER BY ended_at DESC LIMIT :jobs_max
+) f JOIN penstock.queue q ON q.id = f.queue
+GROUP BY q.name, f.state ORDER BY jobs DESC, q.name;
+
 -- name: drop_minutes
 -- Forget minutes that were kept long enough, the oldest first.
 DELETE FROM penstock.queue_minute WHERE ctid = ANY(ARRAY(

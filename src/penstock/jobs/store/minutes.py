@@ -10,7 +10,7 @@ from datetime import datetime
 
 from penstock.engines.postgres import Runner
 from penstock.jobs.fleet.facts import QueueMinute
-from penstock.jobs.fleet.load import FleetLoad, FleetMinute, QueueLoad
+from penstock.jobs.fleet.load import FleetLoad, FleetMinute, QueueFailures, QueueLoad
 from penstock.jobs.store.sql import SQL
 
 
@@ -34,6 +34,12 @@ async def fleet_load(runner: Runner, *, minutes: int, minutes_shown: int) -> Fle
         queues=[QueueLoad(**row) for row in queues],
         minutes=[FleetMinute(**row) for row in shown],
     )
+
+
+async def recent_failures(runner: Runner, *, span_s: float, jobs_max: int) -> list[QueueFailures]:
+    """Failures of the last `span_s`, the newest `jobs_max`, by queue and state."""
+    rows = await runner.all(SQL.recent_failures, span_s=span_s, jobs_max=jobs_max)
+    return [QueueFailures(**row) for row in rows]
 
 
 async def recent_outcomes(runner: Runner, *, minutes: int) -> dict[int, tuple[int, int]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from penstock.console import shown
 from penstock.console.screens.overview import systems, wrongs
 from penstock.console.screens.overview.systems import System
 from penstock.console.screens.overview.wrongs import Wrong
@@ -29,6 +30,8 @@ class OverviewView:
     """The page."""
 
     systems: Sequence[System]
+    health: tuple[str, str]
+    """A word and its tone for the whole deployment."""
     wrongs: Sequence[Wrong]
     wrongs_left: int
     """More of them than a page shows."""
@@ -42,12 +45,13 @@ async def see_overview(ask: Ask) -> OverviewView:
     """All sources at once."""
     jobs, views, feed = ask.service("jobs"), ask.service("views"), ask.service("feed")
     fetch = ask.services.get("fetch")
-    engines, (queues, fleet, load, crons, lag, shards), runs, _ = await asyncio.gather(
+    engines, (queues, fleet, load, failures, crons, lag, shards), runs, _ = await asyncio.gather(
         _engines(ask),
         asyncio.gather(
             _seen(ask, "jobs:read", jobs.queues),
             _seen(ask, "jobs:read", jobs.fleet.state),
             _seen(ask, "jobs:read", jobs.fleet.load),
+            _seen(ask, "jobs:read", jobs.fleet.failures),
             _seen(ask, "jobs:read", jobs.crons.all),
             _seen(ask, "views:read", views.lag),
             _seen(ask, "feed:read", feed.stats),
@@ -58,6 +62,19 @@ async def see_overview(ask: Ask) -> OverviewView:
     rates = ask.rates
     wrong = [
         *wrongs.wrong_engines(engines),
+        *wrongs.unread(
+            {
+                "Jobs": ("/jobs", queues),
+                "Hosts": ("/jobs/hosts", fleet),
+                "Load": ("/jobs", load),
+                "Failed jobs": ("/jobs/jobs?state=failed", failures),
+                "Crons": ("/jobs/crons", crons),
+                "Fetch": ("/fetch", runs),
+                "Views": ("/views/lag", lag),
+                "Feed": ("/feed", shards),
+            }
+        ),
+        *wrongs.wrong_failures(failures),
         *wrongs.wrong_roles(rates.gone()),
         *wrongs.wrong_fleet(fleet),
         *wrongs.wrong_queues(queues),
@@ -73,6 +90,7 @@ async def see_overview(ask: Ask) -> OverviewView:
             systems.feed_card(rates, shards),
             systems.media_card(rates, is_installed="media" in ask.services),
         ],
+        health=health_of(wrong),
         wrongs=wrong[:WRONGS_SHOWN],
         wrongs_left=len(wrong[WRONGS_SHOWN:]),
         engines=engines,
@@ -80,6 +98,16 @@ async def see_overview(ask: Ask) -> OverviewView:
         ended=_chart(ask, load, "jobs/min", (("done", "done", ""), ("failed", "failed", "bad"))),
         waits=_chart(ask, load, "s", (("longest wait", "wait_max_s", "warn"),), idle=None),
     )
+
+
+def health_of(problems: Sequence[Wrong]) -> tuple[str, str]:
+    """What all problems together mean: red with any fault, yellow with warnings alone."""
+    bad = sum(one.tone == "bad" for one in problems)
+    if bad:
+        return shown.counted(bad, "problem", "problems"), "bad"
+    if problems:
+        return shown.counted(len(problems), "warning", "warnings"), "warn"
+    return "no problems detected", "good"
 
 
 async def _engines(ask: Ask) -> dict[str, str | None]:
@@ -98,7 +126,7 @@ async def _runs(ask: Ask, fetch: Any) -> Found[list[Any]] | None:
 async def _seen(ask: Ask, scope: str, call: Callable[[], Awaitable[Any]]) -> Found[Any]:
     """What `call` gives, to those who may see it."""
     if not ask.may(scope):
-        return Found(error=f"your token lacks the scope {scope}")
+        return Found(error=f"your token lacks the scope {scope}", is_hidden=True)
     return await attempt(call())
 
 

@@ -1,10 +1,11 @@
-"""What is wrong now: each with where to look and what to do. Pure; what could not be read is itself a line."""
+"""The problems of now: each with where to look and what to do. Pure; what could not be read is itself a problem."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from penstock.console import shown
 from penstock.console.model import PREFIX
@@ -12,6 +13,7 @@ from penstock.console.seeing import Found
 from penstock.jobs.crons import Cron
 from penstock.jobs.fleet.alerts import HOST_RULE, Alert
 from penstock.jobs.fleet.facts import FleetState
+from penstock.jobs.fleet.load import FAILURES_COUNTED_MAX, QueueFailures
 from penstock.jobs.model import QueueStatus
 
 VIEWS_LAG_S: Final = 30.0
@@ -57,6 +59,36 @@ def wrong_engines(engines: Mapping[str, str | None]) -> Iterator[Wrong]:
                 text=error,
                 mend="`penstock doctor` says what is missing. Everything reconnects by itself once it is back.",
             )
+
+
+def unread(sources: Mapping[str, tuple[str, Found[Any] | None]]) -> Iterator[Wrong]:
+    """What could not be read, by what it is, with where it is shown: unknown counts as a problem."""
+    for subject, (place, found) in sources.items():
+        if found is not None and found.error is not None and not found.is_hidden:
+            yield Wrong(
+                tone="bad",
+                subject=f"{subject}: no data",
+                href=PREFIX + place,
+                text=found.error,
+                mend="The page reads it again each second. `penstock doctor` finds what does not answer.",
+            )
+
+
+def wrong_failures(failures: Found[Sequence[QueueFailures]]) -> Iterator[Wrong]:
+    """Jobs that failed or were quarantined in the last hour."""
+    for one in failures.value or ():
+        many = f"{FAILURES_COUNTED_MAX:,} or more" if one.jobs >= FAILURES_COUNTED_MAX else None
+        jobs = f"{many} jobs" if many else shown.counted(one.jobs, "job", "jobs")
+        is_failed = one.state == "failed"
+        yield Wrong(
+            tone="bad",
+            subject=f"queue {one.queue}",
+            href=f"{PREFIX}/jobs/jobs?{urlencode({'queue': one.queue, 'state': one.state})}",
+            text=f"{jobs} {one.state} in the last hour; the last error: {one.last_error}",
+            mend="Correct the cause, then retry them."
+            if is_failed
+            else "Their process died each time: check their memory and their payloads, then retry them.",
+        )
 
 
 def wrong_fleet(fleet: Found[FleetState]) -> Iterator[Wrong]:
