@@ -6,7 +6,13 @@ import os
 
 import pytest
 
-from penstock.engines.endpoints import masked_text, masked_url, parse_valkey_url, seeds_of, server_of
+from penstock.engines.endpoints import (
+    masked_text,
+    masked_url,
+    parse_valkey_url,
+    seeds_of,
+    server_of,
+)
 
 
 @pytest.mark.parametrize(

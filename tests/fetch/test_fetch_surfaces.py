@@ -10,7 +10,7 @@ import pytest
 from penstock.fetch.cli import describe_run
 from penstock.fetch.errors import InvalidRate
 from penstock.fetch.model import OUTCOME_CODES, parse_rate
-from penstock.fetch.outcomes import describe_outcome
+from penstock.fetch.texts import Texts
 from penstock.web.tokens import Tokens
 
 CATALOGUE = b"id,name,price,photos\na,A,5,\nb,B,five,\n"
@@ -208,7 +208,7 @@ async def test_photos_that_failed_are_listed_with_the_problems(client, command, 
     (photo,) = found["photos"]
     assert (photo["item"], photo["outcome"]) == ("a", "failed:http_404")
     assert photo["text"] == "there is nothing at this link (404)"
-    assert "fetch.allow_networks" in found["problems"][0]["text"]
+    assert "use a public host" in found["problems"][0]["text"]
     path = f"/v1/fetch/runs/{run.run}/errors?photos_after={photo['position']}"
     assert (await client.get(path)).json()["photos"] == []
     code, text = await command("catalogue", "errors", str(run.run))
@@ -248,6 +248,6 @@ async def test_what_is_refused_names_its_remedy(client, command):
 
 def test_every_outcome_is_said_in_words():
     for outcome in (*OUTCOME_CODES, "failed:http_418", "refused:redirect_host", "failed:protocol"):
-        words = describe_outcome(outcome)
+        words = Texts.load().outcome(outcome)
         assert words.startswith(("the ", "what came", "there is"))
         assert "_" not in words.partition("fetch.")[0]

@@ -107,7 +107,7 @@ def test_a_catalogue_in_windows_1251_reads(tmp_path):
         (b"id\n1\n", "first line"),
         (b"\x89PNG\r\n\x1a\n" + b"x" * 100, "PNG"),
         (b"%PDF-1.7", "PDF"),
-        (b"PK\x03\x04" + b"x" * 100, "ZIP"),
+        (b"PK\x03\x04" + b"x" * 100, "spreadsheet is damaged"),
         (b"\x7fELF\x00\x00", "binary"),
         (b"<html><body>x</body></html>", "<html>"),
         (b"<?xml version='1.0'?><shop></shop>", "<shop>"),
@@ -229,7 +229,7 @@ def test_a_row_that_is_no_csv_keeps_an_id_that_is_surely_its_own(tmp_path, line,
 
 def test_a_gzip_bomb_is_stopped_at_the_bound(tmp_path):
     bomb = gzip.compress(b"id,name\n" + b"1,A\n" * 400_000)
-    with pytest.raises(CatalogueTooLarge, match="1,000,000 bytes unpacked"):
+    with pytest.raises(CatalogueTooLarge, match=r"over 976\.6 KB"):
         read(tmp_path, bomb, bytes_max=1_000_000)
 
 

@@ -115,7 +115,7 @@ def test_a_quote_inside_a_text_is_told_with_its_line(tmp_path):
         *(("1", None), ("9", "invalid_json"), ("2", None))
     ]
     for behind in (f"{after}]", f"{after}]" + " " * 1_200_000):
-        with pytest.raises(CatalogueBroken, match=r"line 3: .* expecting ',' delimiter"):
+        with pytest.raises(CatalogueBroken, match=r"line 3: .*expecting ',' delimiter"):
             read(tmp_path, f"[{before},\n\n{bad},\n{behind}")
 
 
@@ -139,7 +139,7 @@ def test_a_row_too_large_is_skipped(tmp_path):
         (b'{"a": {"b": {"c": {"items": [{"id": 1}]}}}}', "no_rows", "file"),
         (b'{"a": 1, "b": "x"}', "no_rows", "file"),
         (b'[{"id": 1},\n"\xff"]', "invalid_encoding", "line 2"),
-        (b'[{"id": 1}, "' + b"y" * 1_500_000 + b'"]', "field_too_large", "line 1"),
+        (b'[{"id": 1}, "' + b"y" * 1_500_000 + b'"]', "text_too_long", "line 1"),
         (b'{"id": 1}\n{"id": "\xff"}\n', "invalid_encoding", "line 2"),
         (b'{"id": 1}\n{"id": "' + b"y" * 1_500_000 + b'"}\n', "line_too_long", "line 2"),
     ],
@@ -247,7 +247,7 @@ def test_a_large_file_is_read_in_bounded_memory(tmp_path, shape):
 def test_a_bomb_is_stopped_at_the_bound(tmp_path):
     path = tmp_path / "bomb"
     path.write_bytes(gzip.compress(b"[" + b'{"id": 1},' * 150_000))
-    with pytest.raises(CatalogueTooLarge, match="1,000,000 bytes unpacked"):
+    with pytest.raises(CatalogueTooLarge, match=r"over 976\.6 KB"):
         list(open_catalogue(path, bytes_max=1_000_000).rows)
 
 

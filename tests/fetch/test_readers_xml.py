@@ -156,7 +156,7 @@ def test_rows_of_json_are_found_by_their_path(tmp_path):
     for path in ("b.none", "b.x", "a.b", "b"):
         with pytest.raises(CatalogueBroken) as refused:
             read(tmp_path, document, mapping=parse_mapping({"rows": path, "id": "n"}))
-        assert refused.value.problems[0].code == "no_rows"
+        assert refused.value.problems[0].code == "no_rows_at"
 
 
 def test_a_mapping_says_the_encoding_of_a_table_that_declares_none(tmp_path):
@@ -237,8 +237,8 @@ def test_space_between_rows_is_no_text(tmp_path):
     ("data", "code"),
     [
         (avito(AD + "<Ad " + 'a="' + "x" * 70_000 + '">'), "field_too_large"),
-        (avito(AD + "<!--" + "x" * 1_500_000 + "-->"), "field_too_large"),
-        (avito(AD + "<Ad " + "x" * 1_500_000), "field_too_large"),
+        (avito(AD + "<!--" + "x" * 1_500_000 + "-->"), "tag_too_large"),
+        (avito(AD + "<Ad " + "x" * 1_500_000), "tag_too_large"),
         (avito(AD + "<Ad><Id>" + "<b>" * 80), "too_deep"),
         (avito(AD + "</Wrong>"), "malformed_xml"),
         (avito(AD).replace("UTF-8", "utf-7"), "invalid_encoding"),

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engines.sql import compile_query
-from penstock.fetch.errors import LanguageUnknown, RunUnknown
+from penstock.fetch import FetchConfig
+from penstock.fetch.errors import FileFault, LanguageUnknown, RunUnknown
 from penstock.fetch.holding import HoldLimits, hold_reason
 from penstock.fetch.model import (
     OUTCOME_CODES,
@@ -176,7 +177,8 @@ def test_every_language_has_every_sentence_with_the_same_values():
             for code, sentence in sentences.items():
                 ours = placeholders(document[section][code])
                 assert ours == placeholders(sentence), f"{lang} [{section}] {code}"
-                assert not re.search(r"\w_\w", re.sub(r"fetch\.\w+|\{\w+\}", "", sentence)), code
+                plain = re.sub(r"\{\w+(:size)?\}|offer_id", "", sentence)
+                assert not re.search(r"\w_\w|\bfetch\.", plain), f"{code}: sellers know no settings"
 
 
 def test_every_outcome_and_every_code_of_a_row_has_a_sentence():
@@ -191,6 +193,61 @@ def test_every_outcome_and_every_code_of_a_row_has_a_sentence():
             words = Texts.load(lang).outcome(outcome)
             assert words
             assert "{" not in words
+
+
+def test_sentences_show_the_limits_of_the_deployment_as_people_write_them():
+    texts = Texts.load("en", FetchConfig(photo_max_bytes=25 * 2**20, allow_ports=(443, 8443)))
+    assert "larger than 25 MB" in texts.outcome("refused:too_large")
+    assert "use one of 443, 8443" in texts.outcome("refused:port")
+    assert "within 30 s" in texts.outcome("failed:timeout")
+    russian = Texts.load("ru", FetchConfig(photo_max_bytes=512 * 2**10))
+    assert "больше 512 КБ" in russian.outcome("refused:too_large")
+    assert "over 1 GB" in texts.file(FileFault("too_large", values={"bytes": 2**30}))
+    assert "over 64 KB" in texts.row("name", "field_too_large", {"most": 64 * 1024})
+
+
+def file_faults_in_code():
+    """(code, names of its values) of each fault of a whole file that the readers find."""
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(getattr(node, "func", None), "id", "")
+            is_fault = name in ("broken", "not_a_catalogue", "Truncated") and node.args
+            if is_fault and isinstance(node.args[0], ast.Constant):
+                yield node.args[0].value, {given.arg for given in node.keywords}
+
+
+def test_every_fault_of_a_file_has_a_sentence_with_its_values_in_every_language():
+    found = list(file_faults_in_code())
+    assert len(found) > 30
+    for lang in languages():
+        sentences = Texts.load(lang).sections["file"]
+        for code, values in found:
+            assert placeholders(sentences[code]) - {"accepted"} <= values, f"{lang} {code}"
+
+
+async def test_a_fault_of_a_file_is_told_in_the_sellers_language(shop, client, command):
+    path = "/v1/fetch/customers/shop/catalogues"
+    russian = {"accept-language": "ru-RU"}
+    answer = await client.post(path, content=b"hello\n1,2\n", headers=russian)
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("первая строка «hello»")
+    broken_json = b'[{"id": 1, "name": "A"}\n {"id": 2, "name": "B"}]'
+    answer = await client.post(path, params={"lang": "ru"}, content=broken_json)
+    assert answer.json()["detail"].startswith("строка 2: ")
+    assert '"id": 2' in answer.json()["detail"]
+    run = (await shop.fetch.runs())[0]
+    assert (run.state, run.fault.code, run.fault.line) == ("refused", "malformed_json", 2)
+    held = await shop.run('id,name\n1,A\n2,"B\n')
+    assert (held.state, held.fault.code, held.fault.line) == ("held", "truncated_quote", 3)
+    for number, words in ((run.run, "ошибка в JSON"), (held.run, "кавычка открыта и не закрыта")):
+        page = (await client.get(f"/v1/fetch/runs/{number}/report", params={"lang": "ru"})).text
+        assert words in page
+        told = (await command("catalogue", "errors", str(number), "--lang", "ru"))[1]
+        assert told.startswith("file: ")
+        assert words in told
+        table = "".join([part async for part in shop.fetch.reports.csv(number, lang="ru")])
+        assert words in table
+    assert "line 3: a quote is opened" in held.reason
 
 
 def faults_in_code():

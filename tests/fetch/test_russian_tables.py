@@ -11,7 +11,7 @@ import pytest
 from penstock.fetch.errors import CatalogueBroken, NotACatalogue
 from penstock.fetch.guard import Policy
 from penstock.fetch.intake import Rules, judge_row
-from penstock.fetch.readers import open_catalogue
+from penstock.fetch.readers import RawRow, Truncated, open_catalogue
 from penstock.fetch.readers.encoding import find_encoding
 from penstock.fetch.readers.naming import known_names
 from penstock.fetch.synonyms import field_of
@@ -52,8 +52,6 @@ def price(text: str) -> dict[str, str]:
 
 
 def row_of(**values):
-    from penstock.fetch.readers import RawRow
-
     return RawRow(1, 2, {"id": "1", "name": "A", **values})
 
 
@@ -74,6 +72,19 @@ def test_a_table_of_russian_excel_reads(tmp_path, encoding, above):
 def test_an_english_header_above_russian_rows(tmp_path):
     _, rows = read(tmp_path, "id;name;price\n1;Стол письменный;5\n".encode("cp1251"))
     assert rows[0].values["name"] == "Стол письменный"
+
+
+def test_lines_above_the_header_do_not_move_it(tmp_path):
+    _, (row,) = read(tmp_path, ("Прайс\x0bлист\u2028ООО\n" + TABLE).encode())
+    assert (row.item, row.line) == ("A-1", 3)
+    _, (row,) = read(tmp_path, ('"Прайс\nООО"\n' + TABLE).encode())
+    assert (row.item, row.line) == ("A-1", 4)
+    with pytest.raises(Truncated) as cut:
+        read(tmp_path, ('"Прайс\n' + TABLE).encode())
+    assert (cut.value.fault.code, cut.value.fault.line) == ("truncated_quote", 1)
+    with pytest.raises(CatalogueBroken) as refused:
+        read(tmp_path, ('"Прайс\n' + TABLE.replace("A-1", '"\nA-1')).encode())
+    assert refused.value.problems[0].code in ("header_csv", "csv_quote")
 
 
 def test_rows_of_separators_alone_are_no_rows(tmp_path):

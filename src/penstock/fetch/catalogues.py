@@ -28,6 +28,7 @@ from penstock.fetch.applying import APPLY_S_MAX, ROWS_TO_ANALYZE, Applying
 from penstock.fetch.errors import (
     CatalogueBroken,
     CatalogueTooLarge,
+    FileFault,
     MappingUnknown,
     NotACatalogue,
     RunNotHeld,
@@ -126,7 +127,7 @@ class Catalogues:
             try:
                 reading = await staging.read(catalogue.rows)
             except (CatalogueBroken, CatalogueTooLarge) as error:
-                await self._end(run_id, RunState.REFUSED, error.text)
+                await self._end(run_id, RunState.REFUSED, error.text, fault=error.fault)
                 raise
             await self._decide(run_id, order, reading, tx)
             return run_id
@@ -229,7 +230,8 @@ class Catalogues:
             )
         except UNREADABLE as error:
             if order.run_id is not None:
-                await self._end(order.run_id, RunState.REFUSED, error.text)
+                fault = getattr(error, "fault", None)
+                await self._end(order.run_id, RunState.REFUSED, error.text, fault=fault)
             raise
 
     async def _begin(self, order: Order, catalogue: Catalogue) -> int:
@@ -302,12 +304,12 @@ class Catalogues:
             await self._look(run_id, customer)
             await self._try_photos(run_id, customer, is_sampled=order.is_sampled)
             held = reason and f"would be held, {reason}"
-            await self._end(run_id, RunState.DRY, held, tx=tx)
+            await self._end(run_id, RunState.DRY, held, tx=tx, fault=reading.fault)
         elif reason is not None:
             await self._look(run_id, customer)
             await self._patiently(SQL.drop_needs, run_id=run_id)
             async with nullcontext(tx) if tx is not None else self._postgres.transaction() as own:
-                await self._end(run_id, RunState.HELD, reason, tx=own)
+                await self._end(run_id, RunState.HELD, reason, tx=own, fault=reading.fault)
                 # Only the latest can be confirmed: a broken file that comes every hour would pile up.
                 await own.run(SQL.supersede_held, run_id=run_id, customer=customer)
                 await own.run(SQL.clear_staged, customer=customer)
@@ -352,12 +354,21 @@ class Catalogues:
         await self._patiently(SQL.drop_needs, run_id=run_id)
 
     async def _end(
-        self, run_id: int, state: RunState, reason: str | None, *, tx: Tx | None = None
+        self,
+        run_id: int,
+        state: RunState,
+        reason: str | None,
+        *,
+        tx: Tx | None = None,
+        fault: FileFault | None = None,
     ) -> None:
         if tx is None:
             async with self._postgres.transaction() as own:
-                await self._end(run_id, state, reason, tx=own)
+                await self._end(run_id, state, reason, tx=own, fault=fault)
             return
+        if fault is not None:
+            noted = msgspec.json.encode(fault).decode()
+            await tx.run(SQL.note_fault, run_id=run_id, fault=noted)
         await tx.allow_long_statements(APPLY_S_MAX)
         await tx.run(SQL.end_run, run_id=run_id, state=state.value, reason=reason)
         if state is not RunState.HELD:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.kernel.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
+
+
+class FileFault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is wrong with a whole file: `code` has a sentence in `texts/`, `values` are what it shows."""
+
+    code: str
+    line: int | None = None
+    values: dict[str, str | int] = {}
 
 
 class CustomerUnknown(NotFound):
@@ -83,21 +93,24 @@ class ItemUnknown(NotFound):
 
 
 class NotACatalogue(InvalidInput):
-    """The file is of no format that can be read."""
+    """The file is of no format that can be read; `fault` says it in any language."""
 
     code = "fetch.not_a_catalogue"
+    fault: FileFault | None = None
 
 
 class CatalogueBroken(InvalidInput):
     """The file is a catalogue with a fault that makes the rest of it unreadable; nothing was applied."""
 
     code = "fetch.catalogue_broken"
+    fault: FileFault | None = None
 
 
 class CatalogueTooLarge(TooLarge):
-    """The file, packed or unpacked, is over `fetch.catalogue_max`."""
+    """The file, packed or unpacked, is larger than catalogues may be."""
 
     code = "fetch.catalogue_too_large"
+    fault: FileFault | None = None
 
 
 class UnknownFormat(InvalidInput):

@@ -27,7 +27,7 @@ Paths: TypeAlias = str | list[str]
 PATH_CHARACTERS_MAX: Final = 200
 PATHS_MAX: Final = 100
 FIELDS_MAX: Final = 500
-MAPPED_FORMATS: Final = ("csv", "tsv", "json", "ndjson", "xml")
+MAPPED_FORMATS: Final = ("sheet", "csv", "tsv", "json", "ndjson", "xml")
 ENCODINGS: Final = (
     *("utf-8", "utf-16", "windows-1251", "windows-1252", "iso-8859-1"),
     *("koi8-r", "koi8-u", "iso-8859-5", "cp866"),

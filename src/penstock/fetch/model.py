@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.fetch.errors import InvalidRate
+from penstock.fetch.errors import FileFault, InvalidRate
 from penstock.jobs.model import Lane, Why
 from penstock.kernel import metrics
 
@@ -197,6 +197,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The run that put the items back."""
     items_late: int = 0
     """Items published at their deadline without all of their photos."""
+    fault: FileFault | None = None
+    """What is wrong with the whole file; reports show it in the reader's language."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,16 +1,6 @@
-"""Outcomes in plain words: what became of a photo, and who can do what about it.
-
-The sentences are those of `texts/`, in the default language.
-"""
+"""Kinds of outcomes."""
 
 from __future__ import annotations
-
-from penstock.fetch.texts import Texts
-
-
-def describe_outcome(outcome: str) -> str:
-    """One sentence about `outcome`."""
-    return Texts.load().outcome(outcome)
 
 
 def is_bad(outcome: str) -> bool:

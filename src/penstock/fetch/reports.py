@@ -41,7 +41,7 @@ POLICY: Final = (
 
 
 class ReportLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of a row, or a photo that is not there (without row and line, with its link)."""
+    """A fault of the file, a fault of a row, or a photo that is not there (with its link)."""
 
     row: int | None
     line: int | None
@@ -50,6 +50,13 @@ class ReportLine(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     text: str
     link: str | None = None
+
+
+def line_of_file(run: Run, text: str) -> ReportLine:
+    """Why a run is held, refused or abandoned, as a line."""
+    code = run.fault.code if run.fault else (run.reason or "").partition(":")[0]
+    line = run.fault.line if run.fault else None
+    return ReportLine(row=None, line=line, item=None, field="file", code=code, text=text)
 
 
 def line_of_row(problem: RowProblem) -> ReportLine:
@@ -137,7 +144,7 @@ class _Html(str):
 
 
 def _facts(run: Run, texts: Texts) -> str:
-    state = f"{run.state}: {texts.reason(run.reason)}" if run.reason else str(run.state)
+    state = f"{run.state}: {texts.of_run(run)}" if run.reason else str(run.state)
     photos = ", ".join(f"{count} {texts.outcome(o)}" for o, count in run.photos_by_outcome.items())
     facts: list[tuple[str, object]] = [
         ("customer", run.customer),

@@ -22,6 +22,7 @@ import msgspec
 
 from penstock.engines.postgres import Postgres, Tx
 from penstock.fetch import store
+from penstock.fetch.errors import FileFault
 from penstock.fetch.intake import ROWS_OF_CHUNK, Chunk, IntakeRow, Rules, read_chunk
 from penstock.fetch.item_ids import find_item_id
 from penstock.fetch.model import PROBLEMS_KEPT_MAX, RowProblem
@@ -47,6 +48,8 @@ class Reading:
     unreadable: int = 0
     """Rows whose id cannot be read: they keep no item from being gone."""
     truncated: str | None = None
+    fault: FileFault | None = None
+    """Where the file ends too early."""
 
 
 @dataclass(slots=True)
@@ -58,7 +61,7 @@ class RawChunk:
     """The id of each row; None where it has no valid one."""
     hashes: list[bytes | None] = field(default_factory=list)
     is_last: bool = False
-    truncated: str | None = None
+    truncated: Truncated | None = None
 
 
 def read_raw(rows: Iterator[RawRow], rules: bytes) -> RawChunk:
@@ -82,7 +85,7 @@ def read_raw(rows: Iterator[RawRow], rules: bytes) -> RawChunk:
             if size_bytes > BYTES_AT_ONCE:
                 return chunk
     except Truncated as cut:
-        chunk.truncated = cut.where
+        chunk.truncated = cut
         chunk.is_last = True
     else:
         chunk.is_last = len(chunk.rows) < ROWS_AT_ONCE
@@ -137,7 +140,8 @@ class Staging:
                     tx, await asyncio.to_thread(read_chunk, piece, self._rules), hashes
                 )
             reading.judged += len(rest)
-            reading.truncated = raw.truncated
+            if raw.truncated is not None:
+                reading.truncated, reading.fault = raw.truncated.where, raw.truncated.fault
             await self.note(tx, rows=len(raw.rows))
         crash_point("fetch.rows_staged")
 

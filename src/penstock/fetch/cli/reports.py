@@ -47,18 +47,20 @@ def list_errors(
 
 
 def _show_errors(terminal: Terminal, run_id: int, lang: str) -> None:
-    async def ask(fetch: Fetch) -> tuple[list[RowProblem], list[PhotoProblem]]:
+    async def ask(fetch: Fetch) -> tuple[str, list[RowProblem], list[PhotoProblem]]:
+        reason = await fetch.reports.reason(run_id, lang=lang)
         problems = await fetch.problems(run_id, lang=lang)
         photos = await fetch.photo_problems(run_id, lang=lang)
-        return [problem for _, problem in problems], [photo for _, photo in photos]
+        return reason, [problem for _, problem in problems], [photo for _, photo in photos]
 
-    problems, photos = terminal.run(Fetch, ask)
-    lines = [
+    reason, problems, photos = terminal.run(Fetch, ask)
+    lines = [f"file: {reason}"] if reason else []
+    lines += [
         f"row {p.row} (line {p.line}) {p.item or '-'}: {p.field}: {p.text} [{p.code}]"
         for p in problems
     ]
     lines += [f"photo of {p.item}: {p.url}: {p.text} [{p.outcome}]" for p in photos]
-    found = {"problems": problems, "photos": photos}
+    found = {"file": reason, "problems": problems, "photos": photos}
     terminal.show(found, "\n".join(lines) or f"run {run_id}: no problems")
 
 

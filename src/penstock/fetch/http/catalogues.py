@@ -22,9 +22,11 @@ from litestar.openapi.spec import (
 )
 from litestar.params import FromPath, FromQuery, QueryParameter
 
-from penstock.fetch.errors import CatalogueTooLarge, InvalidSource
+from penstock.fetch.errors import InvalidSource
+from penstock.fetch.http.languages import in_words_of, texts_for
 from penstock.fetch.http.scopes import READ, WRITE
 from penstock.fetch.model import Run, Source
+from penstock.fetch.readers.row import too_large
 from penstock.fetch.service import Fetch
 from penstock.kernel.once import Once
 
@@ -99,15 +101,20 @@ async def run_catalogue(
     file_name: FromQuery[str] = "upload",
     format_name: Annotated[str | None, QueryParameter(name="format")] = None,
     mapping: FromQuery[str | None] = None,
+    lang: FromQuery[str | None] = None,
 ) -> Run | Source:
     """Read the body as the customer's catalogue, or bring it from a URL.
+
+    A file that cannot be read is refused with the line, what is there and what to do, in the language of `lang`,
+    else of `Accept-Language`.
 
     An upload is answered once the run is applied, held or dry; its photos follow, `GET /v1/fetch/runs/{run}`
     shows how far they are. When no answer comes nothing was changed, or the whole run was. A file that is
     brought once is answered with the run that waits for it, one with a `cron` with its source.
     """
     await fetch.customer(customer)
-    with tempfile.TemporaryDirectory(prefix="penstock-upload-") as folder:
+    texts = texts_for(request, lang)
+    with tempfile.TemporaryDirectory(prefix="penstock-upload-") as folder, in_words_of(texts):
         path = Path(folder) / "catalogue"
         digest = await _receive(request, path, bytes_max=fetch.config.catalogue_max_bytes)
         asked = _source_in(path)
@@ -188,10 +195,7 @@ async def _receive(request: Request[Any, Any, Any], path: Path, *, bytes_max: in
         async for block in request.stream():
             received += len(block)
             if received > bytes_max:
-                raise CatalogueTooLarge(
-                    f"the catalogue is over {bytes_max:,} bytes: split it, pack it with gzip, or raise"
-                    " fetch.catalogue_max"
-                )
+                raise too_large(bytes_max)
             hashed.update(block)
             waiting += block
             if len(waiting) >= _WRITE_BYTES:

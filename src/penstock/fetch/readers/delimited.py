@@ -14,24 +14,25 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from penstock.fetch.errors import NotACatalogue
 from penstock.fetch.mappings import Mapping, plain_path
 from penstock.fetch.model import COLUMNS_MAX, FIELD_BYTES_MAX, ROWS_MAX
 from penstock.fetch.readers.format import Format, Head, require_letters
 from penstock.fetch.readers.lines import read_lines
 from penstock.fetch.readers.mapped import Names
 from penstock.fetch.readers.naming import KNOWN, is_photos, known_names, split_photos
-from penstock.fetch.readers.row import Fault, RawRow, Shown, Truncated, broken
+from penstock.fetch.readers.row import Fault, RawRow, Shown, Truncated, broken, not_a_catalogue
 
 LINE_CHARACTERS_MAX: Final = 2**20
 HEADER_LINES_MAX: Final = 20
 """A header is looked for in so many lines."""
 Record: TypeAlias = tuple[int, list[str], Fault | None, bool]
 """Line, cells, fault, and whether a line break ends it."""
+LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
+"""What ends a line of a file; `str.splitlines` knows more."""
 _DELIMITERS: Final = (",", ";", "\t", "|")
 _SEPARATOR_LINE: Final = re.compile(r'"?sep=([,;\t|])"?\s*', re.IGNORECASE)
 
@@ -48,7 +49,7 @@ def find_header(head: Head) -> Header | None:
     """The first line that names an id and, unless mapped, another known column; None: none of the first."""
     if head.text.startswith(("<", "{", "[")):
         return None
-    lines = head.text.splitlines()[:HEADER_LINES_MAX]
+    lines = LINE_BREAK.split(head.text, HEADER_LINES_MAX)[:HEADER_LINES_MAX]
     named = _SEPARATOR_LINE.fullmatch(lines[0]) if lines else None
     given = head.mapping.delimiter if head.mapping else None
     delimiters = (named[1],) if named else (given,) if given else _DELIMITERS
@@ -86,42 +87,26 @@ def read_delimited(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
     header = find_header(head)
     if header is None:
         require_letters(head)
-        first = head.text.splitlines()[0][:80]
-        raise NotACatalogue(
-            f"the first line {first!r} is no header with the column of the id: name the columns there,"
-            " or give a mapping"
-        )
+        raise not_a_catalogue("no_header", snippet=head.text.splitlines()[0][:80])
     return _read(stream, head, header)
 
 
 def _read(stream: io.BufferedReader, head: Head, header: Header) -> Iterator[RawRow]:
-    records = _records(stream, head.encoding, header.delimiter)
-    yield from read_table(records, head.mapping, header_line=header.line)
-
-
-def read_table(
-    records: Iterable[Record],
-    mapping: Mapping | None,
-    *,
-    header_line: int,
-    rows_before: int = 0,
-) -> Iterator[RawRow]:
-    """The rows below the header of a table of these records."""
-    number = rows_before
+    number = 0
     columns: Columns | None = None
-    for line, cells, fault, is_ended in records:
+    for line, cells, fault, is_ended in _records(stream, head.encoding, header.delimiter):
+        if line < header.line:
+            continue
         if columns is None:
-            if line >= header_line:
-                if fault is not None:
-                    raise broken("csv_quote", "the header line is not valid CSV", line)
-                columns = columns_of(cells, line, mapping)
+            if fault is not None or not is_header(cells, head.mapping):
+                raise broken("header_csv", line)
+            columns = columns_of(cells, line, head.mapping)
         elif fault is not None or any(cells):
             number += 1
             if number > ROWS_MAX:
-                raise broken("too_many_rows", f"more than {ROWS_MAX:,} rows: split the file", line)
+                raise broken("too_many_rows", line, most=ROWS_MAX)
             if not is_ended and len(cells) < columns.count and any(map(str.strip, cells)):
-                counts = f"{len(cells)} of {columns.count} cells"
-                raise Truncated(f"line {line}: the last row has {counts} and no line break")
+                raise Truncated("truncated_row", line, count=len(cells), most=columns.count)
             yield columns.row(number, line, cells, fault)
 
 
@@ -171,7 +156,7 @@ def _records(stream: io.BufferedReader, encoding: str, delimiter: str) -> Iterat
             return
         except csv.Error as error:
             if "unexpected end" in str(error):
-                raise Truncated(f"line {line}: a quote is opened and never closed") from None
+                raise Truncated("truncated_quote", line) from None
             cells = last.split(delimiter) if reader.line_num == line else []
             yield line, cells, Fault("row", "csv_quote"), is_ended
 
@@ -179,8 +164,7 @@ def _records(stream: io.BufferedReader, encoding: str, delimiter: str) -> Iterat
 def columns_of(header: list[str], line: int, mapping: Mapping | None) -> Columns:
     """What the header says. Raises: CatalogueBroken."""
     if len(header) > COLUMNS_MAX:
-        text = f"{len(header)} columns, at most {COLUMNS_MAX} are read"
-        raise broken("too_many_columns", text, line)
+        raise broken("too_many_columns", line, count=len(header), most=COLUMNS_MAX)
     if mapping is not None:
         paths, mapped = [plain_path(cell) for cell in header], Names(mapping)
         index = next((paths.index(path) for path in mapped.id_paths if path in paths), len(paths))
@@ -189,7 +173,7 @@ def columns_of(header: list[str], line: int, mapping: Mapping | None) -> Columns
     named = [name for name in names if name and not is_photos(name)]
     doubled = sorted({name for name in named if named.count(name) > 1})
     if doubled:
-        raise broken("duplicate_header", f"the column {doubled[0]!r} is named more than once", line)
+        raise broken("duplicate_header", line, column=doubled[0])
     fill = _habit_filler([(name, is_photos(name)) for name in names])
     return Columns(len(names), names.index("id"), fill)
 

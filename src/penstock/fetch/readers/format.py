@@ -8,16 +8,9 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
-from penstock.fetch.errors import NotACatalogue
 from penstock.fetch.mappings import Mapping
-from penstock.fetch.readers.row import RawRow
-
-ACCEPTED: Final = (
-    "accepted are CSV and TSV with a header line (id, name, price, photos ...), JSON, NDJSON, Yandex YML,"
-    " Avito XML and Google product RSS or Atom, gzip or not; a mapping names the fields of any other"
-)
+from penstock.fetch.readers.row import RawRow, not_a_catalogue
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +25,7 @@ class Root:
 class Head:
     """The first bytes of a file as text; `root` where they are XML. `mapping` names its fields.
 
-    `lines_skipped` are the empty lines above the text.
+    `lines_skipped` are the empty lines above the text. A sheet has no text.
     """
 
     text: str
@@ -40,6 +33,7 @@ class Head:
     root: Root | None = None
     mapping: Mapping | None = None
     lines_skipped: int = 0
+    is_sheet: bool = False
 
 
 def require_letters(head: Head) -> None:
@@ -50,10 +44,7 @@ def require_letters(head: Head) -> None:
     """
     if "\N{REPLACEMENT CHARACTER}" in head.text.splitlines()[0]:
         name = head.encoding.removesuffix("-sig").upper()
-        raise NotACatalogue(
-            f"line 1: the text is no {name}: save the file as UTF-8, or name its encoding in a mapping"
-            ' (encoding = "windows-1251")'
-        )
+        raise not_a_catalogue("not_text", 1, encoding=name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,11 @@ def _enter(text: JsonText, path: list[str] | None) -> int | None:
         return 0
     depth = _find_array(text, path, 1)
     if depth is None:
-        where = f"at {'.'.join(path)}" if path else f"within {OBJECTS_DEEP_MAX} objects"
         if path is None and text.has_empty_array:
             return None
-        raise broken("no_rows", f"the JSON has no array of objects {where}")
+        if path is None:
+            raise broken("no_rows", most=OBJECTS_DEEP_MAX)
+        raise broken("no_rows_at", path=".".join(path))
     return depth
 
 
@@ -74,15 +75,14 @@ def _find_array(text: JsonText, path: list[str] | None, depth: int) -> int | Non
 def _require(text: JsonText, mark: str, key: str, depth: int) -> int:
     """`depth`, if what comes next begins with `mark`. Raises: CatalogueBroken."""
     if text.peek() != mark:
-        what = "array of rows" if mark == "[" else "object that holds the rows"
-        raise broken("no_rows", f"{key[:40]!r} is no {what}", text.line)
+        raise broken("no_rows_at", text.line, path=key[:40])
     return depth
 
 
 def _rows(text: JsonText, names: Names | None) -> Iterator[RawRow]:
     for number, line in enumerate(text.elements(), 1):
         if number > ROWS_MAX:
-            raise broken("too_many_rows", f"more than {ROWS_MAX:,} rows: split the file", line)
+            raise broken("too_many_rows", line, most=ROWS_MAX)
         row = RawRow(number, line)
         try:
             value = text.value()

@@ -128,8 +128,7 @@ class JsonText:
             if depth == 0:
                 return
             if len(self._text) - self._at > VALUE_CHARACTERS_MAX:
-                text = f"a text is over {VALUE_CHARACTERS_MAX:,} characters long"
-                raise broken("field_too_large", text, self.line)
+                raise broken("text_too_long", self.line, most=VALUE_CHARACTERS_MAX)
             self._require_more()
 
     def leave(self, depth: int) -> None:
@@ -178,9 +177,11 @@ class JsonText:
             raise Unreadable("row_too_large", text, most=VALUE_CHARACTERS_MAX)
         if is_over or not self._more():
             if is_cut:
-                raise Truncated(f"line {line}: the JSON ends inside a value")
-            text = f"the JSON is not well-formed: {_reason(error)}"
-            raise broken("malformed_json", text, line)
+                raise Truncated("truncated_json", line)
+            around = self._text[max(self._at, fault_at - 20) : fault_at + 20]
+            raise broken(
+                "malformed_json", line, detail=_reason(error), snippet=" ".join(around.split())
+            )
 
     def _decode_word(self) -> Any:
         end = self._word_end()
@@ -203,14 +204,14 @@ class JsonText:
                 break
         if end == self._at:
             if not self._text[end:]:
-                raise Truncated(f"line {self.line}: the JSON ends where a value is expected")
+                raise Truncated("truncated_json", self.line)
             raise self._malformed("expected a value")
         return end
 
     def _take(self, mark: str) -> None:
         found = self.peek()
         if not found:
-            raise Truncated(f"line {self.line}: the JSON is never closed")
+            raise Truncated("truncated_json", self.line)
         if found != mark:
             raise self._malformed(f"expected {mark}")
         self._at += 1
@@ -225,14 +226,12 @@ class JsonText:
         return True
 
     def _malformed(self, text: str) -> CatalogueBroken:
-        found = repr(self._text[self._at : self._at + 20])
-        return broken(
-            "malformed_json", f"the JSON is not well-formed: {text}, found {found}", self.line
-        )
+        found = self._text[self._at : self._at + 20]
+        return broken("malformed_json", self.line, detail=text, snippet=found)
 
     def _require_more(self) -> None:
         if not self._more():
-            raise Truncated(f"line {self.line}: the JSON ends inside a value")
+            raise Truncated("truncated_json", self.line)
 
     def _more(self) -> bool:
         """Read a block behind what is not consumed; False at the end of the file."""
@@ -248,10 +247,9 @@ class JsonText:
         except UnicodeDecodeError as error:
             line += self._text.count("\n") + error.object[: error.start].count(b"\n")
             if self._is_end:
-                raise Truncated(f"line {line}: the file ends inside a letter") from None
+                raise Truncated("truncated_letter", line) from None
             name = self._encoding.removesuffix("-sig").upper()
-            text = f"the text is no {name}: save the file as UTF-8"
-            raise broken("invalid_encoding", text, line) from None
+            raise broken("invalid_encoding", line, encoding=name) from None
         return True
 
 

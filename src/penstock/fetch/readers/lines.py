@@ -33,12 +33,10 @@ def read_lines(
             number += 1
             is_ended = line.endswith(("\n", "\r"))
             if len(line) >= characters_max and not is_ended:
-                raise broken(
-                    "line_too_long", f"a line is over {characters_max:,} characters long", number
-                )
+                raise broken("line_too_long", number, most=characters_max)
             if not line.isascii() and (escaped := _ESCAPED.search(line)):
                 if not is_ended and len(line) - escaped.start() < UTF8_BYTES_MAX:
-                    raise Truncated(f"line {number}: the file ends inside a letter")
+                    raise Truncated("truncated_letter", number)
                 raise not_text(encoding, number)
             yield number, line, is_ended
 
@@ -48,15 +46,11 @@ def _next_line(text: io.TextIOWrapper, encoding: str, number: int, characters_ma
         return text.readline(characters_max)
     except UnicodeDecodeError as error:
         if "unexpected end" in error.reason or "truncated" in error.reason:
-            raise Truncated(f"line {number}: the file ends inside a letter") from None
+            raise Truncated("truncated_letter", number) from None
         raise not_text(encoding, number) from None
 
 
 def not_text(encoding: str, line: int) -> CatalogueBroken:
     """The error of a file that is not of its encoding."""
     name = encoding.removesuffix("-sig").upper()
-    return broken(
-        "invalid_encoding",
-        f"the text is no {name}: save the file as UTF-8, or name the encoding of a table in a mapping",
-        line,
-    )
+    return broken("invalid_encoding", line, encoding=name)

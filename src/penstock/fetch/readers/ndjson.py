@@ -35,13 +35,13 @@ def read_objects(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
             continue
         number += 1
         if number > ROWS_MAX:
-            raise broken("too_many_rows", f"more than {ROWS_MAX:,} rows: split the file", line)
+            raise broken("too_many_rows", line, most=ROWS_MAX)
         row = RawRow(number, line)
         try:
             name_row(row, _decode(text), names)
         except RowUnreadable as unreadable:
             if not is_ended and unreadable.fault.code == "invalid_json":
-                raise Truncated(f"line {line}: the last line is no whole JSON object") from None
+                raise Truncated("truncated_ndjson", line) from None
             row.fault, row.values = unreadable.fault, id_in(text, names)
         yield row
 

@@ -7,17 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.fetch.errors import NotACatalogue, UnknownFormat
+from penstock.fetch.errors import UnknownFormat
 from penstock.fetch.mappings import Mapping
-from penstock.fetch.readers import avito, delimited, foreign, google, json_rows, ndjson, yml
+from penstock.fetch.readers import (
+    avito,
+    delimited,
+    foreign,
+    google,
+    json_rows,
+    ndjson,
+    sheet,
+    yml,
+)
 from penstock.fetch.readers.encoding import find_encoding
-from penstock.fetch.readers.format import ACCEPTED, Format, Head, require_letters
-from penstock.fetch.readers.row import RawRow, Truncated
+from penstock.fetch.readers.format import Format, Head, require_letters
+from penstock.fetch.readers.row import RawRow, Truncated, not_a_catalogue
+from penstock.fetch.readers.sheet import SHEET_MAGICS
 from penstock.fetch.readers.unpacked import SNIFF_BYTES, open_unpacked
 from penstock.fetch.readers.xml_rows import find_root
 
 FORMATS: Final[tuple[Format, ...]] = (
-    *(delimited.CSV, delimited.TSV),
+    *(sheet.FORMAT, delimited.CSV, delimited.TSV),
     *(ndjson.FORMAT, json_rows.FORMAT),
     *(yml.FORMAT, avito.FORMAT, google.RSS, google.ATOM, foreign.FORMAT),
 )
@@ -25,11 +35,9 @@ FORMATS: Final[tuple[Format, ...]] = (
 FORMAT_NAMES: Final = tuple(found.name for found in FORMATS)
 _BOMS: Final = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 _MAGICS: Final = (
-    (b"%PDF", "a PDF document"),
-    (b"PK\x03\x04", "a ZIP archive or an XLSX sheet"),
-    (b"\xff\xd8\xff", "a JPEG image"),
-    (b"\x89PNG", "a PNG image"),
-    (b"\xd0\xcf\x11\xe0", "an old Office file"),
+    (b"%PDF", "is_pdf"),
+    (b"\xff\xd8\xff", "is_image"),
+    (b"\x89PNG", "is_image"),
 )
 
 
@@ -53,15 +61,15 @@ def open_catalogue(
     forced = require_format(format_name or told, mapping)
     # Opening a FIFO would wait for a writer, for ever where there is none.
     if path.exists() and not path.is_file():
-        raise NotACatalogue(f"{path.name} is no regular file; {ACCEPTED}")
+        raise not_a_catalogue("is_no_file", name=path.name)
     stream = open_unpacked(path, bytes_max=bytes_max)
     try:
         head = _look_at(stream.peek(SNIFF_BYTES), mapping)
-        found = forced or _recognise(head)
+        found = _recognise(head, forced)
         return Catalogue(found.name, found.read(stream, head))
     except Truncated as cut:
         stream.close()
-        raise NotACatalogue(f"the file cannot be unpacked: {cut.where}; {ACCEPTED}") from None
+        raise not_a_catalogue("cannot_unpack", detail=cut.where) from None
     except BaseException:
         stream.close()
         raise
@@ -86,37 +94,38 @@ def require_format(name: str | None, mapping: Mapping | None = None) -> Format |
 def _look_at(start: bytes, mapping: Mapping | None) -> Head:
     """The head of a file that is some kind of text. Raises: NotACatalogue."""
     if not start.strip():
-        raise NotACatalogue(f"the file is empty; {ACCEPTED}")
-    for magic, name in _MAGICS:
+        raise not_a_catalogue("is_empty")
+    if start.startswith(SHEET_MAGICS):
+        return Head("", "", mapping=mapping, is_sheet=True)
+    for magic, code in _MAGICS:
         if start.startswith(magic):
-            raise NotACatalogue(f"the file is {name}; {ACCEPTED}")
+            raise not_a_catalogue(code)
     declared = (mapping and mapping.encoding) or find_encoding(start)
     encoding = next((name for bom, name in _BOMS if start.startswith(bom)), declared)
     if encoding != "utf-16" and b"\x00" in start:
-        raise NotACatalogue(f"the file is binary data; {ACCEPTED}")
+        raise not_a_catalogue("is_binary")
     whole = start.decode(encoding, errors="replace")
     text = whole.lstrip()
     if not text:
-        raise NotACatalogue(f"the file is empty; {ACCEPTED}")
+        raise not_a_catalogue("is_empty")
     root = find_root(start) if text.startswith("<") else None
-    lines_skipped = len((whole[: len(whole) - len(text)] + "x").splitlines()) - 1
+    lines_skipped = len(delimited.LINE_BREAK.findall(whole[: len(whole) - len(text)]))
     return Head(text, encoding, root, mapping, lines_skipped)
 
 
-def _recognise(head: Head) -> Format:
-    """The format that the head shows. Raises: NotACatalogue."""
+def _recognise(head: Head, forced: Format | None) -> Format:
+    """The format that the head shows, or the `forced` one. Raises: NotACatalogue."""
+    if forced is not None:
+        if head.is_sheet and forced is not sheet.FORMAT:
+            raise not_a_catalogue("is_sheet", format=forced.name)
+        return forced
     for found in FORMATS:
         if (head.mapping is None or found.takes_mapping) and found.recognises(head):
             return found
     if head.root is not None:
-        raise NotACatalogue(f"the file is XML with the root <{head.root.name[:40]}>; {ACCEPTED}")
+        raise not_a_catalogue("is_other_xml", root=head.root.name[:40])
     if head.text.startswith("<"):
-        raise NotACatalogue(f"the file looks like XML and cannot be read; {ACCEPTED}")
+        raise not_a_catalogue("is_unreadable_xml", detail="")
     require_letters(head)
-    first = head.text.splitlines()[0][:80]
-    wanted = (
-        "a column id with another known one" if head.mapping is None else "the id of its mapping"
-    )
-    raise NotACatalogue(
-        f"the file is text whose first line {first!r} names no {wanted}; {ACCEPTED}"
-    )
+    code = "no_header" if head.mapping is None else "no_mapped_header"
+    raise not_a_catalogue(code, snippet=head.text.splitlines()[0][:80])

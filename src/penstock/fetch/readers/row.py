@@ -6,7 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.fetch.errors import CatalogueBroken
+from penstock.fetch.errors import (
+    CatalogueBroken,
+    CatalogueTooLarge,
+    FileFault,
+    NotACatalogue,
+)
+from penstock.fetch.texts import Texts
 from penstock.kernel.errors import FieldProblem
 
 Value: TypeAlias = str | list[str]
@@ -42,11 +48,12 @@ class RawRow:
 
 
 class Truncated(Exception):
-    """The file ends in the middle; `where` says at which line and in what."""
+    """The file ends in the middle; `fault` says where, `where` in a sentence."""
 
-    def __init__(self, where: str) -> None:
-        super().__init__(where)
-        self.where = where
+    def __init__(self, code: str, line: int | None = None, **values: str | int) -> None:
+        self.fault = FileFault(code, line, values)
+        self.where = Texts.load().file(self.fault)
+        super().__init__(self.where)
 
 
 class RowUnreadable(Exception):
@@ -57,7 +64,27 @@ class RowUnreadable(Exception):
         self.fault = fault
 
 
-def broken(code: str, text: str, line: int | None = None) -> CatalogueBroken:
-    """The error of a file whose rest cannot be read; `code` names the fault within the one error."""
+def broken(code: str, line: int | None = None, **values: str | int) -> CatalogueBroken:
+    """The error of a file whose rest cannot be read; `code` has a sentence in `texts/`."""
+    fault = FileFault(code, line, values)
+    text = Texts.load().file(fault)
     where = "file" if line is None else f"line {line}"
-    return CatalogueBroken(f"{where}: {text}", problems=(FieldProblem(where, code, text),))
+    error = CatalogueBroken(text, problems=(FieldProblem(where, code, text),))
+    error.fault = fault
+    return error
+
+
+def not_a_catalogue(code: str, line: int | None = None, **values: str | int) -> NotACatalogue:
+    """The error of a file that is of no format; `code` has a sentence in `texts/`."""
+    error = NotACatalogue(Texts.load().file(FileFault(code, line, values)))
+    error.fault = FileFault(code, line, values)
+    return error
+
+
+def too_large(bytes_max: int) -> CatalogueTooLarge:
+    """The error of a file over the bound of catalogues."""
+    error = CatalogueTooLarge(
+        Texts.load().file(FileFault("too_large", values={"bytes": bytes_max}))
+    )
+    error.fault = FileFault("too_large", values={"bytes": bytes_max})
+    return error

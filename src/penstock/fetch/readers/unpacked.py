@@ -12,8 +12,7 @@ import zlib
 from pathlib import Path
 from typing import IO, Any, Final
 
-from penstock.fetch.errors import CatalogueTooLarge
-from penstock.fetch.readers.row import Truncated, broken
+from penstock.fetch.readers.row import Truncated, broken, too_large
 
 SNIFF_BYTES: Final = 64 * 1024
 
@@ -50,15 +49,10 @@ class _Bounded(io.RawIOBase):
         try:
             block = self._read(len(buffer))
         except (gzip.BadGzipFile, zlib.error) as error:
-            raise broken(
-                "gzip", f"the gzip data is damaged ({error}): pack the file again"
-            ) from None
+            raise broken("gzip", detail=str(error)) from None
         self._bytes_read += len(block)
         if self._bytes_read > self._bytes_max:
-            raise CatalogueTooLarge(
-                f"the catalogue is over {self._bytes_max:,} bytes unpacked: split it, or raise"
-                " fetch.catalogue_max"
-            )
+            raise too_large(self._bytes_max)
         buffer[: len(block)] = block
         return len(block)
 
@@ -76,5 +70,5 @@ class _Bounded(io.RawIOBase):
             blocks.append(block)
             size_bytes -= len(block)
         if self._is_cut and not blocks:
-            raise Truncated("the gzip data ends too early")
+            raise Truncated("truncated_gzip")
         return b"".join(blocks)

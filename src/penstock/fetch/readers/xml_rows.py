@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 from xml.parsers import expat
 
-from penstock.fetch.errors import NotACatalogue
+from penstock.fetch.errors import CatalogueBroken
 from penstock.fetch.model import FIELD_BYTES_MAX, FIELDS_BYTES_MAX, ROWS_MAX
-from penstock.fetch.readers.format import ACCEPTED, Root
-from penstock.fetch.readers.row import Fault, RawRow, Truncated, broken
+from penstock.fetch.readers.format import Root
+from penstock.fetch.readers.row import Fault, RawRow, Truncated, broken, not_a_catalogue
 
 DEPTH_MAX: Final = 64
 ELEMENTS_OF_ROW_MAX: Final = 10_000
@@ -106,9 +106,7 @@ def find_root(head: bytes) -> Root | None:
         parser.Parse(head, False)
     except (expat.ExpatError, ValueError, LookupError) as error:
         if not found:
-            raise NotACatalogue(
-                f"the file looks like XML and cannot be read ({error}); {ACCEPTED}"
-            ) from None
+            raise not_a_catalogue("is_unreadable_xml", detail=str(error)) from None
     return found[0] if found else None
 
 
@@ -116,16 +114,12 @@ def _refuse_declarations(
     _name: str, _system_id: str | None, _public_id: str | None, has_internal_subset: int
 ) -> None:
     if has_internal_subset:
-        raise broken(
-            "dtd_forbidden", "the XML declares entities or a grammar in its DOCTYPE: remove it"
-        )
+        raise broken("dtd_forbidden")
 
 
 def _refuse_entity(name: str, _is_parameter: int) -> None:
     # Beside a DOCTYPE expat would drop an unknown entity silently.
-    raise broken(
-        "entity_unknown", f"the entity &{name[:40]}; is not known: write the character itself"
-    )
+    raise broken("entity_unknown", entity=name[:40])
 
 
 @dataclass(slots=True)
@@ -160,6 +154,7 @@ class _Document:
         self._finished: list[XmlRow] = []
         self._count = 0
         self._bytes_unmoved = 0
+        self._bytes_parsed = 0
 
     def feed(self, block: bytes) -> None:
         """Parse one block."""
@@ -167,19 +162,19 @@ class _Document:
         try:
             self._parser.Parse(block, False)
         except expat.ExpatError as error:
-            raise broken(
-                "malformed_xml",
-                f"the XML is not well-formed ({expat.ErrorString(error.code)})",
-                error.lineno,
-            ) from None
+            detail = expat.ErrorString(error.code)
+            around = self._around(block)
+            raise broken("malformed_xml", error.lineno, detail=detail, snippet=around) from None
         except (ValueError, LookupError) as error:
-            raise broken("invalid_encoding", f"the encoding cannot be read: {error}") from None
+            raise broken("unknown_encoding", detail=str(error)) from None
+        self._bytes_parsed += len(block)
         if self._bytes_unmoved > TOKEN_BYTES_MAX:
-            raise broken(
-                "field_too_large",
-                "a tag or a comment is over 1 MiB",
-                self._parser.CurrentLineNumber,
-            )
+            raise broken("tag_too_large", self._parser.CurrentLineNumber, bytes=TOKEN_BYTES_MAX)
+
+    def _around(self, block: bytes) -> str:
+        """What is in the file where the parser stopped."""
+        at = max(0, self._parser.ErrorByteIndex - self._bytes_parsed)
+        return block[max(0, at - 20) : at + 20].decode(errors="replace").strip()
 
     def finish(self) -> None:
         """The file ended. Raises: Truncated."""
@@ -188,10 +183,9 @@ class _Document:
         except expat.ExpatError as error:
             if error.code in _AT_END:
                 place = "/".join(self._path) or "the root"
-                raise Truncated(f"line {error.lineno}: the XML ends inside {place}") from None
-            raise broken(
-                "malformed_xml", "the XML is not well-formed at its end", error.lineno
-            ) from None
+                raise Truncated("truncated_xml", error.lineno, place=place) from None
+            detail = expat.ErrorString(error.code)
+            raise broken("malformed_xml", error.lineno, detail=detail, snippet="") from None
 
     def take(self) -> list[XmlRow]:
         """The rows finished since the last call."""
@@ -202,11 +196,9 @@ class _Document:
         self._bytes_unmoved = 0
         self._path.append(name)
         if len(self._path) > DEPTH_MAX:
-            text = f"elements are nested over {DEPTH_MAX} levels deep"
-            raise broken("too_deep", text, self._parser.CurrentLineNumber)
+            raise broken("too_deep", self._parser.CurrentLineNumber, most=DEPTH_MAX)
         if attributes and max(map(len, attributes.values())) > FIELD_BYTES_MAX:
-            text = f"an attribute of <{name[:40]}> is over 64 KiB"
-            raise broken("field_too_large", text, self._parser.CurrentLineNumber)
+            raise self._over_field(name)
         if self._row is None and self._open:
             # Only elements without children say something outside of rows; a million line breaks do not.
             self._open[-1] = _Open(self._open[-1].name, {})
@@ -220,7 +212,7 @@ class _Document:
     def _begin_row(self, line: int) -> None:
         self._count += 1
         if self._count > ROWS_MAX:
-            raise broken("too_many_rows", f"more than {ROWS_MAX:,} rows: split the file", line)
+            raise broken("too_many_rows", line, most=ROWS_MAX)
         self._row = XmlRow(self._count, line)
         self._row_depth = len(self._path)
         self._row_bytes = self._row_elements = 0
@@ -232,16 +224,16 @@ class _Document:
         element = self._open[-1]
         element.characters += len(data)
         if element.characters > FIELD_BYTES_MAX:
-            raise broken(
-                "field_too_large",
-                f"the text of <{element.name[:40]}> is over 64 KiB",
-                self._parser.CurrentLineNumber,
-            )
+            raise self._over_field(element.name)
         if self._row is not None:
             self._count_bytes(len(data))
             if self._row.fault is not None:
                 return
         element.pieces.append(data)
+
+    def _over_field(self, name: str) -> CatalogueBroken:
+        line = self._parser.CurrentLineNumber
+        return broken("field_too_large", line, element=name[:40], bytes=FIELD_BYTES_MAX)
 
     def _count_bytes(self, more: int) -> None:
         """A row over its bounds is a faulty one; what it holds beyond them is not kept."""

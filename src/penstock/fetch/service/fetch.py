@@ -61,7 +61,7 @@ from penstock.fetch.settings import FetchConfig
 from penstock.fetch.share import Share
 from penstock.fetch.sources import Sources, shown_name
 from penstock.fetch.speeds import Speeds
-from penstock.fetch.texts import DEFAULT
+from penstock.fetch.texts import DEFAULT, Texts
 from penstock.fetch.upkeep import Upkeep
 from penstock.fetch.webhooks import WEBHOOKS_AT_ONCE, WebhookSending
 from penstock.jobs import Jobs, Registry, Task
@@ -444,7 +444,7 @@ class Fetch:
     @cached_property
     def reports(self) -> Reports:
         """What was wrong with a run, in a seller's language."""
-        return Reports(self._postgres, self._runs)
+        return Reports(self._postgres, self._runs, self.config)
 
     @cached_property
     def webhooks(self) -> Webhooks:
@@ -482,4 +482,5 @@ class Fetch:
 
     @cached_property
     def _urls(self) -> Urls:
-        return Urls(self._postgres, self._downloader, self._jobs, self._hosts)
+        texts = Texts.load(config=self.config)
+        return Urls(self._postgres, self._downloader, self._jobs, self._hosts, texts)

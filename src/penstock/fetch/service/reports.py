@@ -14,11 +14,13 @@ from penstock.fetch.reports import (
     ReportLine,
     csv_head,
     csv_of,
+    line_of_file,
     line_of_photo,
     line_of_row,
     page_of,
 )
 from penstock.fetch.service.runs import Runs
+from penstock.fetch.settings import FetchConfig
 from penstock.fetch.texts import DEFAULT, Texts
 from penstock.kernel.limits import PAGE_ROWS_MAX
 
@@ -29,15 +31,16 @@ PAGE_LINES_MAX: Final = PAGE_ROWS_MAX
 class Reports:
     """What a seller must mend: `fetch.reports`."""
 
-    def __init__(self, postgres: Postgres, runs: Runs) -> None:
+    def __init__(self, postgres: Postgres, runs: Runs, config: FetchConfig) -> None:
         self._postgres = postgres
+        self._config = config
         self._runs = runs
 
     async def problems(
         self, run_id: int, *, after: int = 0, rows_max: int = PAGE_ROWS_MAX, lang: str = DEFAULT
     ) -> list[tuple[int, RowProblem]]:
         """(position, problem) of a run's rows behind position `after`. Raises: RunUnknown, LanguageUnknown."""
-        texts = Texts.load(lang)
+        texts = Texts.load(lang, self._config)
         await self._runs.get(run_id)
         return await self._rows(run_id, texts, after=after, rows_max=rows_max)
 
@@ -45,14 +48,20 @@ class Reports:
         self, run_id: int, *, after: int = 0, rows_max: int = PAGE_ROWS_MAX, lang: str = DEFAULT
     ) -> list[tuple[int, PhotoProblem]]:
         """(position, photo) of those that failed or were refused. Raises: RunUnknown, LanguageUnknown."""
-        texts = Texts.load(lang)
+        texts = Texts.load(lang, self._config)
         await self._runs.get(run_id)
         return await self._photos(run_id, texts, after=after, rows_max=rows_max)
 
+    async def reason(self, run_id: int, *, lang: str = DEFAULT) -> str:
+        """Why a run is held, refused or abandoned; empty where it is not. Raises: RunUnknown, LanguageUnknown."""
+        return Texts.load(lang, self._config).of_run(await self._runs.get(run_id))
+
     async def lines(self, run_id: int, *, lang: str = DEFAULT) -> AsyncIterator[list[ReportLine]]:
-        """All of it, rows first, a page at a time. Raises: RunUnknown, LanguageUnknown."""
-        texts = Texts.load(lang)
-        await self._runs.get(run_id)
+        """The fault of the file, those of rows and of photos, a page at a time. Raises: RunUnknown, LanguageUnknown."""
+        texts = Texts.load(lang, self._config)
+        run = await self._runs.get(run_id)
+        if told := texts.of_run(run):
+            yield [line_of_file(run, told)]
         position = 0
         while rows := await self._rows(run_id, texts, after=position):
             position = rows[-1][0]
@@ -73,7 +82,7 @@ class Reports:
 
     async def page(self, run_id: int, *, lang: str = DEFAULT) -> str:
         """A page for a browser, with up to 1,000 rows and as many photos. Raises: RunUnknown, LanguageUnknown."""
-        texts = Texts.load(lang)
+        texts = Texts.load(lang, self._config)
         run = await self._runs.get(run_id)
         rows = await self.problems(run_id, rows_max=PAGE_LINES_MAX, lang=lang)
         photos = await self.photo_problems(run_id, rows_max=PAGE_LINES_MAX, lang=lang)

@@ -14,6 +14,7 @@ from penstock.fetch.model import LIMITER, Host, Link, PhotoReport, UrlCustomer, 
 from penstock.fetch.routing import host_of
 from penstock.fetch.service.hosts import Hosts
 from penstock.fetch.starts import Starts
+from penstock.fetch.texts import Texts
 from penstock.jobs import Jobs
 from penstock.jobs.errors import LaneUnknown
 from penstock.jobs.model import JobState, Why
@@ -27,8 +28,9 @@ class Urls:
     """What may be asked, and what came of it."""
 
     def __init__(
-        self, postgres: Postgres, downloader: Downloader, jobs: Jobs, hosts: Hosts
+        self, postgres: Postgres, downloader: Downloader, jobs: Jobs, hosts: Hosts, texts: Texts
     ) -> None:
+        self._texts = texts
         self._postgres = postgres
         self._downloader = downloader
         self._jobs = jobs
@@ -66,7 +68,8 @@ class Urls:
         if not url.isprintable():
             return UrlReport(url=url, allowed=allowed, judgement=judgement, links=[], customers=[])
         links = {
-            link.customer: link for link in await store.links.links_of_url(self._postgres, url)
+            link.customer: link
+            for link in await store.links.links_of_url(self._postgres, url, self._texts)
         }
         waiting = await store.links.waiting_runs(self._postgres, url)
         return UrlReport(

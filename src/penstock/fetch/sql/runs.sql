@@ -335,6 +335,10 @@ WHERE id = :run_id;
 -- Move a run to a state in which nothing more happens by itself.
 UPDATE penstock.fetch_run SET state = :state, reason = :reason, ended_at = now() WHERE id = :run_id;
 
+-- name: note_fault
+-- Note what is wrong with the whole file of a run.
+UPDATE penstock.fetch_run SET fault = :fault WHERE id = :run_id;
+
 -- name: lock_run
 -- A run, kept as it is until the transaction ends.
 SELECT id, customer, state FROM penstock.fetch_run WHERE id = :run_id FOR UPDATE;

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from penstock.engines.postgres import Runner
 from penstock.fetch.model import Link
-from penstock.fetch.outcomes import describe_outcome
 from penstock.fetch.store.sql import SQL
+from penstock.fetch.texts import Texts
 
 
-async def links_of_url(runner: Runner, url: str) -> list[Link]:
-    """What each customer's runs found behind `url`."""
+async def links_of_url(runner: Runner, url: str, texts: Texts) -> list[Link]:
+    """What each customer's runs found behind `url`, in the words of `texts`."""
     rows = await runner.all(SQL.links_of_url, url=url)
     names = [name for name in Link.__struct_fields__ if name not in ("run", "text")]
     return [
         Link(
             run=row["run_id"],
-            text=describe_outcome(row["outcome"]),
+            text=texts.outcome(row["outcome"]),
             **{name: row[name] for name in names},
         )
         for row in rows

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from penstock.engines.postgres import Row, Runner
+from penstock.fetch.errors import FileFault
 from penstock.fetch.intake import IntakeRow
 from penstock.fetch.model import (
     RUNS_KEPT,
@@ -23,6 +24,7 @@ PACE_KNOWN_S: Final = 5.0
 SENT_WAIT_S: Final = 3600.0
 """A failed link of an item sent by itself is due again after so long."""
 _SAMPLES: Final = msgspec.json.Decoder(Sample)
+_FAULTS: Final = msgspec.json.Decoder(FileFault)
 
 
 async def stage_same(
@@ -139,6 +141,7 @@ def _run(row: Row) -> Run:
         sample=_SAMPLES.decode(row["sample"]) if row["sample"] else None,
         undone_by=row["undone_by"],
         items_late=row["items_late"],
+        fault=_FAULTS.decode(row["fault"]) if row["fault"] else None,
     )
 
 

@@ -17,14 +17,16 @@ from functools import cache
 from importlib.resources import files
 from typing import Final, Self, TypeAlias
 
-from penstock.fetch.errors import LanguageUnknown
-from penstock.fetch.model import RowProblem
+from penstock.fetch.errors import FileFault, LanguageUnknown
+from penstock.fetch.model import RowProblem, Run, RunState
+from penstock.fetch.settings import FetchConfig
 
 Values: TypeAlias = Mapping[str, str | int | float]
 DEFAULT: Final = "en"
 VALUE_CHARACTERS_MAX: Final = 120
-_NAME: Final = re.compile(r"\{(\w+)\}")
+_NAME: Final = re.compile(r"\{(\w+)(:size)?\}")
 _NUMBER: Final = re.compile(r"[0-9]+")
+_UNITS: Final = (("gigabytes", 2**30), ("megabytes", 2**20), ("kilobytes", 2**10), ("bytes", 1))
 _WOULD_BE: Final = "would be held, "
 """How the reason of a dry run begins."""
 _ABANDONED: Final = "its process ended"
@@ -36,14 +38,17 @@ class Texts:
 
     lang: str
     sections: Mapping[str, Mapping[str, str]]
+    limits: Values
+    """The deployment's limits that sentences name, so that no sentence names a setting."""
 
     @classmethod
-    def load(cls, lang: str = DEFAULT) -> Self:
-        """The sentences of `lang`, such as `en`. Raises: LanguageUnknown."""
+    def load(cls, lang: str = DEFAULT, config: FetchConfig | None = None) -> Self:
+        """The sentences of `lang`, such as `en`, with the limits of `config`. Raises: LanguageUnknown."""
         sections = _languages().get(lang.lower())
         if sections is None:
             raise LanguageUnknown(lang, languages())
-        return cls(lang.lower(), sections)
+        limits = _default_limits() if config is None else limits_of(config)
+        return cls(lang.lower(), sections, limits)
 
     def of_row(self, problem: RowProblem) -> str:
         """What is wrong with a row and what to do, in one sentence."""
@@ -56,27 +61,47 @@ class Texts:
             # Codes of links in the list of photos are those of outcomes.
             template = self.sections["row"].get(f"url_{code}")
         if template is None:
-            return "" if not values else _filled(self.sections["kind"]["row"], {"code": code})
-        return _filled(template, {"field": field, **values})
+            return "" if not values else self._filled(self.sections["kind"]["row"], {"code": code})
+        return self._filled(template, {"field": field, **values})
+
+    def file(self, fault: FileFault) -> str:
+        """What is wrong with a whole file and what to do, in one sentence that begins with its line."""
+        sentences = self.sections["file"]
+        template = sentences.get(fault.code, "").replace("{accepted}", sentences["accepted"])
+        text = self._filled(template, fault.values) or fault.code
+        if fault.line is None:
+            return text
+        return f"{self._filled(self.sections['kind']['line'], {'line': str(fault.line)})}: {text}"
+
+    def of_run(self, run: Run) -> str:
+        """Why a run is held, refused or abandoned, in words; empty where it is none of these."""
+        if run.fault is not None:
+            text = self.file(run.fault)
+            if not run.fault.code.startswith("truncated"):
+                return text
+            held = self.sections["run"]["truncated"].replace("{detail}", text)
+            would_be = self.sections["run"]["would_be"].replace("{reason}", held)
+            return would_be if run.state is RunState.DRY else held
+        return self.reason(run.reason) if run.reason else ""
 
     def outcome(self, outcome: str) -> str:
         """One sentence about what became of a photo."""
         sentence = self.sections["photo"].get(outcome)
         if sentence is not None:
-            return sentence
+            return self._filled(sentence, {})
         kind, _, code = outcome.partition(":")
         status = re.fullmatch(r"http_(\d+)", code)
         if status is not None:
-            return _filled(self.sections["kind"]["status"], {"status": status[1]})
+            return self._filled(self.sections["kind"]["status"], {"status": status[1]})
         kind = kind if kind in ("refused", "failed") else "failed"
         plain = (code or outcome).replace("_", " ")
-        return _filled(self.sections["kind"][kind], {"code": plain})
+        return self._filled(self.sections["kind"][kind], {"code": plain})
 
     def reason(self, reason: str) -> str:
         """Why a run is held, or was abandoned, in words; a reason of another shape is said as it is."""
         if reason.startswith(_WOULD_BE):
             held = self.reason(reason.removeprefix(_WOULD_BE))
-            return _filled(self.sections["run"]["would_be"], {"reason": held})
+            return self.sections["run"]["would_be"].replace("{reason}", held)
         code, _, detail = reason.partition(": ")
         code = "abandoned" if reason == _ABANDONED else code
         template = self.sections["run"].get(code)
@@ -85,11 +110,38 @@ class Texts:
         numbers = _NUMBER.findall(detail)
         names = ("removed" if code == "removed" else "rows", "published")
         values = dict(zip(names, numbers, strict=False))
-        return _filled(template, {"detail": detail, **values}) or reason
+        return self._filled(template, {"detail": detail, **values}) or reason
 
     def heading(self, name: str, **values: str | int) -> str:
         """A heading of the report page."""
-        return _filled(self.sections["page"][name], values)
+        return self._filled(self.sections["page"][name], values)
+
+    def _filled(self, template: str, values: Values) -> str:
+        """`template` with its values and the limits, each bounded; empty where one is missing."""
+        known = {**self.limits, **values}
+        if not placeholders(template) <= known.keys():
+            return ""
+        return _NAME.sub(lambda name: self._shown(known[name[1]], is_size=bool(name[2])), template)
+
+    def _shown(self, value: str | float, *, is_size: bool) -> str:
+        if is_size and not isinstance(value, str):
+            unit, factor = next(pair for pair in _UNITS if value >= pair[1] or pair[1] == 1)
+            return f"{value / factor:.4g} {self.sections['unit'][unit]}"
+        return _shown(value)
+
+
+def limits_of(config: FetchConfig) -> Values:
+    """The limits of a deployment by the names that sentences have for them."""
+    return {
+        "photo_max": config.photo_max_bytes,
+        "photo_s": f"{max(config.classes, default=0.0):g}",
+        "ports": ", ".join(map(str, sorted(config.allow_ports))),
+    }
+
+
+@cache
+def _default_limits() -> Values:
+    return limits_of(FetchConfig())
 
 
 def languages() -> list[str]:
@@ -112,14 +164,7 @@ def preferred(accept_language: str) -> str:
 
 def placeholders(template: str) -> set[str]:
     """The names of the values that a sentence shows."""
-    return set(_NAME.findall(template))
-
-
-def _filled(template: str, values: Values) -> str:
-    """`template` with its values, each bounded; empty where one is missing."""
-    if not placeholders(template) <= values.keys():
-        return ""
-    return _NAME.sub(lambda name: _shown(values[name[1]]), template)
+    return {name for name, _ in _NAME.findall(template)}
 
 
 def _shown(value: str | float) -> str:

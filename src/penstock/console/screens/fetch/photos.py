@@ -83,7 +83,7 @@ async def see_wall(ask: Ask) -> WallView:
     )
     tiles, more = None, None
     if found.value is not None:
-        texts = Texts.load()
+        texts = Texts.load(config=ask.service("fetch").config)
         tiles = [
             Tile(
                 photo=photo,

@@ -157,12 +157,12 @@ async def see_run(ask: Ask) -> RunView:
         changes = await attempt(fetch.changes(run_id, after=item, rows_max=LINES_SHOWN))
         if changes.value and len(changes.value) == LINES_SHOWN:
             more = ask.url(item=changes.value[-1].item)
-    texts = Texts.load(lang)
+    texts = Texts.load(lang, fetch.config)
     counts = sorted(run.photos_by_outcome.items(), key=lambda pair: -pair[1])
     return RunView(
         line=line_of(run),
         words=WORDS[run.state],
-        reason=texts.reason(run.reason) if run.reason else "",
+        reason=texts.of_run(run),
         board=board,
         boards=BOARDS,
         lang=lang,
