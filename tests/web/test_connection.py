@@ -139,12 +139,13 @@ async def reader_is_silent(reader, for_s):
 
 
 async def test_one_connection_too_many_is_told_so(make_house, serving, talk):
-    async with serving(make_house(connections_max=2)) as at:
+    house = make_house(connections_max=2)
+    async with serving(house) as at:
         held = [await asyncio.open_connection(at.host, at.port) for _ in range(2)]
         for _, writer in held:
-            writer.write(NEXT)
-        for reader, _ in held:
-            assert b"200" in await reader.readline()
+            writer.write(NEXT.replace(b"healthz", b"v1/slow"))
+            await house.shop.reached.wait()
+            house.shop.reached.clear()
         answer = await talk(at, b"")
         assert statuses(answer) == [503]
         assert b"web.overloaded" in answer

@@ -25,6 +25,7 @@ from litestar.handlers import BaseRouteHandler
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Unavailable
 from penstock.web.model import ANY_SCOPE, ScopeMissing, TokenRefused
+from penstock.web.quotas import Quotas
 from penstock.web.tokens import KEY_PREFIX, Caller, Tokens, hash_of
 
 CACHED_S: Final = 5.0
@@ -130,10 +131,13 @@ def refused() -> TokenRefused:
 
 
 class ScopeGuard:
-    """A Litestar guard that asks for the scope in a handler's `opt`; no scope named is no entry."""
+    """A Litestar guard that requires the scope in a handler's `opt` and charges the caller's quota.
 
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
+    A handler that names no scope admits nobody.
+    """
+
+    def __init__(self, callers: Callers, quotas: Quotas) -> None:
+        self._callers, self._quotas = callers, quotas
 
     async def __call__(
         self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
@@ -149,6 +153,7 @@ class ScopeGuard:
             caller = await self._callers.require_caller(authorization)
         connection.scope["auth"] = caller
         require_scope(caller, scope)
+        self._quotas.charge(caller, connection.scope)
 
 
 def require_scope(caller: Caller, scope: str) -> None:

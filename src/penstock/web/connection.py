@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.streams import ENDLESS
+from penstock.web.admission import Admission
 from penstock.web.model import (
     HEAD_BYTES_MAX,
     HEAD_FIELD_BYTES_MAX,
@@ -32,7 +33,6 @@ from penstock.web.model import (
     WHOLE_ANSWER,
     BadRequest,
     HeadTooLarge,
-    Overloaded,
     RequestTooSlow,
     Stopping,
     TargetTooLong,
@@ -50,10 +50,20 @@ LINGER_BYTES_MAX: Final = 32 * 1024 * 1024
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol with deadlines and bounds."""
 
-    def __init__(self, *, limits: WebConfig, shortcut: Shortcut, **uvicorn_arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        limits: WebConfig,
+        shortcut: Shortcut,
+        admission: Admission,
+        **uvicorn_arguments: Any,
+    ) -> None:
         super().__init__(**uvicorn_arguments)
         self._limits = limits
         self._shortcut = shortcut
+        self._admission = admission
+        self.heard_s = 0.0
+        """When the peer last sent something."""
         self._short: bytes | None = None
         """The request that is answered the short way just now."""
         self._behind = b""
@@ -78,23 +88,22 @@ class Connection(HttpToolsProtocol):
         """Start the clock of the first head; one connection too many is refused."""
         super().connection_made(transport)
         self._lingering_transport = _Lingering(transport, self)
-        if len(self.connections) > self._limits.connections_max:
-            self.refuse(
-                Overloaded(
-                    "the server has as many connections open as it may: try again",
-                    retry_after_s=1,
-                )
-            )
+        self.heard_s = self.loop.time()
+        refusal = self._admission.admit(self, self.client[0] if self.client else "")
+        if refusal is not None:
+            self.refuse(refusal)
             return
         self._start_timer(self._limits.head_timeout_s, self._head_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
         self._stop_timer()
+        self._admission.forget(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; a head that grows over its bound is refused. What has a known head takes the short way."""
+        self.heard_s = self.loop.time()
         if self._short is not None:
             self._behind += data
             self.flow.pause_reading()
@@ -210,6 +219,23 @@ class Connection(HttpToolsProtocol):
     def is_body_open(self) -> bool:
         """Whether the peer still owes a part of a request."""
         return self._in_head or bool(self.cycle and self.cycle.more_body)
+
+    @property
+    def eviction_rank(self) -> int | None:
+        """0: idle; 1: in an incomplete head, or not reading its answer; None: in use."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if self._lingering:
+            return 0
+        if self._short is not None or (
+            cycle is not None and (cycle.more_body or not cycle.response_complete)
+        ):
+            return None
+        return 0 if self._is_between() else 1
+
+    def evict(self) -> None:
+        """Close at once, for a connection that is to be used."""
+        self._stop_timer()
+        self.transport.abort()
 
     def shutdown(self) -> None:
         """The server stops: idle and lingering connections, and answers without an end, go at once."""

@@ -35,6 +35,7 @@ from penstock.web.model import (
     current_request_id,
 )
 from penstock.web.problems import MEDIA_TYPE, as_ours, headers_of, problem_of
+from penstock.web.quotas import end_charge, headers_of_charge
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS: Final = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
@@ -91,7 +92,7 @@ class Guard:
             inner = {**scope, "method": "GET", "is_head": True}
         if b"%2f" in scope["raw_path"].lower():
             inner = {**inner, "path": _path_with_names_whole(scope["raw_path"])}
-        answer = _Answer(send, new_request_id())
+        answer = _Answer(send, inner, new_request_id())
         headers: dict[bytes, bytes] = dict(scope["headers"])
         current_request_id.set(answer.request_id)
         current_traceparent.set(next_hop(_text(headers.get(b"traceparent"))))
@@ -115,6 +116,7 @@ class Guard:
                 raise
             await answer.refuse(as_ours(error))
         finally:
+            end_charge(inner)
             route = inner.get("path_template") or UNMATCHED
             self._record(scope["method"], route, answer, time.perf_counter() - started_s)
 
@@ -205,8 +207,9 @@ class FailureLog:
 class _Answer:
     """What is sent back, with the headers that every answer carries."""
 
-    def __init__(self, send: Any, request_id: str) -> None:
+    def __init__(self, send: Any, scope: Any, request_id: str) -> None:
         self._send = send
+        self._scope = scope
         self.request_id = request_id
         self.status = 0
         self.cors: tuple[tuple[bytes, bytes], ...] = ()
@@ -218,6 +221,7 @@ class _Answer:
             present = {name.lower() for name, _ in headers}
             headers += [pair for pair in SECURITY_HEADERS if pair[0] not in present]
             headers += self.cors
+            headers += headers_of_charge(self._scope)
             headers.append((b"x-request-id", self.request_id.encode()))
             headers.append((b"traceparent", (current_traceparent.get() or "").encode()))
             message = {**message, "headers": headers}

@@ -19,6 +19,7 @@ from penstock.web.auth import FOR_PAGES, Callers, require_scope, scope_of
 from penstock.web.model import WHOLE_ANSWER
 from penstock.web.openapi import handlers_of
 from penstock.web.problems import MEDIA_TYPE, as_ours, headers_of, problem_of
+from penstock.web.quotas import Quotas
 
 _JSON: Final = (b"content-type", b"application/json")
 _REFUSED: Final = frozenset({b"transfer-encoding", b"idempotency-key", b"content-encoding"})
@@ -41,8 +42,10 @@ class HotRoute:
 class HotRoutes:
     """The ASGI layer in front of `app`."""
 
-    def __init__(self, app: Litestar, callers: Callers, services: dict[str, Any]) -> None:
-        self._app, self._callers = app, callers
+    def __init__(
+        self, app: Litestar, callers: Callers, quotas: Quotas, services: dict[str, Any]
+    ) -> None:
+        self._app, self._callers, self._quotas = app, callers, quotas
         self._exact: dict[tuple[str, str], HotRoute] = {}
         self._named: dict[str, list[HotRoute]] = {}
         for method, template, handler in handlers_of(app):
@@ -79,12 +82,16 @@ class HotRoutes:
         route: HotRoute,
         name: str,
         query_string: bytes,
+        scope: Any,
         *,
         authorization: str | None,
         user_agent: str | None,
         if_none_match: str | None = None,
     ) -> HotAnswer | None:
-        """What `route` says to a request without a body, or None: it is Litestar's. Raises: what the route raises."""
+        """The answer of `route` to a request without a body, or None: it is Litestar's. Raises: what the route raises.
+
+        `scope` takes what the request is charged.
+        """
         query = _plain_query(query_string)
         if query is None:
             return None
@@ -93,6 +100,7 @@ class HotRoutes:
         else:
             caller = await self._callers.require_caller(authorization)
         require_scope(caller, route.scope)
+        self._quotas.charge(caller, scope)
         asked = HotRequest(name, query, user_agent, if_none_match, caller.is_publishable)
         return await route.run(route.service, asked)
 
@@ -141,6 +149,7 @@ class HotRoutes:
             route,
             name,
             scope["query_string"],
+            scope,
             authorization=_text(headers.get(b"authorization")),
             user_agent=_text(headers.get(b"user-agent")),
             if_none_match=_text(headers.get(b"if-none-match")),

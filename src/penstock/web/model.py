@@ -24,6 +24,7 @@ from penstock.kernel.errors import (
     Conflict,
     Forbidden,
     InvalidInput,
+    LimitExceeded,
     Malformed,
     NotFound,
     TooLarge,
@@ -70,6 +71,14 @@ def parse_hosts(text: str) -> tuple[str, ...]:
     return hosts
 
 
+def parse_rate(text: str) -> int:
+    """A whole number from 1. Raises: ValueError."""
+    count = parse_count(text)
+    if not count:
+        raise ValueError("a whole number from 1 such as 1000")
+    return count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebConfig:
     """Section `web`."""
@@ -86,7 +95,28 @@ class WebConfig:
         "16MiB", "Longest request body, unless a route streams.", parse_size_bytes
     )
     connections_max: int = setting(
-        "1024", "Connections at once; one more is answered 503.", parse_count
+        "1024",
+        "Connections at once; one more closes the longest idle one, or is answered 503 where none is idle.",
+        parse_count,
+    )
+    connections_per_address: int = setting(
+        "512",
+        "Connections at once from one address (of IPv6 from one /64); raise it to connections_max behind a"
+        " proxy.",
+        parse_count,
+    )
+    requests_per_token: int = setting(
+        "30000",
+        "Requests a second of one secret token to one API process; more are 429.",
+        parse_rate,
+    )
+    requests_per_key: int = setting(
+        "2000",
+        "Requests a second with one publishable key to one API process, of all its pages together.",
+        parse_rate,
+    )
+    requests_open_per_token: int = setting(
+        "512", "Requests of one token that one API process answers at once.", parse_rate
     )
     idempotency_kept_s: float = setting(
         "24h", "How long an Idempotency-Key is known.", parse_duration_s
@@ -265,9 +295,21 @@ class MediaTypeRefused(Malformed):
 
 
 class Overloaded(Unavailable):
-    """As many connections as allowed are open."""
+    """As many connections as allowed are in use, in all or from one address."""
 
     code = "web.overloaded"
+
+
+class RateLimited(LimitExceeded):
+    """A token sends more requests a second than one API process takes from it."""
+
+    code = "web.rate_limited"
+
+
+class TooManyRequestsOpen(LimitExceeded):
+    """A token has as many requests under way at one API process as it may."""
+
+    code = "web.too_many_requests_open"
 
 
 class Stopping(Unavailable):

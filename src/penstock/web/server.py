@@ -24,6 +24,7 @@ from litestar.openapi.config import OpenAPIConfig
 from penstock.kernel import cursors
 from penstock.kernel.secrets import derive_key
 from penstock.web import http
+from penstock.web.admission import Admission
 from penstock.web.audit import Audit
 from penstock.web.auth import Callers, ScopeGuard
 from penstock.web.bodies import BodyGuard, JsonBody, require_json
@@ -42,6 +43,7 @@ from penstock.web.openapi import (
 from penstock.web.pages import Beside, Pages
 from penstock.web.parameters import Methods, require_plain_parameters
 from penstock.web.problems import render_error
+from penstock.web.quotas import Quotas
 from penstock.web.shortcut import Shortcut
 from penstock.web.tokens import Tokens
 
@@ -56,8 +58,9 @@ def create_api(house: House, pages: Pages | None = None) -> Guard:
 
 def _layers(house: House, pages: Pages | None) -> tuple[Guard, HotRoutes]:
     callers = Callers(Tokens(house.engines.postgres))
-    app = create_app(house, callers)
-    hot = HotRoutes(app, callers, house.services())
+    quotas = Quotas(house.config.section(WebConfig))
+    app = create_app(house, callers, quotas)
+    hot = HotRoutes(app, callers, quotas, house.services())
     inner: Any = Methods(hot, app)
     templates = route_templates(app)
     if pages is not None:
@@ -66,9 +69,11 @@ def _layers(house: House, pages: Pages | None) -> tuple[Guard, HotRoutes]:
     return Guard(inner, config, templates, PageRoutes(app, callers)), hot
 
 
-def create_app(house: House, callers: Callers | None = None) -> Litestar:
+def create_app(
+    house: House, callers: Callers | None = None, quotas: Quotas | None = None
+) -> Litestar:
     """The Litestar app inside, without what guard and hot routes add."""
-    app = _assemble(house, callers or Callers(Tokens(house.engines.postgres)), None)
+    app = _assemble(house, callers or Callers(Tokens(house.engines.postgres)), quotas, None)
     missing, doubled = routes_without_scope(app), routes_of_same_shape(app)
     assert not missing, f"routes without a known scope, add opt={{'scope': ...}}: {missing}"
     assert not doubled, f"routes of the same shape: {doubled}"
@@ -81,6 +86,7 @@ def describe_api(house: House) -> dict[str, Any]:
     described = _assemble(
         house,
         callers,
+        None,
         OpenAPIConfig(
             title="Penstock",
             version=house.version,
@@ -88,10 +94,12 @@ def describe_api(house: House) -> dict[str, Any]:
             use_handler_docstrings=True,
         ),
     )
-    return describe(_assemble(house, callers, None), described)
+    return describe(_assemble(house, callers, None, None), described)
 
 
-def _assemble(house: House, callers: Callers, openapi: OpenAPIConfig | None) -> Litestar:
+def _assemble(
+    house: House, callers: Callers, quotas: Quotas | None, openapi: OpenAPIConfig | None
+) -> Litestar:
     config = house.config.section(WebConfig)
     audit = Audit(house.engines.postgres, kept_s=config.audit_kept_s)
     services = {"audit": audit, **house.services(), "about": http.About(house)}
@@ -111,7 +119,7 @@ def _assemble(house: House, callers: Callers, openapi: OpenAPIConfig | None) -> 
         },
         guards=[
             give_slashes_back,
-            ScopeGuard(callers),
+            ScopeGuard(callers, quotas or Quotas(config)),
             require_plain_parameters,
             require_keys_kept,
             require_json,
@@ -170,7 +178,12 @@ async def run_api(
         server = _Server(
             uvicorn.Config(
                 guard,
-                http=partial(Connection, limits=config, shortcut=Shortcut(guard, hot)),  # type: ignore[arg-type]
+                http=partial(  # type: ignore[arg-type]
+                    Connection,
+                    limits=config,
+                    shortcut=Shortcut(guard, hot),
+                    admission=Admission(config),
+                ),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -22,6 +22,7 @@ from penstock.kernel.trace import current_traceparent, new_traceparent
 from penstock.web.guard import SECURITY_HEADERS, Guard
 from penstock.web.hot import HotRoute, HotRoutes
 from penstock.web.model import TARGET_BYTES_MAX, current_request_id
+from penstock.web.quotas import end_charge, headers_of_charge
 
 HEAD_BYTES_MAX: Final = 2 * 1024
 HEADS_MAX: Final = 1_000
@@ -104,20 +105,25 @@ class Shortcut:
         request_id, traceparent = new_request_id(), new_traceparent()
         current_request_id.set(request_id)
         current_traceparent.set(traceparent)
+        scope: dict[str, Any] = {}
         try:
             answer = await self._hot.answer(
                 asked.route,
                 asked.name,
                 asked.query_string,
+                scope,
                 authorization=asked.head.authorization,
                 user_agent=asked.head.user_agent,
             )
         except Exception:  # noqa: BLE001 - the long way tells it
             return False
+        finally:
+            end_charge(scope)
         if answer is None:
             return False
         told = f"x-request-id: {request_id}\r\ntraceparent: {traceparent}\r\n"
-        parts = [b"content-length: %d\r\n" % len(answer.body), *self._fields(answer)]
+        charged = [b"%b: %b\r\n" % pair for pair in headers_of_charge(scope)]
+        parts = [b"content-length: %d\r\n" % len(answer.body), *self._fields(answer), *charged]
         if give(answer.status, [*parts, told.encode(), answer.body]):
             seconds = time.perf_counter() - started_s
             self._guard.record("GET", asked.route.template, answer.status, seconds)

@@ -1,0 +1,226 @@
+"""One process under too many connections and requests: idle ones give way, and no address or token takes all."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import asynccontextmanager
+
+import pytest
+from litestar import get
+from litestar.di import NamedDependency
+from small_shop import ROUTES, Shop
+
+from penstock.web.admission import network_of
+from penstock.web.model import RateLimited, TooManyRequestsOpen, WebConfig
+from penstock.web.quotas import CHARGE, Quotas, end_charge, headers_of_charge
+from penstock.web.tokens import Caller, Tokens
+
+NEXT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SLOW = NEXT.replace(b"healthz", b"v1/slow")
+OTHER = ("127.0.0.2", 0)
+
+
+class Line:
+    """One connection to a server."""
+
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, request=NEXT):
+        """The status of an answer; 0: the connection was closed instead."""
+        self.writer.write(request)
+        return await self.status()
+
+    async def status(self):
+        try:
+            head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return 0
+        length = int(re.search(rb"content-length: (\d+)", head.lower())[1])
+        await self.reader.readexactly(length)
+        return int(head.split()[1])
+
+
+@asynccontextmanager
+async def lines(at, count, *, local=None):
+    """So many open connections from an address."""
+    opened = [
+        Line(*await asyncio.open_connection(at.host, at.port, local_addr=local))
+        for _ in range(count)
+    ]
+    try:
+        yield opened
+    finally:
+        for line in opened:
+            line.writer.close()
+
+
+async def test_idle_connections_give_way_to_new_ones(make_house, serving):
+    """As many as 1,024 kept alive lock nobody out; the longest idle is closed first, also one that never asked."""
+    async with (
+        serving(make_house(connections_max=20, connections_per_address=20)) as at,
+        lines(at, 20) as held,
+    ):
+        for line in held[1:]:
+            assert await line.ask() == 200
+        for line in held[2:]:
+            assert await line.ask() == 200
+        async with lines(at, 2) as new:
+            assert [await line.ask() for line in new] == [200, 200]
+            assert [await line.ask() for line in held[2:]] == [200] * 18
+        assert [await line.ask() for line in held[:2]] == [0, 0]
+
+
+async def test_idle_connections_of_one_address_give_way_to_its_own(make_house, serving):
+    async with (
+        serving(make_house(connections_max=20, connections_per_address=3)) as at,
+        lines(at, 1, local=OTHER) as [stranger],
+        lines(at, 3) as held,
+    ):
+        assert await stranger.ask() == 200
+        for line in held:
+            assert await line.ask() == 200
+        async with lines(at, 1) as [new]:
+            assert await new.ask() == 200
+        assert [await line.ask() for line in held] == [0, 200, 200]
+        assert await stranger.ask() == 200
+
+
+async def test_heads_that_never_end_give_way_after_idle_ones(make_house, serving):
+    house = make_house(connections_max=3, connections_per_address=3)
+    async with (
+        serving(house) as at,
+        lines(at, 2) as slow,
+        lines(at, 1) as [idle],
+    ):
+        for line in slow:
+            line.writer.write(NEXT[:30])
+        assert await idle.ask() == 200
+        async with lines(at, 1) as [first]:
+            assert await first.ask() == 200
+            assert await idle.ask() == 0
+            first.writer.write(SLOW)
+            await house.shop.reached.wait()
+            async with lines(at, 1) as [second]:
+                assert await second.ask() == 200
+                assert await slow[0].ask(NEXT[30:]) == 0
+
+
+async def test_what_is_in_use_stays_and_one_address_cannot_take_all(make_house, serving):
+    house = make_house(connections_max=3, connections_per_address=2)
+    async with (
+        serving(house) as at,
+        lines(at, 2) as held,
+        lines(at, 1, local=OTHER) as [other],
+    ):
+        for line in held:
+            line.writer.write(SLOW)
+            await house.shop.reached.wait()
+            house.shop.reached.clear()
+        async with lines(at, 1) as [new]:
+            assert await new.status() == 503
+        other.writer.write(SLOW)
+        await house.shop.reached.wait()
+        async with lines(at, 1, local=OTHER) as [new]:
+            assert await new.status() == 503
+        house.shop.go_on.set()
+        assert [await line.status() for line in (*held, other)] == [200, 200, 200]
+        async with lines(at, 1, local=OTHER) as [new]:
+            assert await new.ask() == 200
+
+
+def test_an_address_of_ipv6_is_a_network():
+    assert network_of("127.0.0.1") == "127.0.0.1"
+    assert network_of("2001:db8:1:2:3::4") == network_of("2001:db8:1:2::9") == "2001:db8:1:2::/64"
+    assert network_of("2001:db8:1:3::4") != network_of("2001:db8:1:2::9")
+
+
+def told(scope):
+    return {name.decode(): value.decode() for name, value in headers_of_charge(scope)}
+
+
+def test_a_token_has_a_bucket_of_one_second():
+    now = [100.0]
+    quotas = Quotas(WebConfig(requests_per_token=10, requests_per_key=2), lambda: now[0])
+    server, page = Caller(1, "server", frozenset()), Caller(2, "page", frozenset(), True)
+    for left in range(9, -1, -1):
+        scope = {}
+        quotas.charge(server, scope)
+        assert told(scope)["ratelimit"].startswith(f'"second";r={left};t=')
+        assert told(scope)["ratelimit-policy"] == '"second";q=10;w=1'
+        end_charge(scope)
+    scope = {}
+    with pytest.raises(RateLimited, match="10 requests a second") as refused:
+        quotas.charge(server, scope)
+    assert refused.value.retry_after_s == pytest.approx(0.1)
+    assert told(scope)["ratelimit"] == '"second";r=0;t=1'
+    quotas.charge(page, {})
+    quotas.charge(page, {})
+    with pytest.raises(RateLimited):
+        quotas.charge(page, {})
+    now[0] += 0.1
+    quotas.charge(server, {})
+    with pytest.raises(RateLimited):
+        quotas.charge(server, {})
+    now[0] += 60
+    for _ in range(10):
+        quotas.charge(server, {})
+    with pytest.raises(RateLimited):
+        quotas.charge(server, {})
+
+
+def test_a_request_is_charged_once_and_open_until_it_ends():
+    quotas = Quotas(WebConfig(requests_open_per_token=2))
+    caller, first, second, third = Caller(1, "server", frozenset()), {}, {}, {}
+    for scope in (first, first, second):
+        quotas.charge(caller, scope)
+    with pytest.raises(TooManyRequestsOpen, match="2 requests open"):
+        quotas.charge(caller, third)
+    end_charge(third)
+    with pytest.raises(TooManyRequestsOpen):
+        quotas.charge(caller, {})
+    end_charge(first)
+    quotas.charge(caller, fourth := {})
+    assert CHARGE in fourth
+
+
+@get("/v1/wait", operation_id="wait", opt={"scope": "jobs:read"})
+async def wait(shop: NamedDependency[Shop]) -> dict[str, bool]:
+    """Wait until the test says go on."""
+    shop.reached.set()
+    await shop.go_on.wait()
+    return {"done": True}
+
+
+async def test_over_the_rate_of_a_token_requests_are_429(make_house, serve, token, postgres):
+    other = (await Tokens(postgres).create("other", ("jobs:read",))).text
+    async with serve(make_house(requests_per_token=1)) as client:
+        answers = await asyncio.gather(
+            *(client.get("/v1/things/7", headers=token) for _ in range(10))
+        )
+        assert {answer.status_code for answer in answers} == {200, 429}
+        for answer in answers:
+            assert answer.headers["ratelimit-policy"] == '"second";q=1;w=1'
+            assert re.fullmatch(r'"second";r=0;t=\d', answer.headers["ratelimit"])
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert refused.json()["code"] == "web.rate_limited"
+        assert refused.json()["retryable"] is True
+        assert refused.headers["retry-after"] == "1"
+        bearer = {"authorization": f"Bearer {other}"}
+        assert (await client.get("/v1/things/7", headers=bearer)).status_code == 200
+        assert (await client.get("/healthz")).status_code == 200
+        assert "ratelimit" not in (await client.get("/healthz")).headers
+
+
+async def test_a_token_has_so_many_requests_open(make_house, serve, token):
+    house = make_house(routes=[*ROUTES, wait], requests_open_per_token=1)
+    async with serve(house) as client:
+        asked = asyncio.create_task(client.get("/v1/wait", headers=token))
+        await house.shop.reached.wait()
+        refused = await client.get("/v1/things/7", headers=token)
+        assert (refused.status_code, refused.json()["code"]) == (429, "web.too_many_requests_open")
+        assert refused.headers["retry-after"] == "1"
+        house.shop.go_on.set()
+        assert (await asked).status_code == 200
+        assert (await client.get("/v1/things/7", headers=token)).status_code == 200
