@@ -72,7 +72,7 @@ class Demo:
         async with self._stage.running(self._stop) as up:
             desk, people = Desk(self._stage), self._invite()
             story = Story(self._stage, desk, self._adverts)
-            self._print_addresses(time.monotonic() - began)
+            await self._print_addresses(time.monotonic() - began)
             await story.prepare(self._stop)
             figures = Figures(
                 stage=self._stage,
@@ -165,13 +165,14 @@ class Demo:
             is_rewriting = is_live
             await asyncio.sleep(LINES_EVERY_S)
 
-    def _print_addresses(self, took_s: float) -> None:
+    async def _print_addresses(self, took_s: float) -> None:
         stage = self._stage
+        console = await stage.console_link()
         command = shlex.quote(str(Path(sys.executable).with_name("penstock")))
         print(
             f"up after {took_s:.1f} s\n\n"
             f"  the shop      {stage.shop_url}/\n"
-            f"  the console   {stage.console_link()}\n"
+            f"  the console   {console}\n"
             f"  the API       {stage.api_url}/  (/openapi.json, /metrics)\n"
             f"  the photos    {stage.media_url}/m/photos/...\n"
             f"  the token     {stage.token_file}\n"

@@ -226,10 +226,13 @@ class Stage:
             raise CommandFailedError(f"{command} ended with {process.returncode}: {told}")
         return out
 
-    def console_link(self) -> str:
+    async def console_link(self) -> str:
         """A one-time link into the console; its plain address where the command made none."""
-        made = self.command("console", "link")
-        return made.stdout.strip() or f"{self.api_url}/console"
+        try:
+            made = await self.command("console", "link")
+        except CommandFailedError:
+            return f"{self.api_url}/console"
+        return made.decode().strip()
 
     async def _start(self, program: list[str], output: str) -> asyncio.subprocess.Process:
         # A session of its own: Ctrl-C reaches the demo alone, which ends things in order.
