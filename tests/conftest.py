@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import tempfile
@@ -27,6 +28,7 @@ from penstock.engines.multiplex import Multiplexer
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.valkey import Valkey, ValkeyConfig
 from penstock.testing.engines import EnginesForTests, engines_for_tests, template_on
+from penstock.testing.processes import NEVER_RETRIEVED
 from stock_valkey import SERVERS as VALKEY_SERVERS
 from stock_valkey import StockValkey
 
@@ -53,6 +55,23 @@ def _logs_as_before():
     """A command run in this process configures the logs of all: put them back."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def _errors_are_looked_at():
+    """A task that fails while nobody looks is a fault: its error is lost. asyncio says so when the task is collected."""
+    forgotten = []
+
+    class Forgotten(logging.Handler):
+        def emit(self, record):
+            if NEVER_RETRIEVED in record.getMessage():
+                forgotten.append(logging.Formatter().format(record))
+
+    handler = Forgotten()
+    logging.getLogger("asyncio").addHandler(handler)
+    yield
+    logging.getLogger("asyncio").removeHandler(handler)
+    assert forgotten == [], f"a task failed and nobody looked: {forgotten[0]}"
 
 
 @contextmanager

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
+from penstock.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from penstock.engines.sql import compile_query
+from penstock.fetch.guard import Policy
+from penstock.fetch.intake import Rules
 from penstock.fetch.readers import Fault, RawRow, Truncated
 from penstock.fetch.schemas import FieldRule, Schema
-from penstock.fetch.staging import BYTES_AT_ONCE, ROWS_AT_ONCE, read_raw
+from penstock.fetch.staging import BYTES_AT_ONCE, ROWS_AT_ONCE, Staging, read_raw
 
 HEAD = "id,name,price,photos\n"
 RULES = b"rules"
@@ -101,3 +106,18 @@ async def test_rows_of_one_id_far_apart_are_told_and_the_first_counts(shop):
         (problem,) = [p for _, p in await shop.fetch.problems(run.run)]
         assert (problem.code, problem.row, run.invalid) == ("duplicate_id", ROWS_AT_ONCE + 11, 1)
         assert (await shop.fetch.item("shop", "i0")).fields["name"] == "Item 0"
+
+
+async def test_a_fault_that_was_read_ahead_of_a_chunk_that_is_not_stored_is_looked_at(caplog):
+    """The next chunk is read while one is stored; where both fail the first is raised, and the other is no loose end."""
+
+    def rows():
+        for number in range(1, ROWS_AT_ONCE + 1):
+            yield RawRow(number, number, {"id": f"a{number}"})
+        raise ValueError("the file is broken here")
+
+    postgres = Postgres("postgresql://127.0.0.1:1/none", PostgresConfig(connect_timeout_s=1))
+    with pytest.raises(PostgresDown):
+        await Staging(postgres, 1, "shop", Rules(Policy())).read(rows())
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]

@@ -125,6 +125,9 @@ class Staging:
         finally:
             # The file is closed after this; the thread must not be in it.
             await asyncio.wait({ahead})
+            # What was read ahead of a chunk that could not be stored may be at fault, too; the first fault is raised.
+            if not ahead.cancelled():
+                ahead.exception()
 
     async def _stage(self, raw: RawChunk) -> None:
         """Stage one chunk; the same transaction notes how far reading is."""

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 Answer = TypeVar("Answer")
 
@@ -61,6 +61,10 @@ def descendants(pid: int) -> list[int]:
             found += children
             waiting += children
     return found
+
+
+NEVER_RETRIEVED: Final = "exception was never retrieved"
+"""What asyncio logs of a task or future whose error nobody looked at."""
 
 
 class PenstockProcess:
@@ -148,10 +152,16 @@ class PenstockProcess:
         return pids
 
     def end(self) -> None:
-        """Stop it whatever its state; for the end of a test."""
+        """Stop it whatever its state; for the end of a test.
+
+        Raises: AssertionError where a task of it failed and nobody looked.
+        """
         if self._process.poll() is None:
             self.signal(signal.SIGTERM)
             try:
                 self._process.wait(30)
             except subprocess.TimeoutExpired:
                 self.kill_all()
+        forgotten = [line for line in self.err.splitlines() if NEVER_RETRIEVED in line]
+        if forgotten:
+            raise AssertionError(f"tasks failed and nobody looked: {forgotten[0][:2000]}")
