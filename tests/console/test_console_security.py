@@ -168,7 +168,7 @@ async def test_a_login_by_token(guarded):
             wrong = await log_in(guarded, "pst_wrong")
             assert wrong.status_code == 401
     [line] = [one for one in logs if one["event"] == "logins_refused"]
-    assert (line["refused"], line["place"]) == (1, "127.0.0.1"), (
+    assert (line["alike_before"], line["place"]) == (0, "127.0.0.1"), (
         "the others are told together, later"
     )
     assert "not a valid token here" in wrong.text

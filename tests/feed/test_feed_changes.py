@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.engines.valkey import ValkeyDown
-from penstock.feed import NewPost, store
+from penstock.feed import NewPost, apply, store
 from penstock.feed.apply import Applier
 from penstock.feed.errors import FeedShardsFixed
 from penstock.feed.model import Change, Kind
 from penstock.feed.worker import Sweeper
+from penstock.kernel.logs import SparseLogger
 from penstock.testing import drain
 from penstock.testing.waiting import wait_true
 
@@ -221,6 +223,16 @@ async def test_a_large_old_copy_is_built_anew_by_a_job(feed, sweeper, engines, s
     assert not await is_fast(feed)
     assert await drain(app) == {"done": 1}
     assert await is_fast(feed)
+
+
+async def test_changes_that_are_left_have_a_line_together(feed, applier, monkeypatch):
+    """With Valkey away each write leaves its change; thousands may come in a second."""
+    applier._hot = Unreachable()
+    monkeypatch.setattr(apply, "_often", SparseLogger(apply._log))
+    with capture_logs() as lines:
+        for number in range(50):
+            assert not await applier.bring([Change(Kind.POSTS, 1, number, ["a"], [5_000])])
+    assert [one["event"] for one in lines] == ["feed_change_left"]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from litestar import get
 
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.kernel.errors import Unavailable, error_table
+from penstock.kernel.logs import SparseLogger
 from penstock.kernel.trace import trace_id
 from penstock.web import guard
 from penstock.web.cors import host_name, origin_host
@@ -110,11 +111,12 @@ async def get_away() -> None:
 
 async def test_failures_that_are_alike_have_a_line_a_second(make_house, serve, capfd, monkeypatch):
     async with serve(make_house(routes=[get_away])) as client:
-        monkeypatch.setattr(guard, "FAILURE_LINE_EVERY_S", 3600.0)
+        often = SparseLogger(guard._LOG, every_s=3600.0)
+        monkeypatch.setattr(guard, "_OFTEN", often)
         for _ in range(20):
             assert (await client.get("/v1/away")).status_code == 503
         assert "".join(capfd.readouterr()).count("request_answered_5xx") == 1
-        monkeypatch.setattr(guard, "FAILURE_LINE_EVERY_S", 0.0)
+        often.every_s = 0.0
         await client.get("/v1/away")
     logged = "".join(capfd.readouterr())
     assert logged.count("request_answered_5xx") == 1

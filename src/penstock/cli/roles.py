@@ -33,10 +33,11 @@ from penstock.kernel import metrics
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import ExtraMissing
 from penstock.kernel.ids import require_id
-from penstock.kernel.logs import configure_logs, logger
+from penstock.kernel.logs import SparseLogger, configure_logs, logger
 
 Body = Callable[[App, asyncio.Event], Awaitable[None]]
 log = logger(__name__)
+often = SparseLogger(log)
 RECONNECT: Final = Backoff(0.1, 3.0)
 AGENT_CONNECTIONS: Final = "4"
 """Unless the setting says otherwise; one more listens. Its slots need none for their jobs."""
@@ -98,7 +99,7 @@ async def wait_for_schema(app: App, packages: tuple[str, ...], stop: asyncio.Eve
                 raise
             failures += 1
             wait_s = RECONNECT.delay_s(failures)
-            log.warning("role_waits", error=error.text, wait_s=round(wait_s, 1))
+            often.warning("role_waits", error=error.text, wait_s=round(wait_s, 1))
         else:
             return
         with suppress(TimeoutError):

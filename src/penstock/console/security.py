@@ -14,7 +14,6 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from litestar.datastructures import Cookie
 
 from penstock.console.model import PREFIX, ConsoleConfig, FormRefused, LoginNeeded
 from penstock.kernel.errors import Unavailable
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 from penstock.kernel.secrets import Key, derive_key
 from penstock.web.cors import origin_host
 from penstock.web.model import House, OriginRefused, TokenRefused
@@ -43,8 +42,6 @@ THEMES: Final = ("auto", "light", "dark")
 TOLD_BYTES_MAX: Final = 1_500
 SENT_MAX: Final = 10_000
 """Forms that were sent are remembered up to so many, each until this process ends."""
-REFUSALS_TOLD_EVERY_S: Final = 10.0
-"""Logins that fail are logged once in so long, with their number, so that guessing fills no disk."""
 CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:{media};"
     " media-src 'self'{media}; connect-src 'self'; form-action 'self'; frame-ancestors 'none';"
@@ -71,7 +68,7 @@ class Door:
         self._house = house
         self._sessions = sessions
         self._sent: OrderedDict[str, None] = OrderedDict()
-        self._refusals, self._refusals_told_s = 0, float("-inf")
+        self._often = SparseLogger(_log)
 
     async def visitor(self, request: Any) -> Visitor:
         """Who looks; `visitor_of` knows it from then on. Raises: LoginNeeded, PostgresDown."""
@@ -126,7 +123,7 @@ class Door:
         try:
             return await self._sessions.begin(token, lasts_s=self._config.session_s)
         except TokenRefused as refusal:
-            self._note_refusal(place)
+            self._often.warning("logins_refused", place=place)
             raise TokenRefused(
                 "this is not a valid token here: see that all of it was copied, and that it was not"
                 " revoked; `penstock tokens create` makes one"
@@ -137,17 +134,10 @@ class Door:
         try:
             return await self._sessions.begin_by_link(code, lasts_s=self._config.session_s)
         except TokenRefused as refusal:
-            self._note_refusal(place)
+            self._often.warning("logins_refused", place=place)
             raise TokenRefused(
                 "this link was used or has expired: `penstock console link` prints a new one"
             ) from refusal
-
-    def _note_refusal(self, place: str) -> None:
-        self._refusals += 1
-        now_s = time.monotonic()
-        if now_s - self._refusals_told_s >= REFUSALS_TOLD_EVERY_S:
-            _log.warning("logins_refused", refused=self._refusals, place=place)
-            self._refusals, self._refusals_told_s = 0, now_s
 
     async def logout(self, visitor: Visitor) -> None:
         """End a session."""

@@ -28,11 +28,12 @@ from penstock.feed.model import Change
 from penstock.feed.settings import changes_made
 from penstock.kernel.crash import crash_point
 from penstock.kernel.errors import Unavailable
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 
 TRIES: Final = 8
 CHANGES_PER_STEP: Final = 500
 _log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
 _APPLIED: Final = changes_made.labels(outcome="applied")
 _REPLAYED: Final = changes_made.labels(outcome="replayed")
 _LEFT: Final = changes_made.labels(outcome="left")
@@ -69,7 +70,7 @@ class Applier:
             await self.bring_now(changes)
         except Unavailable as error:
             _LEFT.inc(len(changes))
-            _log.warning("feed_change_left", error=error.text, changes=len(changes))
+            _often.warning("feed_change_left", error=error.text, changes=len(changes))
             self._left += 1
             self._on_left()
             return False

@@ -26,7 +26,7 @@ from penstock.feed.settings import FeedConfig, changes_repaired, sweep_lag_s
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.errors import Unavailable
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 
 RECONNECT: Final = Backoff(0.1, 3.0)
 OLDER_S: Final = 1.0
@@ -37,6 +37,7 @@ DROPS_PER_STEP: Final = 5_000
 TRIM_EVERY_S: Final = 600.0
 BUCKETS_PER_STEP: Final = 2_000
 _log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
 
 
 class Sweeper:
@@ -69,7 +70,7 @@ class Sweeper:
             except Unavailable as error:
                 failures += 1
                 pause_s = RECONNECT.delay_s(failures)
-                _log.warning("feed_not_swept", error=error.text, failures=failures)
+                _often.warning("feed_not_swept", error=error.text, failures=failures)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause_s)
 

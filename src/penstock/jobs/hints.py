@@ -15,11 +15,12 @@ from typing import Final
 from penstock.engines.postgres import Postgres
 from penstock.jobs import store
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 
 GAP_S: Final = 0.01
 BURST: Final = 5
 _log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
 
 
 class Ration:
@@ -85,4 +86,4 @@ class Hints:
             self._ration.take(queue_id, time.monotonic())
             await store.queues.hint_queue(self._postgres, queue_id)
         except PenstockError as error:
-            _log.info("hint_lost", queue_id=queue_id, error=error.text)
+            _often.info("hint_lost", queue_id=queue_id, error=error.text)

@@ -38,10 +38,11 @@ from penstock.kernel.backoff import Backoff
 from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.crash import crash_point
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 
 __all__ = ["RECONNECT", "Claim", "Claims", "Desk", "HostLost", "Scan", "WorkAhead"]
 _log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
 _FINISHED: Final = {word: jobs_finished.labels(outcome=word) for word in OUTCOMES}
 RECONNECT: Final = Backoff(0.1, 3.0)
 FLUSH_AFTER_S: Final = 0.005
@@ -340,7 +341,7 @@ class Desk:
             return
         self._unsure |= part.lease_ids
         self._unsettled.put_back(part)
-        _log.warning("settle_delayed", leases=len(part.lease_ids), error=error.text)
+        _often.warning("settle_delayed", leases=len(part.lease_ids), error=error.text)
         if isinstance(error, PostgresBusy):
             # One lane that a user's transaction holds must not hold up the leases beside it.
             self._apart |= part.lease_ids
@@ -423,6 +424,6 @@ class Desk:
                 try:
                     await store.kept.tell_progress(self._postgres, list(told.values()))
                 except PenstockError as error:
-                    _log.info("progress_lost", jobs=len(told), error=error.text)
+                    _often.info("progress_lost", jobs=len(told), error=error.text)
         finally:
             self._telling = None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import MutableMapping
+import time
+from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,9 @@ from penstock.kernel.late import late
 with late("rich", "console", "pretty", "traceback"):
     import structlog
 
+ALIKE_EVERY_S: Final = 10.0
+KINDS_MAX: Final = 1_000
+"""Kinds of lines of which the last moment is remembered; then it begins again."""
 SECRET_FIELDS: Final = frozenset({"authorization", "cookie", "password", "secret", "token"})
 
 
@@ -48,6 +52,39 @@ def configure_logs(role: str, *, level: str = "info") -> None:
 def logger(name: str) -> Any:
     """A logger whose lines carry `source=name`; events are past-tense words: `batch_claimed`."""
     return structlog.get_logger(source=name)
+
+
+class SparseLogger:
+    """Writes the first of like lines, then at most one in `every_s`: with an engine away thousands come in a second.
+
+    Lines are alike whose event and `kind` are. `alike_before` is how many were left out since the last one.
+    """
+
+    def __init__(self, log: Any, *, every_s: float = ALIKE_EVERY_S) -> None:
+        self._log = log
+        self.every_s = every_s
+        self._seen: dict[tuple[object, ...], tuple[float, int]] = {}
+
+    def info(self, event: str, *, kind: object = None, **fields: Any) -> None:
+        """Write one line, or leave it out."""
+        self._write(self._log.info, event, kind, fields)
+
+    def warning(self, event: str, *, kind: object = None, **fields: Any) -> None:
+        """Write one line, or leave it out."""
+        self._write(self._log.warning, event, kind, fields)
+
+    def _write(
+        self, write: Callable[..., Any], event: str, kind: object, fields: dict[str, Any]
+    ) -> None:
+        now_s, key = time.monotonic(), (event, kind)
+        written_s, left_out = self._seen.get(key, (float("-inf"), 0))
+        if now_s - written_s < self.every_s:
+            self._seen[key] = (written_s, left_out + 1)
+            return
+        if len(self._seen) >= KINDS_MAX:
+            self._seen.clear()
+        self._seen[key] = (now_s, 0)
+        write(event, **fields, alike_before=left_out)
 
 
 class _ToStructlog(logging.Handler):

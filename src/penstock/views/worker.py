@@ -24,7 +24,7 @@ from penstock.kernel.backoff import Backoff
 from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.crash import crash_point
 from penstock.kernel.errors import PenstockError, Unavailable
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 from penstock.views import store
 from penstock.views.errors import NotDurable, ShardsFixed
 from penstock.views.fence import Fence, means_of
@@ -49,6 +49,7 @@ AWAY_S: Final = 1.0
 """So often shards whose primary is away are looked for."""
 Answer = TypeVar("Answer")
 _log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC).date()
 
 
@@ -84,7 +85,7 @@ class Flusher:
             except Unavailable as error:
                 failures += 1
                 pause_s = RECONNECT.delay_s(failures)
-                _log.warning("views_not_flushed", error=error.text, failures=failures)
+                _often.warning("views_not_flushed", error=error.text, failures=failures)
                 flush_lag_s.set(time.monotonic() - self._caught_up_s)
                 self._forget()
             with suppress(TimeoutError):

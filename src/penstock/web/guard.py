@@ -21,7 +21,7 @@ import msgspec
 from penstock.kernel import metrics
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.ids import new_request_id
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 from penstock.kernel.trace import current_traceparent, next_hop
 from penstock.web.cors import PageRoutes, host_name, is_address, origin_host
 from penstock.web.model import (
@@ -43,7 +43,6 @@ UNMATCHED: Final = "unmatched"
 ONCE: Final = frozenset({b"authorization", b"content-type", b"idempotency-key"})
 """Headers of which two could be read in two ways."""
 HOSTS_KEPT_MAX: Final = 100
-FAILURE_LINE_EVERY_S: Final = 1.0
 """A route's failures of one status have a line so often; `web_requests_total` counts them all."""
 SLASH_IN_NAME: Final = "\udc2f"
 ANSWER_STARTS: Final = frozenset({"http.response.start", WHOLE_ANSWER})
@@ -54,6 +53,7 @@ SECURITY_HEADERS: Final = (
     (b"cache-control", b"no-store"),
 )
 _LOG: Final = logger(__name__)
+_OFTEN: Final = SparseLogger(_LOG, every_s=1.0)
 _REQUESTS: Final = metrics.counter(
     "web_requests_total",
     "Requests answered, by route template and status class.",
@@ -75,7 +75,6 @@ class Guard:
         self._hosts = LOOPBACK_NAMES | {config.listen[0].lower(), *config.allowed_hosts}
         self._origins = frozenset(config.allowed_hosts)
         self._seen_hosts: set[bytes] = set()
-        self._failures = FailureLog()
         self._bound: dict[tuple[str, str, str], Any] = {}
         metrics.allow_values("web_requests_total", route=routes)
         metrics.allow_values("web_request_seconds", route=routes)
@@ -174,34 +173,15 @@ class Guard:
         self.record(method, route, answer.status, seconds)
         if answer.status < 500:
             return
-        alike = self._failures.next_line(route, answer.status)
-        if alike is not None:
-            _LOG.warning(
-                "request_answered_5xx",
-                request_id=answer.request_id,
-                method=method,
-                route=route,
-                status=answer.status,
-                seconds=round(seconds, 4),
-                alike_before=alike,
-            )
-
-
-class FailureLog:
-    """Which failures get a line: with an engine away every request is one, and thousands come in a second."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, int], tuple[float, int]] = {}
-
-    def next_line(self, route: str, status: int) -> int | None:
-        """None: no line now. Else how many failures of this route and status had none since the last."""
-        now_s = time.monotonic()
-        logged_s, left_out = self._seen.get((route, status), (float("-inf"), 0))
-        if now_s - logged_s < FAILURE_LINE_EVERY_S:
-            self._seen[route, status] = (logged_s, left_out + 1)
-            return None
-        self._seen[route, status] = (now_s, 0)
-        return left_out
+        _OFTEN.warning(
+            "request_answered_5xx",
+            kind=(route, answer.status),
+            request_id=answer.request_id,
+            method=method,
+            route=route,
+            status=answer.status,
+            seconds=round(seconds, 4),
+        )
 
 
 class _Answer:

@@ -28,7 +28,7 @@ from penstock.jobs import Jobs, NewJob, Registry, Task
 from penstock.jobs.inhand import current_job
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import PenstockError, Unavailable
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 
 REBUILD_QUEUE: Final = "feed.rebuild"
 RETAIN_QUEUE: Final = "feed.retain"
@@ -46,6 +46,7 @@ REST_S: Final = 2.0
 """So long an engine that did not answer is left alone, so that pages from the other one do not wait for it."""
 AUTHORS_PER_STEP: Final = 500
 _log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +106,7 @@ class Index:
                         break
             except Unavailable as error:
                 self._rested_s = time.monotonic()
-                _log.warning("feed_not_opened", error=error.text)
+                _often.warning("feed_not_opened", error=error.text)
                 return
             self.is_ready = True
 
@@ -195,12 +196,12 @@ class Index:
                 failures = 0
             except Unavailable as error:
                 if not self._applier.has_left:
-                    _log.warning("feed_index_not_ready", error=error.text)
+                    _often.warning("feed_index_not_ready", error=error.text)
                     break
                 failures += 1
                 pause_s = RECONNECT.delay_s(failures)
             except PenstockError as error:
-                _log.warning("feed_index_not_ready", error=error.text)
+                _often.warning("feed_index_not_ready", error=error.text)
                 break
             await asyncio.sleep(pause_s)
         self._tried_s = time.monotonic()

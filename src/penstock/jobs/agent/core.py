@@ -24,13 +24,14 @@ from penstock.jobs.leases import RECONNECT, Desk, HostLost
 from penstock.jobs.model import JobsConfig
 from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 
 CHANNEL: Final = "penstock_jobs"
 FLEET_CHANNEL: Final = "penstock_fleet"
 REPORT_EVERY_S: Final = 2.0
 LEAVE_S: Final = 5.0
 _log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
 
 
 class Crew(Protocol):
@@ -99,7 +100,7 @@ class HostLoop:
                 if not error.retryable:
                     raise
                 failures += 1
-                _log.warning("host_waits", error=error.text)
+                _often.warning("host_waits", error=error.text)
                 await wait_event(stop, RECONNECT.delay_s(failures))
                 continue
             failures = 0
@@ -182,7 +183,7 @@ class HostLoop:
                 if not error.retryable:
                     raise
                 wait_s = min(1.0, self._config.heartbeat_s)
-                _log.warning("heartbeat_failed", error=error.text)
+                _often.warning("heartbeat_failed", error=error.text)
 
     async def _listen(self, dispatcher: Dispatcher) -> None:
         """Pass hints on; a lost connection is replaced, and polling covers the gap."""
@@ -205,7 +206,7 @@ class HostLoop:
                 dispatcher.hint_all()
                 await lost.wait()
             except PenstockError as error:
-                _log.warning("listener_waits", error=error.text)
+                _often.warning("listener_waits", error=error.text)
             finally:
                 self.is_listening = False
                 if connection is not None:
@@ -227,7 +228,7 @@ class HostLoop:
             except PenstockError as error:
                 if not error.retryable:
                     raise
-                _log.warning("report_failed", error=error.text)
+                _often.warning("report_failed", error=error.text)
             await wait_event(self._is_report_due, REPORT_EVERY_S)
 
     def _note_fleet_change(self, dispatcher: Dispatcher) -> None:
@@ -264,7 +265,7 @@ class HostLoop:
         except PenstockError as error:
             for line, counts in told:
                 line.counts.add(counts)
-            _log.info("counts_delayed", error=error.text)
+            _often.info("counts_delayed", error=error.text)
 
     def _poll_s(self) -> float:
         return self._config.poll_s * random.uniform(0.5, 1.0)

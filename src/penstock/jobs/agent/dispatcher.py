@@ -40,7 +40,7 @@ from penstock.jobs.slots.messages import (
 from penstock.jobs.store.leases import Claims
 from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 
 CLAIMS_AT_ONCE: Final = 3
 LANE_STARTS_MAX: Final = 50
@@ -56,6 +56,7 @@ LOOK_GAP_S: Final = 0.1
 LOOK_LEAST_S: Final = 0.01
 CLAIMS_END_S: Final = 2.0
 _log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
 
 
 class Dispatcher:
@@ -365,7 +366,7 @@ class Dispatcher:
         line.failures += 1
         line.hint()
         line.blocked_until_s = time.monotonic() + RECONNECT.delay_s(line.failures)
-        _log.warning("claim_failed", queue=line.facts.queue, error=error.text)
+        _often.warning("claim_failed", queue=line.facts.queue, error=error.text)
 
     def _hand_out(
         self, line: Line, claims: Claims, seats: list[Seat], *, sent_s: float, is_lanes: bool
@@ -477,7 +478,7 @@ class Dispatcher:
             except PenstockError as error:
                 if not error.retryable:
                     raise
-                _log.warning("look_failed", error=error.text)
+                _often.warning("look_failed", error=error.text)
             await asyncio.sleep(min(wait_s, LOOK_GAP_S))
             if wait_s > LOOK_GAP_S:
                 with suppress(TimeoutError):

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 
 STATEMENTS_AT_ONCE: Final = 3
 """Of all lanes: claims need connections too."""
 _log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
 Spend: TypeAlias = Callable[[int, str, int, float], Awaitable[float | None]]
 """Queue, lane, starts, longest wait -> how long to wait, or None where that is too long."""
 
@@ -75,7 +76,7 @@ class Spending:
                 sent_s = time.monotonic()
                 granted = Granted(await self._spend(*key, starts, wait_max_s), sent_s)
         except PenstockError as error:
-            _log.warning("spend_failed", lane=key[1], asks=len(asks), error=error.text)
+            _often.warning("spend_failed", lane=key[1], asks=len(asks), error=error.text)
         else:
             if granted.wait_s is None and len(asks) > 1:
                 middle = len(asks) // 2

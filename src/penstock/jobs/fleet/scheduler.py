@@ -40,7 +40,7 @@ from penstock.jobs.leases import RECONNECT
 from penstock.jobs.service import Jobs
 from penstock.kernel.cancels import require_not_cancelled
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 from penstock.kernel.metrics import bound, counter, gauge
 from penstock.kernel.secrets import derive_key
 
@@ -55,6 +55,7 @@ is_leading = gauge("jobs_scheduler_leads", "1 where this process leads the fleet
 plans_written = counter("jobs_plans_total", "Plans that this process wrote.")
 slots_moved = counter("jobs_slots_moved_total", "Slots that its plans gave to another queue.")
 _log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
 
 
 class Scheduler:
@@ -194,7 +195,7 @@ class Planner:
                     self._postgres, count_max=self._config.count_max
                 )
         except (TimeoutError, PostgresBusy):
-            _log.warning("waiting_not_counted", limit_s=self._config.plan_every_s / 4)
+            _often.warning("waiting_not_counted", limit_s=self._config.plan_every_s / 4)
 
     async def _plan(self, facts: Facts, term: int) -> Plan | None:
         """Plan and write the map; None where there is nothing to plan with, or the lead is lost."""
@@ -323,7 +324,7 @@ async def _repeat(name: str, step: Callable[[], Awaitable[float]], stop: asyncio
                 raise
             failures += 1
             wait_s = RECONNECT.delay_s(failures)
-            _log.warning("scheduler_waits", step=name, error=error.text)
+            _often.warning("scheduler_waits", kind=name, step=name, error=error.text)
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await stop.wait()

@@ -10,7 +10,7 @@ from penstock.jobs import store
 from penstock.jobs.model import JobsConfig, Sweep
 from penstock.jobs.service.groups import OPEN_S_MAX
 from penstock.jobs.service.lanes import Lanes
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 
 LEASES_PER_SWEEP: Final = 100
 BUSY_PER_SWEEP: Final = 3
@@ -21,6 +21,7 @@ PROGRESS_KEPT_S: Final = 86_400.0
 TEND_EVERY_S: Final = 60.0
 GROUPS_PER_TENDING: Final = 1_000
 _log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
 
 
 class Sweeping:
@@ -85,7 +86,7 @@ class Sweeping:
                     )
                 )
             except PostgresBusy as error:
-                _log.warning("lease_not_returned", lease_id=lease_id, error=error.text)
+                _often.warning("lease_not_returned", lease_id=lease_id, error=error.text)
                 self._busy[lease_id] = None
                 if len(self._busy) - len(again[1:]) == BUSY_PER_SWEEP:
                     break

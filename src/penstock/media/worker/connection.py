@@ -23,7 +23,7 @@ import termios
 from typing import Final
 
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.logs import logger
+from penstock.kernel.logs import SparseLogger, logger
 from penstock.kernel.metrics import bound
 from penstock.media import answers
 from penstock.media.model import (
@@ -50,7 +50,7 @@ from penstock.media.worker.passing import Passing
 from penstock.media.worker.states import CLOSED, LINGERING, OPENING, READING, SENDING
 from penstock.media.worker.ways import Begun
 
-log = logger(__name__)
+log, often = logger(__name__), SparseLogger(logger(__name__))
 RECEIVE_BYTES: Final = 16 * 1024
 TURN_BYTES: Final = 1024 * 1024
 REQUEST_COST_BYTES: Final = 16 * 1024
@@ -362,8 +362,8 @@ class Connection:
         if admitted is not None:
             extra = (*extra, *self._host.plane.proof(admitted.hop, "", 0, 0))
         keeps_alive = keeps_alive and not self._host.is_stopping
-        if error.status >= 500:
-            log.warning("request_refused", code=error.code, cause=repr(error.__cause__))
+        if error.status in (500, 503):
+            often.warning("request_refused", code=error.code, cause=repr(error.__cause__))
         cors = self._host.plane.cors.lines(request.fields if request is not None else {})
         data = answers.problem(error, request, keeps_alive=keeps_alive, cors=cors, extra=extra)
         self._begin(error.status, data, keeps_alive=keeps_alive)
@@ -391,7 +391,7 @@ class Connection:
         except BlockingIOError:
             return None
         except SourceCut as error:
-            log.warning("body_cut", reason=error.text, cause=repr(error.__cause__))
+            often.warning("body_cut", reason=error.text, cause=repr(error.__cause__))
             self.cut("source")
         except OSError:
             self.cut("client")
