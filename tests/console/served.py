@@ -67,3 +67,8 @@ async def send(at, name: str, /, **values: object) -> httpx.Response:
 async def post(at, path: str, *, origin: str | None = None, **fields: str) -> httpx.Response:
     """Send a form from a page of the console, or of another origin."""
     return await at.client.post(path, data=fields, headers={"origin": origin or at.address})
+
+
+async def make_link(at, token):
+    """The path of a one-time link for a token."""
+    return f"/console/enter?code={await Sessions(at.app.engines.postgres).make_link(token)}"

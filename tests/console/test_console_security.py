@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import html
 import re
@@ -13,7 +12,7 @@ import httpx
 import pytest
 import structlog
 from markupsafe import Markup
-from served import MARK, PAGE, app_of, post, send, serving
+from served import MARK, PAGE, app_of, make_link, post, send, serving
 
 from penstock.console import app as console_app
 from penstock.console.rendering import Live
@@ -21,8 +20,6 @@ from penstock.engines.endpoints import Endpoints
 from penstock.jobs import NewJob
 from penstock.kernel.metrics import REGISTRY
 from penstock.testing.chaos import RESET, ChaosProxy
-from penstock.web.model import TokenRefused
-from penstock.web.sessions import Sessions
 
 pytestmark = pytest.mark.slow
 ASSETS = Path(console_app.__file__).parent / "assets"
@@ -51,72 +48,7 @@ async def guarded(tmp_path, endpoints):
 
 
 async def log_in(at, token):
-    """The answer to a token at the door."""
     return await post(at, "/console/login", token=token, back="/console/jobs")
-
-
-async def make_link(at, token):
-    """The path of a one-time link for a token."""
-    return f"/console/enter?code={await Sessions(at.app.engines.postgres).make_link(token)}"
-
-
-async def test_a_one_time_link_logs_one_browser_in(guarded):
-    token = (await guarded.app.tokens.create("ann", ("*",))).text
-    path = await make_link(guarded, token)
-    for ahead in (
-        await guarded.client.head(path),
-        await guarded.client.get(path, headers={"sec-purpose": "prefetch;prerender"}),
-    ):
-        assert ahead.status_code == 503
-        assert "set-cookie" not in ahead.headers
-    with structlog.testing.capture_logs() as logs:
-        answer = await guarded.client.get(path)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/console")
-    [cookie] = answer.headers.get_list("set-cookie")
-    assert {"httponly", "samesite=strict", "path=/console"} <= set(cookie.lower().split("; "))
-    page = await guarded.client.get("/console/jobs")
-    assert page.status_code == 200
-    assert "ann" in re.search(r'class="who">([^<]+)', page.text)[1]
-    guarded.client.cookies.clear()
-    again = await guarded.client.get(path)
-    assert again.status_code == 401
-    assert "was used or has expired" in again.text
-    assert "set-cookie" not in again.headers
-    assert (await guarded.client.get("/console/jobs")).status_code == 303
-    code = path.partition("code=")[2]
-    assert code not in str(logs)
-
-
-async def test_links_that_lead_nowhere(guarded, monkeypatch):
-    token = (await guarded.app.tokens.create("ann", ("*",))).text
-    gone = await make_link(guarded, token)
-    monkeypatch.setattr("penstock.web.sessions.LINK_LASTS_S", -1.0)
-    expired = await make_link(guarded, token)
-    await guarded.app.tokens.revoke("ann")
-    with pytest.raises(TokenRefused):
-        await make_link(guarded, token)
-    for path in (
-        gone,
-        expired,
-        "/console/enter",
-        "/console/enter?code=",
-        "/console/enter?code=%00",
-    ):
-        answer = await guarded.client.get(path)
-        assert answer.status_code == 401, path
-        assert "set-cookie" not in answer.headers
-
-
-async def test_of_many_who_open_a_link_at_once_one_is_let_in(guarded):
-    token = (await guarded.app.tokens.create("ann", ("*",))).text
-    path = await make_link(guarded, token)
-    answers = await asyncio.gather(*(httpx_get(guarded.address + path) for _ in range(10)))
-    assert sorted(answers) == [303, *[401] * 9]
-
-
-async def httpx_get(url):
-    async with httpx.AsyncClient(verify=False, headers=PAGE) as client:
-        return (await client.get(url)).status_code
 
 
 async def test_the_root_leads_people_here_and_programs_to_the_index(at):
@@ -291,8 +223,9 @@ async def test_a_form_is_taken_from_our_own_pages_alone(at):
             path, data={"mark": mark, **fields}, headers={"origin": at.address}
         )
     assert elsewhere.status_code == 403, "the mark of another session"
-    lines = await at.app.audit.lines()
-    assert [line.outcome for line in lines] == ["refused"] * 4, "foreign origins get no further"
+    assert [line.outcome for line in await at.app.audit.lines()] == ["refused"] * 4, (
+        "foreign origins get no further"
+    )
     assert (await post(at, path, mark=mark, **fields)).status_code == 422, "taken, and then refused"
 
 
