@@ -170,8 +170,7 @@ async def test_a_session_ends_by_logging_out(guarded):
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     await log_in(guarded, token)
     page = await guarded.client.get("/console/jobs")
-    stolen = dict(guarded.client.cookies)
-    mark = MARK.search(page.text)[1]
+    stolen, mark = dict(guarded.client.cookies), MARK.search(page.text)[1]
     assert (await post(guarded, "/console/logout")).status_code == 403
     answer = await post(guarded, "/console/logout", mark=mark)
     assert answer.headers["location"] == "/console/login"
@@ -250,8 +249,7 @@ async def test_a_refusal_keeps_the_form_as_it_was_filled_in(at):
         "penstock crons add n '0 4 * * *' nothing null",
     )
     assert "nothing" in line.told
-    page = await at.client.get("/console/audit")
-    assert "penstock crons add" in page.text
+    assert "penstock crons add" in (await at.client.get("/console/audit")).text
 
 
 async def test_a_form_is_sent_once_and_its_copies_do_nothing(at):
