@@ -82,3 +82,12 @@ def test_where_looking_back_is_slow_it_is_done_seldom():
     assert scan.marks == [LATE] * 10
     scan.note(claims(), jobs_max=2, now_s=1033.0, took_s=0.001)
     assert scan.marks == [FIRST] * 10
+
+
+def test_a_claim_that_used_all_its_leases_may_have_left_jobs():
+    scan = Scan()
+    scan.note(claims((5, 3, 1), (5, 2, 2)), jobs_max=16, leases_max=1, now_s=1000.0)
+    assert not scan.saw_all
+    scan = Scan()
+    scan.note(claims((5, 3, 1), (5, 2, 2)), jobs_max=32, leases_max=2, now_s=1000.0)
+    assert scan.saw_all

@@ -128,7 +128,13 @@ class Desk:
             crash_point("jobs.after_settle")
             self._note_answer(riders, claims.lost, claims.busy)
         now_s = time.monotonic()
-        scan.note(claims, jobs_max=leases_max * batch, now_s=now_s, took_s=now_s - sent_s)
+        scan.note(
+            claims,
+            jobs_max=leases_max * batch,
+            leases_max=leases_max,
+            now_s=now_s,
+            took_s=now_s - sent_s,
+        )
         return self._taken(queue_id, claims)
 
     async def claim_lanes(self, queue_id: int, *, leases_max: int, batch: int) -> Claims:

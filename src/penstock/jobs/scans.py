@@ -54,13 +54,24 @@ class Scan:
         self._order = PRIORITIES[::-1] if is_turned else PRIORITIES
         return self._order
 
-    def note(self, claims: Claims, *, jobs_max: int, now_s: float, took_s: float = 0.0) -> None:
-        """Learn from a claim that asked for `jobs_max`."""
+    def note(
+        self,
+        claims: Claims,
+        *,
+        jobs_max: int,
+        now_s: float,
+        took_s: float = 0.0,
+        leases_max: int | None = None,
+    ) -> None:
+        """Learn from a claim that asked for `jobs_max` in up to `leases_max` leases.
+
+        A claim that used all its leases may have ended before a job whose process died, which needs its own.
+        """
         if self._is_whole:
             self._whole_at_s, self._whole_s = now_s, took_s
         kept_s = min(max(MARKS_KEPT_S, self._whole_s / WHOLE_SHARE), MARKS_KEPT_S_MAX)
         jobs = sum(len(claim.ids) for claim in claims.leases) + claims.moved
-        is_short = jobs < jobs_max
+        is_short = jobs < jobs_max and (leases_max is None or len(claims.leases) < leases_max)
         self.saw_all = is_short and self._is_whole
         self._is_whole = now_s - self._whole_at_s > kept_s or (is_short and not self.is_costly)
         if self._is_whole:
