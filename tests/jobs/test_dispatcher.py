@@ -491,32 +491,3 @@ async def _counts(sql, *, ready, leased):
         SELECT (SELECT count(*) FROM penstock.job_ready) AS ready,
                (SELECT coalesce(sum(cardinality(ids)), 0) FROM penstock.job_lease) AS leased""")
     return (row["ready"], row["leased"]) == (ready, leased)
-
-
-async def test_jobs_whose_process_died_do_not_leave_the_others_to_the_poll(open_floor, jobs, sql):
-    # Each has a lease of its own, so a claim for one slot ends before it: that is not the end of the queue.
-    async with open_floor(poll_s=600, calls={"concurrency": 16}) as floor:
-        ids = await fill(jobs, "calls", 60)
-        await sql(f"UPDATE penstock.job_ready SET losses = 1 WHERE id % 7 = {ids[6] % 7}")
-        looks = counted_looks(floor.desk)
-        seat = floor.seat()
-        given = []
-        floor.dispatcher.hint_all()
-        while len(given) < len(ids):
-            works = await floor.wait_given(seat)
-            given += works[0].ids
-            floor.finish(seat)
-        assert sorted(given) == ids
-        assert len(looks) <= 2
-
-
-def counted_looks(desk):
-    """A list that grows with each look for queues with work, from now on."""
-    looks, look = [], desk.queues_with_work
-
-    async def queues_with_work(queue_ids):
-        looks.append(queue_ids)
-        return await look(queue_ids)
-
-    desk.queues_with_work = queues_with_work
-    return looks
