@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from desk_hands import claim_one, living_desk, settle, told
 
@@ -138,9 +140,58 @@ async def test_progress_is_told_and_ends_with_the_job(jobs, desk, queue_id, post
     assert await sql("SELECT job_id FROM penstock.job_progress") == []
 
 
-async def test_old_progress_is_forgotten(jobs, postgres, sql):
-    await store.kept.tell_progress(postgres, [Progress(1, 0.5, ""), Progress(2, 0.5, "")])
-    await sql("UPDATE penstock.job_progress SET at = now() - interval '2 d' WHERE job_id = 1")
+async def test_progress_that_comes_after_the_ack_leaves_nothing(
+    jobs, desk, queue_id, postgres, sql
+):
+    [job_id] = await jobs.enqueue_many([NewJob(queue="q")])
+    lease = await claim_one(desk, queue_id)
+    await settle(desk, lease)
+    # A statement that a frozen server runs after all, or one that another connection overtook.
+    await store.kept.tell_progress(postgres, [(lease.lease_id, Progress(job_id, 0.5, "late"))])
+    assert await sql("SELECT job_id FROM penstock.job_progress") == []
+
+
+async def test_progress_that_an_ack_overtook_in_an_open_lease_leaves_nothing(
+    jobs, desk, queue_id, postgres, sql
+):
+    [first, second] = await jobs.enqueue_many([NewJob(queue="q") for _ in range(2)])
+    lease = await claim_one(desk, queue_id)
+    desk.settle(told(lease, {first: DONE}))
+    await desk.flush()
+    both = [(lease.lease_id, Progress(job_id, 0.5, "")) for job_id in (first, second)]
+    await store.kept.tell_progress(postgres, both)
+    left = await sql("SELECT job_id FROM penstock.job_progress")
+    assert [row["job_id"] for row in left] == [second]
+    desk.note_progress(Progress(first, 0.6, "of a job that is settled"))
+    desk.note_progress(Progress(second, 0.6, "told together with the other"))
+    await wait_true(lambda: _is_told(postgres, second, 0.6))
+    left = await sql("SELECT job_id FROM penstock.job_progress")
+    assert [row["job_id"] for row in left] == [second]
+    await settle(desk, lease)
+    assert await sql("SELECT job_id FROM penstock.job_progress") == []
+
+
+async def _is_told(postgres, job_id, ratio):
+    found = await store.kept.find_progress(postgres, job_id)
+    return found is not None and round(found.ratio, 3) == ratio
+
+
+async def test_progress_goes_with_its_lease_when_the_host_died(jobs, desk, queue_id, postgres, sql):
+    [job_id] = await jobs.enqueue_many([NewJob(queue="q")])
+    lease = await claim_one(desk, queue_id)
+    await store.kept.tell_progress(postgres, [(lease.lease_id, Progress(job_id, 0.5, ""))])
+    await sql("UPDATE penstock.host SET expires_at = now() - interval '1 s'")
     await jobs.sweep()
-    assert await store.kept.find_progress(postgres, 1) is None
-    assert await store.kept.find_progress(postgres, 2) is not None
+    assert await sql("SELECT job_id FROM penstock.job_progress") == []
+
+
+async def test_progress_under_a_lock_of_its_lease_does_not_wait(
+    jobs, desk, queue_id, postgres, sql
+):
+    [job_id] = await jobs.enqueue_many([NewJob(queue="q")])
+    lease = await claim_one(desk, queue_id)
+    async with postgres.transaction() as tx:
+        await tx.connection.execute("SELECT FROM penstock.job_lease FOR UPDATE")
+        async with asyncio.timeout(5):
+            await store.kept.tell_progress(postgres, [(lease.lease_id, Progress(job_id, 0.5, ""))])
+    assert await sql("SELECT job_id FROM penstock.job_progress") == []

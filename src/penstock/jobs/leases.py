@@ -420,15 +420,27 @@ class Desk:
         for said in part.said.get(lease_id, {}).values():
             _FINISHED[said.word].inc()
 
+    def _take_progress(self) -> list[tuple[int, Progress]]:
+        """What is noted of jobs whose outcome is not said yet, each with its lease."""
+        noted, self._progress = self._progress, {}
+        found = [
+            (lease_id, noted[job_id])
+            for lease_id, held in self._held.items()
+            for job_id in noted.keys() & (held.ids if held.left is None else held.left)
+        ]
+        self._progressed.update(one.job_id for _, one in found)
+        return found
+
     async def _tell_progress(self) -> None:
         """Tell what is noted, a few times a second; what meets no answer is dropped."""
         try:
             while self._progress:
                 await asyncio.sleep(PROGRESS_AFTER_S)
-                told, self._progress = self._progress, {}
-                self._progressed |= told.keys()
+                told = self._take_progress()
+                if not told:
+                    continue
                 try:
-                    await store.kept.tell_progress(self._postgres, list(told.values()))
+                    await store.kept.tell_progress(self._postgres, told)
                 except PenstockError as error:
                     _often.info("progress_lost", jobs=len(told), error=error.text)
         finally:

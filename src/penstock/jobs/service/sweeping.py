@@ -17,7 +17,6 @@ BUSY_PER_SWEEP: Final = 3
 JOBS_PER_SWEEP: Final = 5_000
 LANES_PER_SWEEP: Final = 1_000
 LANE_IDLE_S: Final = 3_600.0
-PROGRESS_KEPT_S: Final = 86_400.0
 TEND_EVERY_S: Final = 60.0
 GROUPS_PER_TENDING: Final = 1_000
 _log: Final = logger(__name__)
@@ -93,12 +92,11 @@ class Sweeping:
         return returned
 
     async def _tend(self) -> None:
-        """Now and then: partitions of kept jobs, words of jobs that are long gone, groups whose process died."""
+        """Now and then: partitions of kept jobs, groups whose process died."""
         now_s = time.monotonic()
         if self._tended_s is None or now_s - self._tended_s > TEND_EVERY_S:
             self._tended_s = now_s
             await store.kept.tend_kept(self._postgres)
-            await store.kept.drop_progress(self._postgres, kept_s=PROGRESS_KEPT_S)
             forgotten = await store.groups.drop_left_open(
                 self._postgres, open_s=OPEN_S_MAX, groups_max=GROUPS_PER_TENDING
             )

@@ -15,16 +15,18 @@ DELETE FROM penstock.job_done_rest WHERE ctid = ANY(ARRAY(
     SELECT ctid FROM penstock.job_done_rest WHERE drop_at <= now() ORDER BY drop_at LIMIT :jobs_max));
 
 -- name: tell_progress
--- Write how far jobs are.
-INSERT INTO penstock.job_progress AS p (job_id, ratio, text)
-SELECT r.job_id, r.ratio, r.text
-FROM unnest(:ids::bigint[], :ratios::real[], :texts::text[]) AS r(job_id, ratio, text) ORDER BY r.job_id
-ON CONFLICT (job_id) DO UPDATE SET ratio = excluded.ratio, text = excluded.text, at = now();
+-- Write how far jobs are that are still open under these leases. The lock keeps an ack from
+-- passing between check and write; a lease that is being settled is left out.
+WITH open AS MATERIALIZED (
+    SELECT l.id, l.settled FROM penstock.job_lease l WHERE l.id = ANY(:leases::bigint[]) ORDER BY l.id
+    FOR KEY SHARE SKIP LOCKED
+)
+INSERT INTO penstock.job_progress AS p (job_id, lease_id, ratio, text)
+SELECT r.job_id, o.id, r.ratio, r.text
+FROM unnest(:ids::bigint[], :leases::bigint[], :ratios::real[], :texts::text[]) AS r(job_id, lease_id, ratio, text)
+JOIN open o ON o.id = r.lease_id AND r.job_id <> ALL (o.settled) ORDER BY r.job_id
+ON CONFLICT (job_id) DO UPDATE SET lease_id = excluded.lease_id, ratio = excluded.ratio, text = excluded.text, at = now();
 
 -- name: find_progress
 -- How far a job said that it is.
 SELECT ratio, text, at FROM penstock.job_progress WHERE job_id = :job;
-
--- name: drop_progress
--- Forget what jobs said long ago: their end was not told.
-DELETE FROM penstock.job_progress WHERE at < now() - :kept_s::double precision * interval '1 s';

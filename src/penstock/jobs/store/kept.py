@@ -39,13 +39,14 @@ async def drop_kept(runner: Runner, *, jobs_max: int) -> int:
     return await runner.run(SQL.drop_kept, jobs_max=jobs_max)
 
 
-async def tell_progress(runner: Runner, told: Sequence[Progress]) -> None:
-    """Write how far jobs are, each of them once in `told`."""
+async def tell_progress(runner: Runner, told: Sequence[tuple[int, Progress]]) -> None:
+    """Write how far jobs are, each once in `told`, with its lease; nothing for one that is settled."""
     await runner.run(
         SQL.tell_progress,
-        ids=[one.job_id for one in told],
-        ratios=[one.ratio for one in told],
-        texts=[bounded_text(one.text, PROGRESS_CHARACTERS_MAX) for one in told],
+        leases=[lease_id for lease_id, _ in told],
+        ids=[one.job_id for _, one in told],
+        ratios=[one.ratio for _, one in told],
+        texts=[bounded_text(one.text, PROGRESS_CHARACTERS_MAX) for _, one in told],
     )
 
 
@@ -53,8 +54,3 @@ async def find_progress(runner: Runner, job_id: int) -> ProgressRow | None:
     """How far the job said that it is."""
     row: Any = await runner.one(SQL.find_progress, job=job_id)
     return None if row is None else ProgressRow(row["ratio"], row["text"], row["at"])
-
-
-async def drop_progress(runner: Runner, *, kept_s: float) -> int:
-    """Forget words older than `kept_s`; how many."""
-    return await runner.run(SQL.drop_progress, kept_s=kept_s)
