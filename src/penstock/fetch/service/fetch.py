@@ -483,4 +483,4 @@ class Fetch:
     @cached_property
     def _urls(self) -> Urls:
         texts = Texts.load(config=self.config)
-        return Urls(self._postgres, self._downloader, self._jobs, self._hosts, texts)
+        return Urls(self._postgres, self._downloader, self._jobs, self._hosts, texts=texts)

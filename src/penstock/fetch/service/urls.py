@@ -28,7 +28,7 @@ class Urls:
     """What may be asked, and what came of it."""
 
     def __init__(
-        self, postgres: Postgres, downloader: Downloader, jobs: Jobs, hosts: Hosts, texts: Texts
+        self, postgres: Postgres, downloader: Downloader, jobs: Jobs, hosts: Hosts, *, texts: Texts
     ) -> None:
         self._texts = texts
         self._postgres = postgres
