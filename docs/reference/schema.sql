@@ -2891,7 +2891,8 @@ CREATE TABLE penstock.fetch_run (
     prior_at timestamp with time zone,
     asks_before timestamp with time zone,
     undone_by bigint,
-    items_late integer DEFAULT 0 NOT NULL
+    items_late integer DEFAULT 0 NOT NULL,
+    fault jsonb
 );
 
 ALTER TABLE penstock.fetch_run ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -3032,6 +3033,7 @@ CREATE TABLE penstock.host (
     slots jsonb DEFAULT '[]'::jsonb NOT NULL,
     reported_at timestamp with time zone,
     jobs_ended bigint DEFAULT 0 NOT NULL,
+    cpu_pressure real DEFAULT 0 NOT NULL,
     CONSTRAINT host_kind_check CHECK ((kind = ANY (ARRAY['agent'::text, 'work'::text, 'taker'::text])))
 )
 WITH (fillfactor='50');
@@ -3193,7 +3195,8 @@ CREATE UNLOGGED TABLE penstock.job_progress (
     job_id bigint NOT NULL,
     ratio real NOT NULL,
     text text NOT NULL,
-    at timestamp with time zone DEFAULT now() NOT NULL
+    at timestamp with time zone DEFAULT now() NOT NULL,
+    lease_id bigint NOT NULL
 )
 WITH (fillfactor='50');
 
@@ -3341,6 +3344,7 @@ CREATE TABLE penstock.queue (
     keep_done_s double precision,
     keep_result boolean DEFAULT false NOT NULL,
     declared_at timestamp with time zone DEFAULT now() NOT NULL,
+    needs_lane boolean DEFAULT false NOT NULL,
     CONSTRAINT queue_batch_check CHECK ((batch > 0)),
     CONSTRAINT queue_check CHECK ((slots_max >= slots_min)),
     CONSTRAINT queue_importance_check CHECK (((importance >= 0) AND (importance <= 9))),
@@ -3759,6 +3763,8 @@ CREATE INDEX job_group_opened ON penstock.job_group USING btree (opened_at) WHER
 
 CREATE INDEX job_lease_host ON penstock.job_lease USING btree (host);
 
+CREATE INDEX job_progress_lease ON penstock.job_progress USING btree (lease_id);
+
 CREATE INDEX job_ready_claim ON penstock.job_ready USING btree (queue, priority, run_at, id);
 
 CREATE UNIQUE INDEX job_ready_id ON penstock.job_ready USING btree (id);
@@ -3782,6 +3788,8 @@ CREATE INDEX slot_allowance_host ON penstock.slot_allowance USING btree (host);
 CREATE UNIQUE INDEX token_name_taken ON penstock.token USING btree (name) WHERE (revoked_at IS NULL);
 
 CREATE INDEX views_hour_range ON penstock.views_hour USING brin (hour) WITH (pages_per_range='32', autosummarize='on');
+
+CREATE INDEX views_unique_day ON penstock.views_unique USING btree (day);
 
 ALTER INDEX penstock.job_done_pkey ATTACH PARTITION penstock.job_done_rest_pkey;
 
@@ -3810,6 +3818,9 @@ ALTER TABLE ONLY penstock.fetch_source
 
 ALTER TABLE ONLY penstock.fetch_webhook
     ADD CONSTRAINT fetch_webhook_customer_fkey FOREIGN KEY (customer) REFERENCES penstock.fetch_customer(customer);
+
+ALTER TABLE ONLY penstock.job_progress
+    ADD CONSTRAINT job_progress_lease_id_fkey FOREIGN KEY (lease_id) REFERENCES penstock.job_lease(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY penstock.queue_alias
     ADD CONSTRAINT queue_alias_queue_fkey FOREIGN KEY (queue) REFERENCES penstock.queue(id);

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from penstock.engines import postgres as postgres_module
+from penstock.engines import postgres_pool
 from penstock.engines.embedded import EmbeddedEngines
 from penstock.engines.postgres import (
     ConstraintViolated,
@@ -197,7 +197,7 @@ async def test_a_session_leaves_nothing_of_itself_to_the_next_caller(database_ur
 async def test_connections_are_kept_between_statements_until_nobody_needs_them(
     database_url, monkeypatch
 ):
-    monkeypatch.setattr(postgres_module, "KEPT_S", 0.05)
+    monkeypatch.setattr(postgres_pool, "KEPT_S", 0.05)
     postgres = Postgres(database_url, PostgresConfig(connections_max=2))
     backend = compile_query("backend", "-- Which one.\nSELECT pg_backend_pid()")
     first, second = await asyncio.gather(postgres.value(backend), postgres.value(backend))

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 import asyncpg
 
 from penstock.engines.endpoints import server_of
+from penstock.engines.postgres_pool import DOWN, Pool, clear_session, reset_open_transaction
 from penstock.engines.sql import Query, load_queries
 from penstock.kernel.config import parse_count, parse_duration_s, parse_url, setting
 from penstock.kernel.errors import Conflict, PenstockError, Unavailable
@@ -25,18 +26,6 @@ from penstock.kernel.errors import Conflict, PenstockError, Unavailable
 Row: TypeAlias = Any
 """A record: fields by name (`row["id"]`) and by position."""
 
-_DOWN: Final = (
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,
-    # A connection used between a dying server's last word and its end (seen under SIGKILL).
-    asyncpg.InternalClientError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
-)
 _REFUSED: Final = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 _BUSY: Final = (
     asyncpg.LockNotAvailableError,
@@ -131,7 +120,6 @@ class PostgresConfig:
     statement_timeout_s: float = setting("10s", "Longest run of one statement.", parse_duration_s)
 
 
-KEPT_S: Final = 60.0
 ANSWER_GRACE_S: Final = 2.0
 """An answer is awaited that much longer than the server lets its statement run."""
 SQL: Final = load_queries("penstock.engines")
@@ -209,94 +197,6 @@ class Tx(_Statements):
                 raise
 
 
-@dataclass(slots=True)
-class _Pool:
-    """The connections of one event loop, once they are opened.
-
-    Between two statements they are kept here: giving one back to the driver's pool and taking it again costs
-    a task and 70 us of Python, a third of a single enqueue.
-    """
-
-    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
-    opened: Any = None
-    kept: list[Any] = field(default_factory=list)
-    """The last one used is used first."""
-    _giving_back: set[asyncio.Task[None]] = field(default_factory=set)
-    _kept_least: int = 0
-    _waiting: int = 0
-    _timer: asyncio.TimerHandle | None = None
-
-    async def take(self, timeout_s: float) -> Any:
-        """A connection for one caller."""
-        while self.kept:
-            connection = self.kept.pop()
-            self._kept_least = min(self._kept_least, len(self.kept))
-            if _is_fit(connection):
-                return connection
-            await self.opened.release(connection)
-        self._waiting += 1
-        try:
-            return await self.opened.acquire(timeout=timeout_s)
-        finally:
-            self._waiting -= 1
-
-    async def put(self, connection: Any) -> None:
-        """Take it back from a caller for whom all went well."""
-        if self._waiting or not _is_fit(connection):
-            await self.opened.release(connection)
-            return
-        self.kept.append(connection)
-        if self._timer is None:
-            self._plan_return()
-
-    def give_back(self, connection: Any, *, resets: bool) -> None:
-        """Take it from a caller who was cancelled, and does not wait for this either.
-
-        The driver requests the server to stop the statement and rolls back; a frozen server takes that without an answer.
-        """
-        self._start(self._release(connection, resets=resets))
-
-    def cut(self, connection: Any) -> None:
-        """Take it from a caller whom the server did not answer: nothing more is sent there."""
-        with suppress(asyncpg.InterfaceError):  # the driver's pool has it again already
-            connection.terminate()
-        self._start(self._release(connection, resets=False))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._giving_back.add(task)
-        task.add_done_callback(self._giving_back.discard)
-
-    async def _release(self, connection: Any, *, resets: bool) -> None:
-        # A connection that is lost while it is given back is out of the driver's pool.
-        with suppress(*_DOWN, asyncpg.PostgresError):
-            if resets:
-                await _clear(connection)
-            await self.opened.release(connection)
-
-    async def close(self) -> None:
-        """Give everything back and close it."""
-        if self._timer is not None:
-            self._timer.cancel()
-        while self.kept:
-            await self.opened.release(self.kept.pop())
-        await self.opened.close()
-
-    def _plan_return(self) -> None:
-        self._kept_least = len(self.kept)
-        self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._return_unused)
-
-    def _return_unused(self) -> None:
-        """Give back those that nobody took since the last time."""
-        unused = self.kept[: self._kept_least]
-        del self.kept[: self._kept_least]
-        for one in unused:
-            self._start(self._release(one, resets=False))
-        self._timer = None
-        if self.kept:
-            self._plan_return()
-
-
 class Postgres(_Statements):
     """A pool of connections to one PostgreSQL: one for each event loop that uses it.
 
@@ -308,7 +208,7 @@ class Postgres(_Statements):
         self._url, self._direct_url = url, config.direct_url or url
         self._server, self._direct_server = map(_server_of, (url, self._direct_url))
         self._config = config
-        self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
+        self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
 
     async def open(self) -> None:
         """Connect once, so that a wrong URL is told at once. Raises: PostgresDown."""
@@ -322,7 +222,7 @@ class Postgres(_Statements):
             return
         try:
             await asyncio.wait_for(pool.close(), 5)
-        except (TimeoutError, *_DOWN):
+        except (TimeoutError, *DOWN):
             pool.opened.terminate()
 
     @asynccontextmanager
@@ -384,13 +284,13 @@ class Postgres(_Statements):
         config = self._config
         return config.statement_timeout_s + ANSWER_GRACE_S + config.connect_timeout_s
 
-    async def _open_pool(self) -> _Pool:
+    async def _open_pool(self) -> Pool:
         loop = asyncio.get_running_loop()
         if loop not in self._pools:
             # Connections of a loop that was closed are cut when they are collected, here at the latest.
             for closed in [other for other in list(self._pools) if other.is_closed()]:
                 self._pools.pop(closed, None)
-            self._pools[loop] = _Pool()
+            self._pools[loop] = Pool()
         pool = self._pools[loop]
         async with pool.opening:
             if pool.opened is None:
@@ -399,7 +299,7 @@ class Postgres(_Statements):
                     min_size=0,
                     max_size=max(1, self._config.connections_max),
                     max_inactive_connection_lifetime=60,
-                    reset=_reset,
+                    reset=reset_open_transaction,
                     **self._pool_options(),
                 )
             return pool
@@ -418,16 +318,16 @@ class Postgres(_Statements):
             try:
                 yield connection
                 if resets:
-                    await _clear(connection)
+                    await clear_session(connection)
             except asyncio.CancelledError:
                 pool.give_back(connection, resets=resets)
                 raise
-            except (PostgresDown, *_DOWN):
+            except (PostgresDown, *DOWN):
                 pool.cut(connection)
                 raise
             except BaseException:
                 if resets:
-                    await _clear(connection)
+                    await clear_session(connection)
                 await pool.opened.release(connection)
                 raise
             await pool.put(connection)
@@ -435,30 +335,6 @@ class Postgres(_Statements):
 
 def _server_of(url: str) -> str:
     return server_of(url, port=5432, socket=".s.PGSQL.5432")
-
-
-def _is_fit(connection: Any) -> bool:
-    """Whether the next caller can have it as it is; one that was cut is the driver's pool's again already."""
-    try:
-        return not connection.is_closed() and not connection.is_in_transaction()
-    except asyncpg.InterfaceError:
-        return False
-
-
-async def _clear(connection: Any) -> None:
-    """Let a session forget its locks and settings; one that is closed has none."""
-    if not connection.is_closed():
-        await connection.reset()
-
-
-async def _reset(connection: Any) -> None:
-    """Make a connection fit for the next caller; without the round trip of the driver's own reset.
-
-    A statement leaves nothing behind and `session` cleans up itself, so only a transaction that is still
-    open (its block was cancelled) needs it.
-    """
-    if connection.is_in_transaction():
-        await connection.reset()
 
 
 @contextmanager
@@ -470,7 +346,7 @@ def _kept_cancellation() -> Iterator[None]:
     """
     try:
         yield
-    except (*_DOWN, *_BUSY) as error:
+    except (*DOWN, *_BUSY) as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling() > 0:
             raise asyncio.CancelledError from error
@@ -513,7 +389,7 @@ def translated_errors(server: str = "") -> Iterator[None]:
         ) from error
     except _ELSEWHERE as error:
         raise pooled(at) from error
-    except _DOWN as error:
+    except DOWN as error:
         if _UNTRACKED in str(error):
             raise pooled(at) from error
         raise PostgresDown(

@@ -28,10 +28,8 @@ CATALOGUE_QUEUE: Final = "fetch.catalogue"
 WEBHOOK_QUEUE: Final = "fetch.webhook"
 DEADLINES_QUEUE: Final = "fetch.deadlines"
 LINKS_QUEUE: Final = "fetch.links"
-
 PHOTO_RETRIES: Final = 3
 """Tries after the first one, of a link that did not fail the last time; one that did has one try a run."""
-
 BIGINT_MAX: Final = 2**63 - 1
 PHOTOS_OF_ITEM_MAX: Final = 30
 URL_CHARACTERS_MAX: Final = 2048
