@@ -39,11 +39,9 @@ COLUMNS_MAX: Final = 500
 ROWS_MAX: Final = 5_000_000
 PROBLEMS_KEPT_MAX: Final = 1000
 RUNS_KEPT: Final = 20
-SENT_RUNS_KEPT: Final = 100
-"""Of items sent by themselves."""
+SENT_RUNS_KEPT: Final = 100  # of items sent by themselves
 DRY_RUNS_KEPT: Final = 5
 UNDOABLE_RUNS: Final = 5
-"""The latest catalogues of a customer, of which the items' earlier content is kept."""
 ITEMS_SENT_MAX: Final = 1000
 CONSUMER_CHARACTERS_MAX: Final = 400
 
