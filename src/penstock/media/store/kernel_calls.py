@@ -23,7 +23,6 @@ _GLOBAL_EXPEDITED: Final = 2
 _REGISTER_GLOBAL_EXPEDITED: Final = 4
 _PUNCH_HOLE_KEEP_SIZE: Final = 0x02 | 0x01
 _CACHESTAT: Final = ctypes.c_long(451)
-_REFUSED: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP})
 _TRIED: Final = [bytearray(1)]
 """Where a byte is read to that nobody looks at."""
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -63,7 +62,8 @@ class _Residency:
         """Pages of the span in the page cache; -1 where the kernel refuses to count them."""
         self._span[0], self._span[1] = offset, length_bytes
         if _libc.syscall(_CACHESTAT, ctypes.c_int(descriptor), *self._arguments) != 0:
-            self.is_refused = ctypes.get_errno() in _REFUSED
+            # Other errors are of one file alone, such as EPERM where it belongs to another user.
+            self.is_refused = ctypes.get_errno() == errno.ENOSYS
             return -1
         return self._found[0]
 

@@ -202,14 +202,24 @@ class Store:
         return False
 
     def read_now(self, frame: Frame, offset: int, into: memoryview) -> bool:
-        """Copy that part of the frame's block, if it is in memory and proved; else `into` is of no use."""
+        """Copy that part of the frame's block, if it is in memory and proved; else `into` is of no use.
+
+        Memory is probed first: a read that may not wait still starts to bring the pages, and the next one would find
+        them, not compared yet, beside a proof of earlier bytes.
+        """
+        if not self.is_warm(frame, offset, len(into)):
+            return False
         disk = self._disks[frame.disk]
         assert disk is not None, "a frame is of a disk of this turn"
         try:
             count = os.preadv(frame.fd, (into,), frame.offset + offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            count = 0
         except OSError:
             # Also where the file system cannot answer; a fault shows when the frame is sent.
             return False
+        if count < len(into):
+            disk.table.note_cold(frame.number)
         return count == len(into) and disk.table.verified[frame.number] == PROVED
 
     def report_fault(self, place: int, error: OSError) -> None:
