@@ -37,6 +37,9 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
+SOURCES = str(Path(penstock.__file__).parent)
+
+
 def pytest_addoption(parser):
     """Run the tests on other servers than the embedded ones; `make soak` does."""
     parser.addoption("--postgres", default="embedded", choices=("embedded", *POSTGRES_SERVERS))
@@ -59,13 +62,14 @@ def _logs_as_before():
 
 @pytest.fixture(autouse=True)
 def _errors_are_looked_at():
-    """A task that fails while nobody looks is a fault: its error is lost. asyncio says so when the task is collected."""
+    """Fail if a task of Penstock fails and nobody retrieves its error: asyncio logs that when the task is collected."""
     forgotten = []
 
     class Forgotten(logging.Handler):
         def emit(self, record):
-            if NEVER_RETRIEVED in record.getMessage():
-                forgotten.append(logging.Formatter().format(record))
+            text = logging.Formatter().format(record)
+            if NEVER_RETRIEVED in text and SOURCES in text:
+                forgotten.append(text)
 
     handler = Forgotten()
     logging.getLogger("asyncio").addHandler(handler)

@@ -12,7 +12,7 @@ SCREENS = {
     "fetch-runs": ("/console/fetch", "bike-shop"),
     "fetch-customers": ("/console/fetch/customers", "lamp-house"),
     "fetch-customer": ("/console/fetch/customers/bike-shop", "Published last"),
-    "fetch-item": ("/console/fetch/customers/bike-shop/items/bike-1", "City bike 1"),
+    "fetch-item": ("/console/fetch/customers/bike-shop/item?id=bike-1", "City bike 1"),
     "fetch-photos": ("/console/fetch/photos?customer=bike-shop", "why?"),
     "fetch-hosts": ("/console/fetch/hosts", "127.0.0.2"),
     "fetch-sources": ("/console/fetch/sources", "Sources"),

@@ -78,7 +78,10 @@ async def heard_at_rest(client, path):
 
 async def test_a_page_at_rest_is_not_loaded_anew(stack):
     headers = {"accept": "text/html"}
-    async with httpx.AsyncClient(base_url=stack.api, headers=headers, timeout=60) as client:
+    cookies = {cookie["name"]: cookie["value"] for cookie in stack.cookies}
+    async with httpx.AsyncClient(
+        base_url=stack.api, headers=headers, cookies=cookies, timeout=60
+    ) as client:
         found = await asyncio.gather(*(heard_at_rest(client, path) for path in RESTING))
     by_path = dict(zip(RESTING, found, strict=True))
     assert not {path: events for path, events in by_path.items() if "stale" in events}

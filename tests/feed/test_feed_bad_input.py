@@ -99,7 +99,7 @@ CORPUS = [
     ("DELETE", f"{VIEWER}/follows?all=true&authors=100", {}, UNCLEAR),
     ("DELETE", f"{VIEWER}/follows?author=100", {}, UNCLEAR),
     ("DELETE", f"{VIEWER}/follows?Authors=100", {}, UNCLEAR),
-    ("DELETE", f"{VIEWER}/follows?authors=100&authors=101", {}, UNCLEAR),
+    ("DELETE", f"{VIEWER}/follows?authors=100&authors=101", {}, "400 web.parameter_repeated"),
     ("DELETE", f"{VIEWER}/follows", {"json": [100]}, UNCLEAR),
     ("DELETE", f"{VIEWER}/follows?authors=1,,2", {}, ID),
     ("DELETE", f"{VIEWER}/follows?authors=", {}, ID),

@@ -66,7 +66,7 @@ def test_a_chunk_ends_by_rows_by_bytes_and_with_the_file():
         raise Truncated("line 3: cut")
 
     found = read_raw(cut(), RULES)
-    assert (len(found.rows), found.is_last, found.truncated) == (1, True, "line 3: cut")
+    assert (len(found.rows), found.is_last, str(found.truncated)) == (1, True, "line 3: cut")
 
 
 async def hashed(shop) -> int:

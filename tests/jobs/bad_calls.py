@@ -114,7 +114,11 @@ TAKES = [
     ("take", {"queue": "mail", "n": 0}, INVALID_TAKE),
     ("take", {"queue": "mail", "n": -1}, INVALID_TAKE),
     ("take", {"queue": "mail", "n": 1001}, INVALID_TAKE),
-    ("take", {"queue": "mail", "n": 2**70}, INVALID_TAKE),
+    (
+        "take",
+        {"queue": "mail", "n": 2**70},
+        {"http": "422 web.invalid_input", "else": INVALID_TAKE},
+    ),
     ("take", {"queue": "mail", "lease": "0s"}, INVALID_TAKE),
     ("take", {"queue": "mail", "lease": "25h"}, INVALID_TAKE),
     *(("ack", {"lease": one, "rest": {"outcome": "done"}}, LEASE_LOST) for one in NEVER),

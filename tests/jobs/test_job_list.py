@@ -73,7 +73,11 @@ async def test_a_done_job_that_is_kept_shows_its_result(jobs, of_each_state):
 async def test_a_leased_job_shows_its_progress(jobs, of_each_state, sql):
     job_id = of_each_state["leased"]
     assert (await jobs.job(job_id)).progress is None
-    await sql(f"INSERT INTO penstock.job_progress VALUES ({job_id}, 0.25, 'a quarter')")
+    [listed] = (await jobs.find(state="leased")).jobs
+    values = f"{job_id}, 0.25, 'a quarter', {listed.lease_id}"
+    await sql(
+        f"INSERT INTO penstock.job_progress (job_id, ratio, text, lease_id) VALUES ({values})"
+    )
     progress = (await jobs.job(job_id)).progress
     assert (progress.ratio, progress.text) == (0.25, "a quarter")
 

@@ -118,8 +118,8 @@ async def test_the_lowest_priority_gets_its_turn():
 class Unhurried(Scan):
     """As if no time went by: on a slow machine a second is over soon, and each look is a costly one."""
 
-    def note(self, claims, *, jobs_max, now_s, took_s=0.0):
-        super().note(claims, jobs_max=jobs_max, now_s=1.0)
+    def note(self, claims, *, jobs_max, now_s, took_s=0.0, leases_max=None):
+        super().note(claims, jobs_max=jobs_max, now_s=1.0, leases_max=leases_max)
 
 
 async def test_marks_move_on_full_claims_and_are_dropped_on_short_ones(jobs, registry, desk):

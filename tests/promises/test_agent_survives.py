@@ -189,13 +189,6 @@ async def test_threads_and_sockets_of_the_imports_are_named(host):
     assert "127.0.0.1" in told["sockets"][0]
 
 
-def test_an_agent_without_a_database_says_so_and_leaves_nothing_behind(host):
-    agent = host.start(POSTGRES_URL="postgresql://nobody@127.0.0.1:9/none")
-    assert agent.wait_exit() == 7
-    assert "does not answer" in agent.err
-    assert "Traceback" not in agent.err
-
-
 @pytest.mark.soak
 async def test_a_hundred_slots_start_and_share_the_work(host):
     agent = host.start(JOBS_FLOATS="100", JOBS_SLOTS_PER_CORE="100")

@@ -57,8 +57,8 @@ def test_a_killed_role_is_restarted_and_reported(site):
     wait_until(lambda: site.lines("notes.txt") == ["worked by the next"], what="the job ran")
 
 
-async def test_the_same_commands_run_on_engines_of_the_users_own(site, tmp_path):
-    engines = EmbeddedEngines(tmp_path / "engines")
+async def test_the_same_commands_run_on_engines_of_the_users_own(site, tmp_path, servers_folder):
+    engines = EmbeddedEngines(servers_folder / "engines")
     told = await engines.start()
     try:
         env = {

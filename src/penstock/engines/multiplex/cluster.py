@@ -207,11 +207,14 @@ class Cluster:
         """The maps of those that answer soon."""
         if not links:
             return []
-        asked = [asyncio.ensure_future(self._ask(link)) for link in links]
-        done, late = await asyncio.wait(asked, timeout=ANSWER_S)
-        for task in late:
-            task.cancel()
-        return [task.result() for task in done if not task.cancelled() and task.exception() is None]
+        answers = await asyncio.gather(
+            *(self._ask_within(link, ANSWER_S) for link in links), return_exceptions=True
+        )
+        return [answer for answer in answers if isinstance(answer, SlotMap)]
+
+    async def _ask_within(self, link: Link, wait_s: float) -> SlotMap:
+        async with asyncio.timeout(wait_s):
+            return await self._ask(link)
 
     async def _take(self, found: SlotMap) -> None:
         """Use a map: a line to each of its primaries, and none to others once nobody waits there."""

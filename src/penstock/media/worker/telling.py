@@ -80,7 +80,7 @@ class Teller:
     async def run(self, stop: asyncio.Event) -> None:
         """Report every two seconds until cancelled; set `stop` when the parent is gone."""
         reader, self._writer = await asyncio.open_connection(sock=self._control)
-        gone = asyncio.ensure_future(reader.read())
+        gone = asyncio.ensure_future(_wait_end(reader))
         try:
             while not gone.done():
                 await self._tell()
@@ -175,3 +175,9 @@ def _gauge_samples(families: Iterable[Any]) -> Iterable[tuple[str, dict[str, str
         if family.type == "gauge":
             for sample in family.samples:
                 yield sample.name, sample.labels, sample.value
+
+
+async def _wait_end(reader: asyncio.StreamReader) -> None:
+    """Wait until the other side closes or resets the connection."""
+    with suppress(ConnectionError):
+        await reader.read()
