@@ -34,6 +34,8 @@ PAGE_BODY_BYTES_MAX: Final = 64 * 1024
 DOCUMENT_BYTES_MAX: Final = 2 * 1024 * 1024
 """The longest body of a route that takes neither a list nor a LARGE_BODY; `web.body_max` bounds those."""
 OFF_LOOP_FROM_BYTES: Final = 64 * 1024
+VALUES_MAX: Final = 500_000
+"""Values of one document or of one item of a list: a parser keeps the interpreter for itself until such an item ends."""
 ITEMS_MAX: Final = "items_max"
 """The key of an `ItemsMax` in a handler's `opt`."""
 LARGE_BODY: Final = "large_body"
@@ -168,9 +170,31 @@ def _too_large(bytes_max: int) -> BodyTooLarge:
 
 
 def _decode_long(body: bytes, kind: Any, items_max: ItemsMax | None) -> Any:
-    if items_max is not None and body.count(b",") >= items_max.most:
+    commas = body.count(b",")
+    if items_max is not None and commas >= items_max.most:
         require_items(body, items_max)
+    if commas >= VALUES_MAX:
+        require_few_values(body)
     return decode_body(body, kind)
+
+
+def require_few_values(body: bytes) -> None:
+    """Refuse a document, or a list with an item, of more than VALUES_MAX values. Raises: BodyTooLarge.
+
+    Call it after `require_items`. Commas are counted, so long texts count a little more than they hold.
+    """
+    try:
+        items = msgspec.json.decode(body, type=list[msgspec.Raw])
+    except msgspec.ValidationError:
+        items = [msgspec.Raw(body)]
+    except (msgspec.DecodeError, RecursionError):
+        return  # cannot be read: decoding it tells why
+    for place, item in enumerate(items):
+        if (commas := bytes(item).count(b",")) >= VALUES_MAX:
+            raise BodyTooLarge(
+                f"item {place} of the body holds about {commas + 1} values, at most {VALUES_MAX} are taken:"
+                " send less at a time"
+            )
 
 
 def require_items(body: bytes, items_max: ItemsMax) -> None:
