@@ -167,7 +167,7 @@ class Demo:
 
     async def _print_addresses(self, took_s: float) -> None:
         stage = self._stage
-        console = await stage.console_link()
+        console = await stage.console_link() if sys.stdout.isatty() else f"{stage.api_url}/console"
         command = shlex.quote(str(Path(sys.executable).with_name("penstock")))
         print(
             f"up after {took_s:.1f} s\n\n"

@@ -32,7 +32,7 @@ async def test_a_one_time_link_logs_one_browser_in(guarded):
         await guarded.client.head(path),
         await guarded.client.get(path, headers={"sec-purpose": "prefetch;prerender"}),
     ):
-        assert ahead.status_code == 503
+        assert ahead.status_code == 204
         assert "set-cookie" not in ahead.headers
     with structlog.testing.capture_logs() as logs:
         answer = await guarded.client.get(path)
@@ -50,6 +50,24 @@ async def test_a_one_time_link_logs_one_browser_in(guarded):
     assert (await guarded.client.get("/console/jobs")).status_code == 303
     code = path.partition("code=")[2]
     assert code not in str(logs)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sec-fetch-mode": "no-cors"},
+        {"origin": "https://evil.example"},
+        {"sec-purpose": "prefetch"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_what_a_page_loads_does_not_use_a_link_up(guarded, fields):
+    token = (await guarded.app.tokens.create("ann", ("*",))).text
+    path = await make_link(guarded, token)
+    loaded = await guarded.client.get(path, headers=fields)
+    assert loaded.status_code in (204, 403)
+    assert "set-cookie" not in loaded.headers
+    assert (await guarded.client.get(path)).status_code == 303
 
 
 async def test_links_that_lead_nowhere(guarded, monkeypatch):

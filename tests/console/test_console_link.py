@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
 
-from penstock.cli.console import ADDRESS_FILE, base_url, opens_browser
+from penstock.cli.console import ADDRESS_FILE, base_url, open_browser, opens_browser
 from penstock.testing.processes import PenstockProcess
 
 pytestmark = pytest.mark.slow
@@ -52,6 +53,21 @@ def test_where_no_api_answers_the_command_says_so(stack, tmp_path):
 )
 def test_addresses_as_a_browser_takes_them(listen, url):
     assert base_url(listen) == url
+
+
+async def test_the_link_is_in_no_argument_of_the_browser(tmp_path, monkeypatch):
+    """Every user of a machine sees the arguments of all processes."""
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}\n')
+    browser.chmod(0o700)
+    monkeypatch.setattr("webbrowser._tryorder", None)
+    monkeypatch.setenv("BROWSER", str(browser))
+    (tmp_path / "run").mkdir()
+    await open_browser("http://127.0.0.1:8080/console/enter?code=secret", tmp_path)
+    page = Path(seen.read_text().removeprefix("file://"))
+    assert "secret" not in seen.read_text()
+    assert "url=http://127.0.0.1:8080/console/enter?code=secret" in page.read_text()
+    assert page.stat().st_mode & 0o777 == 0o600
 
 
 def test_no_browser_is_opened_without_a_terminal(monkeypatch):

@@ -13,7 +13,12 @@ from litestar.params import JSONBody
 
 from penstock.kernel.errors import TooLarge
 from penstock.kernel.limits import ItemsMax
-from penstock.web.bodies import DOCUMENT_BYTES_MAX, OFF_LOOP_FROM_BYTES, PAGE_BODY_BYTES_MAX
+from penstock.web.bodies import (
+    DOCUMENT_BYTES_MAX,
+    OFF_LOOP_FROM_BYTES,
+    PAGE_BODY_BYTES_MAX,
+    VALUES_MAX,
+)
 from penstock.web.tokens import Tokens
 
 MANY = 1000
@@ -148,6 +153,17 @@ async def test_items_are_counted_before_any_is_decoded(api, secret):
     nested = json.dumps([{"id": "x" * 100, "more": list(range(30))}] * MANY)
     answer = await api.post("/v1/seen", headers=headers, content=nested)
     assert (answer.status_code, len(decoded)) == (200, MANY)
+
+
+@pytest.mark.parametrize("shape", ["keys", "values"])
+async def test_one_item_of_very_many_values_is_refused_before_it_is_parsed(api, secret, shape):
+    large = {str(n): n for n in range(VALUES_MAX)} if shape == "keys" else [1] * VALUES_MAX
+    headers = {**secret, "content-type": "application/json"}
+    body = json.dumps([{"id": "a"}, {"id": "b", "more": large}])
+    answer = await api.post("/v1/seen", headers=headers, content=body)
+    assert (answer.status_code, answer.json()["code"]) == (413, "web.body_too_large")
+    assert "item 1" in answer.json()["detail"]
+    assert not decoded
 
 
 async def test_a_long_body_is_decoded_while_others_are_answered(api, secret):

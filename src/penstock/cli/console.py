@@ -12,6 +12,7 @@ import os
 import sys
 import webbrowser
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,10 @@ from penstock.web.model import WebConfig
 from penstock.web.tokens import RootToken, dead_token, ensure_root_token, mend_of
 
 ADDRESS_FILE: Final = "run/api-address"
+LINK_FILE: Final = "run/console-link.html"
+REFRESH: Final = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={url}">\n'
+)
 ANSWER_S: Final = 2.0
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here
 log = logger(__name__)
@@ -138,10 +143,22 @@ def opens_browser() -> bool:
     return sys.stdout.isatty() and has_desktop and not os.environ.get("CI")
 
 
-async def open_browser(url: str) -> None:
-    """Open `url` in the browser of the desktop."""
-    if not await asyncio.to_thread(webbrowser.open, url):
+async def open_browser(url: str, folder: Path) -> None:
+    """Open `url` in the browser of the desktop, by a file that only this user can read.
+
+    Every user of the machine sees the arguments of a browser's process, so the code of the link must not be there.
+    """
+    page = folder / LINK_FILE
+    await asyncio.to_thread(_write_private, page, REFRESH.format(url=escape(url)))
+    if not await asyncio.to_thread(webbrowser.open, page.as_uri()):
         log.info("browser_not_opened")
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 COMMANDS: Final[list[Any]] = [console]

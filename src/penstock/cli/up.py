@@ -223,7 +223,7 @@ async def announce(
     line.show(answer, text)
     sys.stdout.flush()
     if link and not line.is_json and opens_browser():
-        await open_browser(link)
+        await open_browser(link, app.data_folder)
 
 
 def token_lines(token: RootToken, api: str) -> str:

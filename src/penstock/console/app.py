@@ -34,6 +34,9 @@ REPORT_CHARACTERS_MAX: Final = 2_000
 _log: Final = logger(__name__)
 Asked = Request[Any, Any, Any]
 
+GO_ON: Final = f'<!doctype html><meta http-equiv="refresh" content="0; url={PREFIX}">'
+"""The page that leads from a link of another site to the console."""
+
 
 class Console:
     """The ASGI app; implements `penstock.web.pages.Pages`."""
@@ -106,8 +109,10 @@ class Console:
         @get(f"{PREFIX}/enter")
         async def get_enter(request: Asked) -> Response[Any]:
             # What only looks ahead, as previews of links and browsers do, must not use the link up.
-            if request.scope.get("is_head") or "sec-purpose" in request.headers:
-                return Response(b"", status_code=503, headers={"retry-after": "1"})
+            mode = request.headers.get("sec-fetch-mode", "navigate")
+            is_opened = mode == "navigate" and "origin" not in request.headers
+            if request.scope.get("is_head") or "sec-purpose" in request.headers or not is_opened:
+                return Response(b"", status_code=204, headers={"cache-control": "no-store"})
             try:
                 cookie = await door.enter(request.query_params.get("code", ""), place_of(request))
             except TokenRefused as refusal:
@@ -121,6 +126,9 @@ class Console:
                     text=refusal.public_text,
                 )
             answer: Response[Any] = Redirect(PREFIX, status_code=303)
+            if request.headers.get("sec-fetch-site") == "cross-site":
+                # A redirect would be the other site's navigation still, which takes no strict cookie along.
+                answer = Response(GO_ON, media_type="text/html; charset=utf-8")
             answer.cookies.append(door.session_cookie(request, cookie))
             return answer
 

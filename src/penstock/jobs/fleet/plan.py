@@ -219,7 +219,7 @@ def _judged(need: QueueNeed) -> _Queue:
         floor=floor,
         wish=wish,
         late=min(ceil(wanted - drain), need.slots_max - wish),
-        is_at_max=needed > need.slots_max,
+        is_at_max=needed > need.slots_max > 0,  # a maximum of 0 stops the queue on purpose
     )
 
 
