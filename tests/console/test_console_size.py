@@ -17,8 +17,8 @@ from served import app_of, serving
 from penstock.console.live import BYTES_PER_S
 from penstock.engines.endpoints import Endpoints
 from penstock.jobs import store
-from penstock.jobs.fleet.facts import QueueCounts
 from penstock.jobs.fleet.plan import Move
+from queue_counts import add_counts
 
 QUEUES, HOSTS, SLOTS, TRIES = 150, 40, 32, 6
 YARDSTICK_STEPS, YARDSTICKS_MAX = 80_000, 4.0
@@ -50,13 +50,9 @@ async def fill(app):
             postgres, host_id, capacity=64, load_per_core=0.7, slots=slots
         )
     for _ in range(3):
-        counts = [
-            QueueCounts(
-                queue_id=one, done=50, failed=1, claimed=51, run_s=20.0, wait_s=9.0, slot_s=60.0
-            )
-            for one in queue_ids.values()
-        ]
-        await store.fleet.add_counts(postgres, host_id, counts)
+        for one in queue_ids.values():
+            counts = {"done": 50, "failed": 1, "claimed": 51, "run_s": 20.0, "wait_s": 9.0}
+            await add_counts(postgres, one, **counts, slot_s=60.0)
     await app.jobs.enqueue_many([app.registry.find(name).job({"n": 1}) for name in names * 4])
     # Names that would be one if they were joined.
     for host, queue in (("aa", "bb:cc"), ("aa:bb", "cc")):
@@ -80,20 +76,9 @@ async def fill(app):
 async def move_all(app):
     """Let every figure of every queue change."""
     rows = await app.jobs.declare_queues()
-    await store.fleet.add_counts(
-        app.engines.postgres,
-        0,
-        [
-            QueueCounts(
-                queue_id=row.id,
-                done=number,
-                claimed=number,
-                run_s=1.3 * number,
-                wait_s=0.7 * number,
-            )
-            for number, row in enumerate(rows.values(), 1)
-        ],
-    )
+    for number, row in enumerate(rows.values(), 1):
+        counts = {"done": number, "claimed": number, "run_s": 1.3 * number, "wait_s": 0.7 * number}
+        await add_counts(app.engines.postgres, row.id, **counts)
 
 
 def yardstick_s():

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 
-from penstock.jobs import store
-from penstock.jobs.agent.lines import Counts
-from penstock.jobs.fleet.facts import QueueCounts
 from penstock.jobs.fleet.load import QueueLoad
+from queue_counts import add_counts
 
 
 def load(**figures):
@@ -38,17 +34,6 @@ def test_means_are_of_what_ran_and_of_what_was_claimed():
     assert (load().run_mean_s, load().wait_mean_s) == (None, None)
 
 
-def test_no_mean_wait_is_longer_than_the_longest_whatever_goes_back_unstarted():
-    counts, due_at = Counts(), datetime(2026, 11, 21, tzinfo=UTC)
-    for wait_s in (1, 2, 2):
-        counts.note_claim([due_at, due_at], due_at + timedelta(seconds=wait_s))
-    counts.note_words(["done"])
-    figures = {name: getattr(counts, name) for name in ("done", "claimed", "wait_s", "wait_max_s")}
-    one = load(**figures)
-    assert one.wait_mean_s == pytest.approx(5 / 3)
-    assert one.wait_mean_s <= one.wait_max_s
-
-
 async def test_the_span_is_no_longer_than_there_are_minutes_here(jobs, sql):
     await sql("UPDATE penstock.migration SET applied_at = now() - interval '90 s'")
     assert 90 <= (await jobs.fleet.load()).span_s < 300
@@ -64,13 +49,11 @@ async def test_the_last_minutes_are_added_up(jobs, registry, postgres, sql):
     async def idle(job: dict | None): ...
 
     queue_id = (await jobs.declare_queues())["mail"].id
-    counts = QueueCounts(
-        queue_id=queue_id, done=3, failed=1, claimed=5,
-        run_s=4.0, wait_s=5.0, wait_max_s=1.5, slot_s=60.0,
-    )  # fmt: skip
+    counts = {"done": 3, "failed": 1, "claimed": 5}
+    counts |= {"run_s": 4.0, "wait_s": 5.0, "wait_max_s": 1.5, "slot_s": 60.0}
     await sql("UPDATE penstock.migration SET applied_at = now() - interval '1 d'")
     for age in ("2 min", "4 min", "3 h"):
-        await store.fleet.add_counts(postgres, 0, [counts])
+        await add_counts(postgres, queue_id, **counts)
         await sql(
             f"UPDATE penstock.queue_minute SET minute = minute - interval '{age}'"
             " WHERE minute >= date_trunc('minute', now()) - interval '1 min'"

@@ -20,6 +20,7 @@ from penstock.kernel.errors import PenstockError
 from penstock.web.model import WebConfig
 from penstock.web.server import run_api
 from penstock.web.tokens import Tokens
+from queue_counts import add_counts
 
 
 @pytest.fixture
@@ -34,10 +35,9 @@ async def fleet(postgres, jobs, registry, sql):
     host_id = await store.hosts.add_host(postgres, "a:1", [queue_id], 30)
     slots = [{"queue": "mail", "pid": 7, "busy_s": 1.0}]
     await store.fleet.report_host(postgres, host_id, capacity=5, load_per_core=0.5, slots=slots)
-    counts = [
-        QueueCounts(queue_id=queue_id, done=8, failed=2, claimed=10, wait_s=5.0, wait_max_s=1.5)
-    ]
-    await store.fleet.add_counts(postgres, host_id, counts)
+    counts = {"done": 8, "failed": 2, "claimed": 10, "wait_s": 5.0, "wait_max_s": 1.5}
+    await add_counts(postgres, queue_id, **counts)
+    await store.fleet.add_counts(postgres, host_id, [QueueCounts(queue_id=queue_id, ended=10)])
     await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
     await Planner(postgres, jobs, "me").run_once()
     # It leads on, however long the test takes.

@@ -16,11 +16,14 @@ from surfaces import SURFACES, Refused, surface_on
 from penstock.engines.postgres import Postgres, PostgresConfig
 from penstock.engines.sql import compile_query
 from penstock.jobs import Jobs, QueueUnknown, Registry, cli, store
-from penstock.jobs.fleet.facts import QueueCounts
+from queue_counts import add_counts
 
 STEPS = tomllib.loads(Path(__file__).with_name("scenario.toml").read_text())["step"]
 END_LEASES = compile_query(
     "end", "-- Time passes.\nUPDATE penstock.host SET expires_at = now() WHERE kind = 'taker'"
+)
+AGE_MINUTES = compile_query(
+    "age", "-- A day passes.\nUPDATE penstock.queue_minute SET minute = minute - interval '1 d'"
 )
 
 
@@ -44,10 +47,11 @@ class Meanwhile:
         await self._postgres.run(END_LEASES)
         await self._jobs.sweep()
 
-    async def counts_come(self, *, host, queue, **counted):
+    async def counts_come(self, *, queue, **counted):
         [known] = await store.queues.find_queues(self._postgres, [queue])
-        counts = [QueueCounts(queue_id=known.id, **counted)]
-        await store.fleet.add_counts(self._postgres, self._hosts[host], counts)
+        await self._jobs.sweep()
+        await self._postgres.run(AGE_MINUTES)
+        await add_counts(self._postgres, known.id, **counted)
 
 
 class Telling:

@@ -12,10 +12,11 @@ import pytest
 from penstock.engines.sql import compile_query
 from penstock.jobs import NewJob, store
 from penstock.jobs.fleet.alerts import QUEUE_RULES
-from penstock.jobs.fleet.facts import Facts, HostSeen, QueueCounts, QueueSeen, question, readings
+from penstock.jobs.fleet.facts import Facts, HostSeen, QueueSeen, question, readings
 from penstock.jobs.fleet.rates import Rate, Reading
 from penstock.jobs.fleet.scheduler import Planner, Scheduler, sight
 from penstock.testing.waiting import wait_true
+from queue_counts import add_counts
 
 
 @pytest.fixture
@@ -94,10 +95,9 @@ async def test_the_first_plan_of_all_gives_minimums_and_what_is_active(
 
 async def test_traffic_is_given_what_it_takes(planner, postgres, add_host, queue_ids):
     """30 jobs/s of 0.2 s are 6 slots' work, and wish for about 10."""
-    host_id = await add_host("a", capacity=40)
+    await add_host("a", capacity=40)
     await warm(planner).run_once()
-    busy = QueueCounts(queue_id=queue_ids["photos"], done=300, calls=30, run_s=60.0)
-    await store.fleet.add_counts(postgres, host_id, [busy])
+    await add_counts(postgres, queue_ids["photos"], done=300, calls=30, run_s=60.0)
     await planner.run_once()
     [count] = (await slots_of(postgres, "photos")).values()
     assert 7 <= count <= 12

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,26 @@ async def test_threads_and_sockets_of_the_imports_are_named(host):
     assert "127.0.0.1" in told["sockets"][0]
 
 
+async def test_minutes_count_every_job_of_killed_agents_once(host):
+    ids = await host.enqueue("quick", [{}] * 3_000)
+    kills = 0
+    while (await host.left("quick"))[:2] != (0, 0):
+        agent = host.start(JOBS_LOSSES_MAX="100")
+        seen = len(host.noted("effect"))
+        await wait_true(partial(_went_on, host, seen + 500))
+        agent.signal(signal.SIGKILL)
+        agent.wait_exit()
+        kills += 1
+    assert kills >= 3
+    # A last agent died with the last job: what it had not yet added up is added up by whoever sweeps.
+    await host.jobs.sweep()
+    minutes = await host.jobs.minutes("quick")
+    assert sum(minute.done for minute in minutes) == len(ids)
+    assert sum(minute.failed + minute.retried for minute in minutes) == 0
+    lost = sum(minute.lost for minute in minutes)
+    assert sum(minute.claimed for minute in minutes) >= len(ids) + lost > len(ids)
+
+
 @pytest.mark.soak
 async def test_a_hundred_slots_start_and_share_the_work(host):
     agent = host.start(JOBS_FLOATS="100", JOBS_SLOTS_PER_CORE="100")
@@ -218,6 +239,10 @@ async def test_an_hour_of_deaths_in_a_minute_loses_and_doubles_nothing(host):
 
 async def _never():
     await asyncio.Event().wait()
+
+
+async def _went_on(host, count):
+    return len(host.noted("effect")) >= count or await _is_idle(host, "quick")
 
 
 async def _is_idle(host, queue):

@@ -254,7 +254,7 @@ class HostLoop:
             await wait_event(allowances.is_due, REPORT_EVERY_S)
 
     async def _add_counts(self, desk: Desk, dispatcher: Dispatcher) -> None:
-        """Add what was done since the last time; what cannot be told now is told with the next."""
+        """Report what was done since the last time; what fails is reported with the next."""
         taken = [(line, line.take_counts()) for line in dispatcher.lines]
         told = [(line, counts) for line, counts in taken if not counts.is_empty]
         if not told:
@@ -274,15 +274,9 @@ class HostLoop:
 def _counts_row(line: Line, counts: Counts) -> QueueCounts:
     return QueueCounts(
         queue_id=line.queue_id,
-        done=counts.done,
-        failed=counts.failed,
-        retried=counts.retried,
-        lost=counts.lost,
+        ended=counts.ended,
         calls=counts.calls,
-        claimed=counts.claimed,
         run_s=counts.run_s,
-        wait_s=counts.wait_s,
-        wait_max_s=counts.wait_max_s,
         slot_s=counts.slot_s,
     )
 

@@ -219,7 +219,7 @@ class Dispatcher:
 
     def _settle(self, line: Line, settled: Settled, jobs: int = 0) -> None:
         if settled.ids is None:
-            line.counts.done += jobs
+            line.counts.ended += jobs
         else:
             line.counts.note_words(settled.words)
             if not line.is_rescan_planned and not COMES_BACK.isdisjoint(settled.words):
@@ -382,7 +382,6 @@ class Dispatcher:
             due_s = now_s + max(claims.wait_s, AGAIN_AFTER_S)
             line.lanes_due_s = min(line.lanes_due_s, due_s)
         for claim in claims.leases:
-            line.counts.note_claim(claim.run_ats, claims.claimed_at)
             work = claim.as_work(line.facts.queue, claims.retries, start_before_s)
             self._place(line, work, seats, now_s)
         if not line.holds_slots(now_s):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -22,16 +21,7 @@ STOCK_S: Final = 0.02
 """Work that is claimed in advance lasts a slot about so long, or is one batch."""
 BATCHES_AHEAD_MAX: Final = 10
 _SMOOTHING: Final = 0.2
-_COUNTED: Final = {
-    "done": "done",
-    "fail": "failed",
-    "cancel": "failed",
-    "quarantined": "failed",
-    "retry": "retried",
-    "snooze": "retried",
-    "moved": "retried",
-    "lost": "lost",
-}
+_ENDS: Final = frozenset({"done", "fail", "cancel", "quarantined"})
 
 
 class TaskFacts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -63,32 +53,16 @@ class TaskFacts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 @dataclass(slots=True)
 class Counts:
-    """What happened to a queue's jobs here since the last report."""
+    """What this host did for a queue since the last report; see `QueueCounts`."""
 
-    done: int = 0
-    failed: int = 0
-    retried: int = 0
-    lost: int = 0
+    ended: int = 0
     calls: int = 0
-    claimed: int = 0
     run_s: float = 0.0
-    wait_s: float = 0.0
-    wait_max_s: float = 0.0
     slot_s: float = 0.0
 
     def note_words(self, words: Iterable[str]) -> None:
-        """Add outcomes."""
-        for word, count in Counter(words).items():
-            field_name = _COUNTED.get(word)
-            if field_name is not None:
-                setattr(self, field_name, getattr(self, field_name) + count)
-
-    def note_claim(self, run_ats: Sequence[datetime], claimed_at: datetime) -> None:
-        """Add how long the jobs of a lease had been due."""
-        waits = [claimed_at - run_at for run_at in run_ats]
-        self.claimed += len(waits)
-        self.wait_s += sum(waits, timedelta()).total_seconds()
-        self.wait_max_s = max(self.wait_max_s, max(waits).total_seconds())
+        """Add the jobs that ended."""
+        self.ended += sum(word in _ENDS for word in words)
 
     @property
     def is_empty(self) -> bool:
@@ -96,11 +70,9 @@ class Counts:
         return self == Counts()
 
     def add(self, other: Counts) -> None:
-        """Add what could not be told."""
-        longest_s = max(self.wait_max_s, other.wait_max_s)
+        """Add what could not be reported."""
         for part in fields(self):
             setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
-        self.wait_max_s = longest_s
 
 
 @dataclass(frozen=True, slots=True)

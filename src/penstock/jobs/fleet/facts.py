@@ -23,23 +23,14 @@ CPU_PRESSURE_MAX: Final = 0.8
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host's slots did for a queue since its last report."""
+    """What a host's slots did for a queue since its last report, as far as claims and settlements do not count it."""
 
     queue_id: int
-    done: int = 0
-    failed: int = 0
-    """Ended otherwise: failed, cancelled, quarantined."""
-    retried: int = 0
-    """Went back to wait for a later moment, or to another queue."""
-    lost: int = 0
-    """Went back at once, since their process died."""
+    ended: int = 0
+    """Jobs done, failed, cancelled or quarantined: counted for the host, not for the queue."""
     calls: int = 0
-    claimed: int = 0
     run_s: float = 0.0
     """Slot time of handler calls; where c calls may run side by side in a slot, their time divided by c."""
-    wait_s: float = 0.0
-    """From due to claimed, summed over the jobs claimed."""
-    wait_max_s: float = 0.0
     slot_s: float = 0.0
     """How long slots belonged to the queue, busy or not."""
 
@@ -138,8 +129,11 @@ class QueueMinute(msgspec.Struct, frozen=True, kw_only=True):
     minute: datetime
     done: int
     failed: int
+    """Ended otherwise: failed, cancelled, quarantined."""
     retried: int
+    """Went back to wait for a later moment, or to another queue."""
     lost: int
+    """Went back at once, since their process died."""
     calls: int
     claimed: int
     run_s: float

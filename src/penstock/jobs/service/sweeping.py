@@ -24,7 +24,7 @@ _often: Final = SparseLogger(_log)
 
 
 class Sweeping:
-    """Returns leases of dead hosts, moves due jobs into their lanes, forgets what is over."""
+    """Returns leases of dead hosts, moves due jobs into their lanes, adds up counts, forgets what is over."""
 
     def __init__(self, postgres: Postgres, config: JobsConfig, lanes: Lanes) -> None:
         self._postgres = postgres
@@ -52,6 +52,7 @@ class Sweeping:
         for limiter in await store.lanes.unspread_limiters(self._postgres):
             await self._lanes.spread(limiter)
         kept = await store.kept.drop_kept(self._postgres, jobs_max=JOBS_PER_SWEEP)
+        folded = await store.minutes.fold_counts(self._postgres, rows_max=JOBS_PER_SWEEP)
         await self._tend()
         leases_returned = sum(count > 0 for count in returned)
         return Sweep(
@@ -60,7 +61,8 @@ class Sweeping:
             lane_jobs_moved=moved,
             failed_dropped=dropped,
             hosts_dropped=hosts,
-            more=JOBS_PER_SWEEP in (moved, dropped, kept) or leases_returned == LEASES_PER_SWEEP,
+            more=JOBS_PER_SWEEP in (moved, dropped, kept, folded)
+            or leases_returned == LEASES_PER_SWEEP,
             lanes_removed=removed,
         )
 

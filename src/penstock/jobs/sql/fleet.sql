@@ -5,11 +5,10 @@ UPDATE penstock.host SET capacity = :capacity, load_per_core = :load_per_core,
 WHERE id = :host AND expires_at > now() RETURNING is_draining;
 
 -- name: add_counts
--- Add to the minute and the totals of queues what a host did.
-SELECT penstock.add_counts_v2(
-    :host, :queues::integer[], :done::bigint[], :failed::bigint[], :retried::bigint[],
-    :lost::bigint[], :calls::bigint[], :claimed::bigint[], :run_s::double precision[], :wait_s::double precision[],
-    :wait_max_s::double precision[], :slot_s::double precision[]);
+-- Add what only a host knows of its queues, and fold the counts of all hosts into minutes and totals.
+SELECT penstock.add_counts_v3(
+    :host, :ended, :queues::integer[], :calls::integer[], :run_s::double precision[],
+    :slot_s::double precision[]);
 
 -- name: planned_slots
 -- What the plan gives a host, as JSON by name of queue; no row: nothing was planned yet.

@@ -3,7 +3,7 @@
 SELECT m.minute, m.done, m.failed, m.retried, m.lost, m.calls, m.claimed, m.run_s, m.wait_s, m.wait_max_s, m.slot_s
 FROM penstock.queue_minute m
 WHERE m.queue = :queue AND m.minute >= :from_at AND m.minute < :to_at
-  AND m.done + m.failed + m.retried + m.lost + m.calls > 0
+  AND m.done + m.failed + m.retried + m.lost + m.calls + m.claimed > 0
 ORDER BY m.minute LIMIT :minutes_max;
 
 -- name: recent_outcomes
@@ -45,6 +45,10 @@ FROM (
     ORDER BY ended_at DESC LIMIT :jobs_max
 ) f JOIN penstock.queue q ON q.id = f.queue
 GROUP BY q.name, f.state ORDER BY jobs DESC, q.name;
+
+-- name: fold_counts
+-- Add up to :rows_max rows of counts that are not yet added up to minutes and totals; how many.
+SELECT penstock.fold_counts_v1(:rows_max);
 
 -- name: drop_minutes
 -- Forget minutes that were kept long enough, the oldest first.

@@ -48,20 +48,14 @@ async def report_host(
 
 
 async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]) -> None:
-    """Add what a host's slots did since its last call to the minute, to the totals and to the host. One round trip."""
+    """Add what a host's slots did since its last call, and fold the counts of all hosts. One round trip."""
     await runner.run(
         SQL.add_counts,
         host=host_id,
+        ended=sum(count.ended for count in counts),
         queues=[count.queue_id for count in counts],
-        done=[count.done for count in counts],
-        failed=[count.failed for count in counts],
-        retried=[count.retried for count in counts],
-        lost=[count.lost for count in counts],
         calls=[count.calls for count in counts],
-        claimed=[count.claimed for count in counts],
         run_s=[count.run_s for count in counts],
-        wait_s=[count.wait_s for count in counts],
-        wait_max_s=[count.wait_max_s for count in counts],
         slot_s=[count.slot_s for count in counts],
     )
 

@@ -1,7 +1,7 @@
 """Minute statistics of queues in PostgreSQL.
 
-Agents add to them with their reports, every 2 s: what a killed one had not yet reported is missing, up to 2 s of its
-counts. The jobs themselves are exact: these numbers are for people and plans, never for what must add up.
+Claims and settlements insert the counts of their jobs in their own transaction, so these are exact. Hosts add handler
+time and slot time every 2 s: up to 2 s of a killed host's are missing. Folding adds all of it to minutes and totals.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ async def recent_outcomes(runner: Runner, *, minutes: int) -> dict[int, tuple[in
     """By id of queue how many jobs ended done, and otherwise, in the last minutes."""
     rows = await runner.all(SQL.recent_outcomes, minutes=minutes)
     return {row["queue"]: (row["done"], row["failed"]) for row in rows}
+
+
+async def fold_counts(runner: Runner, *, rows_max: int) -> int:
+    """Add counts that are not yet added up to minutes and totals, the oldest first; how many rows."""
+    return int(await runner.value(SQL.fold_counts, rows_max=rows_max))
 
 
 async def drop_minutes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
