@@ -66,40 +66,25 @@ BEGIN
 END $$;
 
 CREATE FUNCTION penstock.add_counts_v2(p_host bigint, p_queues integer[], p_done bigint[], p_failed bigint[], p_retried bigint[], p_lost bigint[], p_calls bigint[], p_claimed bigint[], p_run_s double precision[], p_wait_s double precision[], p_wait_max_s double precision[], p_slot_s double precision[]) RETURNS void
+    LANGUAGE sql
+    SET jit TO 'off'
+    AS $$
+    SELECT penstock.add_counts_v3(
+        p_host, (SELECT sum(c.done + c.failed)::bigint FROM unnest(p_done, p_failed) AS c(done, failed)),
+        p_queues, p_calls::integer[], p_run_s, p_slot_s);
+$$;
+
+CREATE FUNCTION penstock.add_counts_v3(p_host bigint, p_ended bigint, p_queues integer[], p_calls integer[], p_run_s double precision[], p_slot_s double precision[]) RETURNS void
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET jit TO 'off'
     AS $$
 BEGIN
-    INSERT INTO penstock.queue_minute AS m
-        (queue, minute, done, failed, retried, lost, calls, claimed, run_s, wait_s, wait_max_s, slot_s)
-    SELECT r.queue, date_trunc('minute', now()), sum(r.done), sum(r.failed), sum(r.retried), sum(r.lost),
-           sum(r.calls), sum(r.claimed), sum(r.run_s), sum(r.wait_s), max(r.wait_max_s), sum(r.slot_s)
-    FROM unnest(p_queues, p_done, p_failed, p_retried, p_lost, p_calls, p_claimed, p_run_s, p_wait_s,
-                p_wait_max_s, p_slot_s)
-        AS r(queue, done, failed, retried, lost, calls, claimed, run_s, wait_s, wait_max_s, slot_s)
-    GROUP BY r.queue ORDER BY r.queue
-    ON CONFLICT (queue, minute) DO UPDATE SET
-        done = m.done + excluded.done, failed = m.failed + excluded.failed,
-        retried = m.retried + excluded.retried, lost = m.lost + excluded.lost,
-        calls = m.calls + excluded.calls, claimed = m.claimed + excluded.claimed,
-        run_s = m.run_s + excluded.run_s, wait_s = m.wait_s + excluded.wait_s,
-        slot_s = m.slot_s + excluded.slot_s, wait_max_s = greatest(m.wait_max_s, excluded.wait_max_s);
-    INSERT INTO penstock.queue_total AS t
-        (queue, done, failed, retried, lost, calls, run_s, wait_s, slot_s)
-    SELECT r.queue, sum(r.done), sum(r.failed), sum(r.retried), sum(r.lost), sum(r.calls),
-           sum(r.run_s), sum(r.wait_s), sum(r.slot_s)
-    FROM unnest(p_queues, p_done, p_failed, p_retried, p_lost, p_calls, p_run_s, p_wait_s, p_slot_s)
-        AS r(queue, done, failed, retried, lost, calls, run_s, wait_s, slot_s)
-    GROUP BY r.queue ORDER BY r.queue
-    ON CONFLICT (queue) DO UPDATE SET
-        done = t.done + excluded.done, failed = t.failed + excluded.failed,
-        retried = t.retried + excluded.retried, lost = t.lost + excluded.lost,
-        calls = t.calls + excluded.calls, run_s = t.run_s + excluded.run_s,
-        wait_s = t.wait_s + excluded.wait_s, slot_s = t.slot_s + excluded.slot_s;
-    UPDATE penstock.host SET jobs_ended = jobs_ended + r.ended
-    FROM (SELECT sum(done + failed) AS ended FROM unnest(p_done, p_failed) AS c(done, failed)) r
-    WHERE id = p_host AND r.ended > 0;
+    INSERT INTO penstock.job_count (queue, calls, run_s, slot_s)
+    SELECT r.queue, r.calls, r.run_s, r.slot_s
+    FROM unnest(p_queues, p_calls, p_run_s, p_slot_s) AS r(queue, calls, run_s, slot_s);
+    UPDATE penstock.host SET jobs_ended = jobs_ended + p_ended WHERE id = p_host AND p_ended > 0;
+    PERFORM penstock.fold_counts_v1(10000);
 END $$;
 
 CREATE FUNCTION penstock.add_groups_v2(p_pending integer[], p_queues integer[], p_priorities smallint[], p_run_ats timestamp with time zone[], p_delays_s double precision[], p_lanes text[], p_keys text[], p_payloads bytea[], p_versions smallint[], p_traceparent text) RETURNS bigint[]
@@ -422,14 +407,19 @@ BEGIN
     ), lease AS (
         INSERT INTO penstock.job_lease
             (host, queue, limiter, granted_at, is_plain, ids, run_ats, group_ids, priorities, attempts,
-             losses, lanes, unique_keys, traceparents, versions, payloads)
+             losses, lanes, unique_keys, traceparents, versions, payloads, jobs)
         SELECT p_host, p_queue, v_limiter, v_now,
                v_is_plain AND bool_and(j.unique_key IS NULL AND j.group_id IS NULL),
                array_agg(j.id), array_agg(j.run_at), array_agg(j.group_id), array_agg(j.priority),
                array_agg(j.attempt), array_agg(j.losses), array_agg(j.lane), array_agg(j.unique_key),
-               array_agg(j.traceparent), array_agg(j.version), array_agg(j.payload)
+               array_agg(j.traceparent), array_agg(j.version), array_agg(j.payload), count(*)
         FROM placed j GROUP BY j.part
         RETURNING job_lease.*
+    ), counted AS (
+        INSERT INTO penstock.job_count (queue, claimed, wait_s, wait_max_s)
+        SELECT p_queue, count(*), date_part('epoch', sum(v_now - g.run_at)),
+               date_part('epoch', v_now - min(g.run_at))
+        FROM gone g HAVING count(*) > 0
     )
     SELECT v_now, v_retries, v_limiter, 0::double precision, v_slack, v_lost, v_busy, l.id, l.is_plain,
            l.ids, l.run_ats, l.priorities, l.attempts, l.losses, l.lanes, l.traceparents, l.versions,
@@ -501,14 +491,19 @@ BEGIN
     ), lease AS (
         INSERT INTO penstock.job_lease
             (host, queue, granted_at, is_plain, ids, run_ats, group_ids, priorities, attempts, losses,
-             lanes, unique_keys, traceparents, versions, payloads)
+             lanes, unique_keys, traceparents, versions, payloads, jobs)
         SELECT p_host, p_queue, now(),
                v_is_plain AND bool_and(j.unique_key IS NULL AND j.group_id IS NULL),
                array_agg(j.id), array_agg(j.run_at), array_agg(j.group_id), array_agg(j.priority),
                array_agg(j.attempt), array_agg(j.losses), array_agg(j.lane), array_agg(j.unique_key),
-               array_agg(j.traceparent), array_agg(j.version), array_agg(j.payload)
+               array_agg(j.traceparent), array_agg(j.version), array_agg(j.payload), count(*)
         FROM placed j GROUP BY j.part
         RETURNING job_lease.*
+    ), counted AS (
+        INSERT INTO penstock.job_count (queue, claimed, wait_s, wait_max_s)
+        SELECT p_queue, count(*), date_part('epoch', sum(now() - g.run_at)),
+               date_part('epoch', now() - min(g.run_at))
+        FROM gone g WHERE g.lane IS NULL HAVING count(*) > 0
     )
     SELECT now(), v_retries, m.n, v_lost, v_busy, l.id, l.is_plain, l.ids, l.run_ats, l.priorities,
            l.attempts, l.losses, l.lanes, l.traceparents, l.versions, l.payloads
@@ -927,6 +922,65 @@ BEGIN
     ORDER BY 1, 2, 3
     ON CONFLICT (id, hour, class) DO UPDATE SET views = h.views + excluded.views;
     RETURN v_dead;
+END $$;
+
+CREATE FUNCTION penstock.fold_counts_v1(p_max integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    v_whole_at timestamptz;
+    v_rows integer;
+BEGIN
+    SELECT f.whole_at INTO v_whole_at FROM penstock.job_count_fold f FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    WITH gone AS (
+        DELETE FROM penstock.job_count d WHERE d.ctid = ANY(ARRAY(
+            SELECT c.ctid FROM penstock.job_count c
+            WHERE c.at >= CASE WHEN v_whole_at <= now() THEN '-infinity'
+                               ELSE now() - interval '20 s' END
+            ORDER BY c.at LIMIT p_max))
+        RETURNING d.*
+    ), sums AS (
+        SELECT g.queue, date_trunc('minute', g.at) AS minute, count(*) AS k,
+               coalesce(sum(g.done), 0) AS done, coalesce(sum(g.failed), 0) AS failed,
+               coalesce(sum(g.retried), 0) AS retried, coalesce(sum(g.lost), 0) AS lost,
+               coalesce(sum(g.calls), 0) AS calls, coalesce(sum(g.claimed), 0) AS claimed,
+               coalesce(sum(g.run_s), 0) AS run_s, coalesce(sum(g.wait_s), 0) AS wait_s,
+               coalesce(max(g.wait_max_s), 0) AS wait_max_s, coalesce(sum(g.slot_s), 0) AS slot_s
+        FROM gone g GROUP BY 1, 2
+    ), minutes AS (
+        INSERT INTO penstock.queue_minute AS m
+            (queue, minute, done, failed, retried, lost, calls, claimed, run_s, wait_s, wait_max_s, slot_s)
+        SELECT s.queue, s.minute, s.done, s.failed, s.retried, s.lost, s.calls, s.claimed, s.run_s,
+               s.wait_s, s.wait_max_s, s.slot_s FROM sums s
+        ON CONFLICT (queue, minute) DO UPDATE SET
+            done = m.done + excluded.done, failed = m.failed + excluded.failed,
+            retried = m.retried + excluded.retried, lost = m.lost + excluded.lost,
+            calls = m.calls + excluded.calls, claimed = m.claimed + excluded.claimed,
+            run_s = m.run_s + excluded.run_s, wait_s = m.wait_s + excluded.wait_s,
+            slot_s = m.slot_s + excluded.slot_s,
+            wait_max_s = greatest(m.wait_max_s, excluded.wait_max_s)
+    ), totals AS (
+        INSERT INTO penstock.queue_total AS t
+            (queue, done, failed, retried, lost, calls, run_s, wait_s, slot_s)
+        SELECT s.queue, sum(s.done), sum(s.failed), sum(s.retried), sum(s.lost), sum(s.calls),
+               sum(s.run_s), sum(s.wait_s), sum(s.slot_s) FROM sums s GROUP BY s.queue
+        ON CONFLICT (queue) DO UPDATE SET
+            done = t.done + excluded.done, failed = t.failed + excluded.failed,
+            retried = t.retried + excluded.retried, lost = t.lost + excluded.lost,
+            calls = t.calls + excluded.calls, run_s = t.run_s + excluded.run_s,
+            wait_s = t.wait_s + excluded.wait_s, slot_s = t.slot_s + excluded.slot_s
+    )
+    SELECT coalesce(sum(s.k), 0) INTO v_rows FROM sums s;
+    IF v_whole_at <= now() AND v_rows < p_max THEN
+        UPDATE penstock.job_count_fold SET whole_at = now() + interval '1 minute';
+    END IF;
+    RETURN v_rows;
 END $$;
 
 CREATE FUNCTION penstock.fold_lanes_v2(p_queue integer, p_max integer) RETURNS void
@@ -1928,6 +1982,12 @@ BEGIN
     ) THEN
         PERFORM penstock.keep_ended_v1(v_jobs);
     END IF;
+    INSERT INTO penstock.job_count (queue, done, failed, retried, lost)
+    SELECT s.queue, count(*) FILTER (WHERE s.word = 'done'),
+           count(*) FILTER (WHERE s.word IN ('fail', 'cancel', 'quarantined')),
+           count(*) FILTER (WHERE s.word IN ('retry', 'snooze', 'moved')),
+           count(*) FILTER (WHERE s.word = 'lost')
+    FROM unnest(v_jobs) s WHERE s.word NOT IN ('returned', 'unstarted') GROUP BY s.queue;
     WITH parts AS (
         SELECT s.lease, array_agg(s.id) AS ids FROM unnest(v_jobs) s GROUP BY s.lease
     ), marked AS (
@@ -2069,7 +2129,11 @@ BEGIN
                 SELECT l.ctid FROM penstock.job_lease l WHERE l.id = ANY(p_whole) AND l.is_plain
                   AND (l.limiter IS NULL OR l.settled = '{}')
                 FOR UPDATE SKIP LOCKED))
-            RETURNING d.id, d.limiter, d.lanes
+            RETURNING d.id, d.queue, d.limiter, d.lanes,
+                coalesce(d.jobs, cardinality(d.ids)) - cardinality(d.settled) AS jobs
+        ), counted AS (
+            INSERT INTO penstock.job_count (queue, done)
+            SELECT p.queue, sum(p.jobs) FROM plain p GROUP BY p.queue
         ), laned AS (
             SELECT p.limiter, u.lane FROM plain p CROSS JOIN LATERAL unnest(p.lanes) AS u(lane)
             WHERE p.limiter IS NOT NULL
@@ -3058,6 +3122,29 @@ CREATE TABLE penstock.idempotency_key (
     CONSTRAINT idempotency_key_sha256_check CHECK ((length(sha256) = 32))
 );
 
+CREATE TABLE penstock.job_count (
+    at timestamp with time zone DEFAULT now() NOT NULL,
+    queue integer NOT NULL,
+    done integer,
+    failed integer,
+    retried integer,
+    lost integer,
+    claimed integer,
+    calls integer,
+    run_s double precision,
+    wait_s double precision,
+    wait_max_s double precision,
+    slot_s double precision
+)
+WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
+
+CREATE TABLE penstock.job_count_fold (
+    is_one boolean DEFAULT true NOT NULL,
+    whole_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL,
+    CONSTRAINT job_count_fold_is_one_check CHECK (is_one)
+)
+WITH (fillfactor='50');
+
 CREATE TABLE penstock.job_done (
     id bigint NOT NULL,
     queue integer NOT NULL,
@@ -3167,7 +3254,8 @@ CREATE TABLE penstock.job_lease (
     traceparents text[] NOT NULL,
     payloads bytea[] NOT NULL,
     versions smallint[],
-    is_plain boolean DEFAULT false NOT NULL
+    is_plain boolean DEFAULT false NOT NULL,
+    jobs integer
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='500', autovacuum_vacuum_cost_delay='0', toast.autovacuum_vacuum_threshold='500', toast.autovacuum_vacuum_scale_factor='0.02', toast.autovacuum_vacuum_cost_delay='0');
 ALTER TABLE ONLY penstock.job_lease ALTER COLUMN ids SET STORAGE EXTERNAL;
@@ -3623,6 +3711,9 @@ ALTER TABLE ONLY penstock.host
 ALTER TABLE ONLY penstock.idempotency_key
     ADD CONSTRAINT idempotency_key_pkey PRIMARY KEY (caller, key);
 
+ALTER TABLE ONLY penstock.job_count_fold
+    ADD CONSTRAINT job_count_fold_pkey PRIMARY KEY (is_one);
+
 ALTER TABLE ONLY penstock.job_done
     ADD CONSTRAINT job_done_pkey PRIMARY KEY (id, drop_at);
 
@@ -3746,6 +3837,8 @@ CREATE INDEX fetch_run_customer ON penstock.fetch_run USING btree (customer, id)
 CREATE INDEX fleet_decision_at ON penstock.fleet_decision USING btree (at);
 
 CREATE INDEX idempotency_key_created ON penstock.idempotency_key USING btree (created_at);
+
+CREATE INDEX job_count_at ON penstock.job_count USING btree (at);
 
 CREATE INDEX job_done_queue ON ONLY penstock.job_done USING btree (queue, id);
 
