@@ -11,6 +11,7 @@ import pytest
 
 from penstock.engines import postgres_pool
 from penstock.engines.embedded import EmbeddedEngines
+from penstock.engines.pooler import UrlsDiffer, require_sessions
 from penstock.engines.postgres import (
     ConstraintViolated,
     Postgres,
@@ -262,3 +263,14 @@ async def test_a_frozen_server_is_not_waited_for_without_end(tmp_path):
     assert await postgres.value(COUNT) == 0
     await postgres.close()
     await engines.stop()
+
+
+async def test_urls_to_different_databases_are_refused(running_engines, database_url):
+    async with running_engines.database() as other:
+        postgres = Postgres(database_url, PostgresConfig(direct_url=other))
+        with pytest.raises(UrlsDiffer, match="different databases"):
+            await require_sessions(postgres)
+        await postgres.close()
+    postgres = Postgres(database_url, PostgresConfig(direct_url=database_url))
+    await require_sessions(postgres)
+    await postgres.close()

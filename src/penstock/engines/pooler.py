@@ -11,18 +11,33 @@ from typing import Final
 
 from penstock.engines.postgres import Postgres, pooled, translated_errors
 from penstock.engines.sql import load_queries
+from penstock.kernel.errors import Conflict
+
+
+class UrlsDiffer(Conflict):
+    """`postgres.url` and `postgres.direct_url` lead to different databases: nothing was written to either."""
+
+    code = "postgres.urls_differ"
+
 
 SQL: Final = load_queries("penstock.engines")
 _ROUNDS: Final = 5
 
 
 async def require_sessions(postgres: Postgres) -> None:
-    """Refuse a pooler in transaction mode where sessions are needed. Raises: PostgresPooled.
+    """Refuse a pooler in transaction mode where sessions are needed. Raises: PostgresPooled, UrlsDiffer.
 
     A start-up setting that arrived is evidence of a session; without one two clients are compared.
     """
     async with postgres.session() as session:
         has_setting = await session.value(SQL.has_session_setting)
+        direct = await session.value(SQL.identity)
+    pooled_to = await postgres.value(SQL.identity)
+    if direct != pooled_to:
+        raise UrlsDiffer(
+            "postgres.url and postgres.direct_url lead to different databases, or to different servers"
+            f" ({pooled_to} and {direct}, each with the start of its server): correct one of them"
+        )
     if not has_setting and await shares_backends(postgres):
         raise pooled("")
 

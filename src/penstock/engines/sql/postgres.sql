@@ -9,3 +9,7 @@ SELECT source = 'client' FROM pg_catalog.pg_settings WHERE name = 'statement_tim
 -- name: backend
 -- The server process behind a connection.
 SELECT pg_backend_pid();
+
+-- name: identity
+-- The server, since its last start, and the database.
+SELECT pg_postmaster_start_time()::text || ' ' || current_database();
