@@ -98,13 +98,19 @@ class Console:
 
         return get_asset
 
+    def _login_form(
+        self, request: Asked, back: str, refusal: PenstockError | None = None
+    ) -> Response[Any]:
+        status, text = (refusal.status, refusal.public_text) if refusal else (200, "")
+        page = {"title": "Log in", "back": back, "text": text}
+        return self._pages.form(request, None, "login.html", status=status, **page)
+
     def _login_routes(self) -> list[Any]:
-        door, pages = self._door, self._pages
+        door = self._door
 
         @get(f"{PREFIX}/login")
         async def get_login(request: Asked) -> Response[Any]:
-            back = safe_back(request.query_params.get("back", ""))
-            return pages.form(request, None, "login.html", title="Log in", back=back, text="")
+            return self._login_form(request, safe_back(request.query_params.get("back", "")))
 
         @get(f"{PREFIX}/enter")
         async def get_enter(request: Asked) -> Response[Any]:
@@ -116,15 +122,7 @@ class Console:
             try:
                 cookie = await door.enter(request.query_params.get("code", ""), place_of(request))
             except TokenRefused as refusal:
-                return pages.form(
-                    request,
-                    None,
-                    "login.html",
-                    status=refusal.status,
-                    title="Log in",
-                    back=PREFIX,
-                    text=refusal.public_text,
-                )
+                return self._login_form(request, PREFIX, refusal)
             answer: Response[Any] = Redirect(PREFIX, status_code=303)
             if request.headers.get("sec-fetch-site") == "cross-site":
                 # A redirect would be the other site's navigation still, which takes no strict cookie along.
@@ -139,15 +137,7 @@ class Console:
             try:
                 cookie = await door.login(str(given.get("token", "")), place_of(request))
             except PenstockError as refusal:
-                return pages.form(
-                    request,
-                    None,
-                    "login.html",
-                    status=refusal.status,
-                    title="Log in",
-                    back=back,
-                    text=refusal.public_text,
-                )
+                return self._login_form(request, back, refusal)
             answer: Response[Any] = Redirect(back, status_code=303)
             answer.cookies.append(door.session_cookie(request, cookie))
             return answer
