@@ -171,3 +171,15 @@ async def test_a_file_read_again_after_its_process_died_is_compared_anew(shop):
         held = await shop.fetch.run(run)
         assert (held.state, held.gone) == (RunState.HELD, 29)
         await shop.postgres.run(PROCESS_DIED, run_id=run)
+
+
+async def test_an_upload_answers_why_it_is_held_in_the_language_of_the_caller(shop, client):
+    await shop.run(HEAD + rows(30))
+    address = "/v1/fetch/customers/shop/catalogues"
+    english = await client.post(address, content=HEAD)
+    assert english.json()["reason"] == "empty: no valid row"
+    russian = await client.post(f"{address}?lang=ru", content=HEAD + rows(1))
+    assert russian.json()["state"] == "held"
+    assert russian.json()["reason"].startswith("в файле годных строк: 1,")
+    applied = await client.post(f"{address}?lang=ru", content=HEAD + rows(30))
+    assert (applied.json()["state"], applied.json()["reason"]) == ("done", None)

@@ -148,6 +148,11 @@ def test_the_page_says_what_there_is_and_that_there_is_more():
     texts = Texts.load("en")
     good = page_of(run_of(), [], [], texts)
     assert "No problems" in good
+    cut = "truncated: a quote is opened and never closed"
+    for state in (RunState.HELD, RunState.REFUSED, RunState.SUPERSEDED):
+        held = page_of(run_of(state=state, reason=cut), [], [], texts)
+        assert "No problems" not in held, state
+    assert "No problems" in page_of(run_of(state=RunState.DONE, reason=cut), [], [], texts)
     assert "&lt;b&gt;c.csv" in good
     rows = [line_of_row(problem())]
     assert "The first 1 are shown" in page_of(run_of(problems=2), rows, [], texts)

@@ -249,6 +249,14 @@ async def test_undo_over_http_and_as_a_command(shop, client, command):
     assert "10 new, 0 changed" in text
     assert await state_of(shop) == before
     assert "undone by run" in (await command("run", "show", str(bad.run)))[1]
+    listed = (await command("run", "ls"))[1].splitlines()
+    assert [line.partition("  undone by run ")[2] for line in listed] == [
+        *("", listed[0].split()[0], "", listed[2].split()[0], "")
+    ]
+    undo = listed[0].split()[0]
+    answer = await client.post(f"/v1/fetch/runs/{undo}/undo")
+    assert answer.status_code == 409
+    assert "undoes another run; run the catalogue again" in answer.json()["detail"]
 
 
 @pytest.mark.slow

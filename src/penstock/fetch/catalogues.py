@@ -438,6 +438,8 @@ def _require_undoable(run: Row) -> None:
         because = f"run {run['undone_by']} did so already"
     elif run["state"] not in (RunState.APPLIED, RunState.DONE):
         because = f"it is {run['state']}, so it changed nothing"
+    elif run["format"] == UNDO_FORMAT:
+        because = "it undoes another run; run the catalogue again"
     elif not run["is_whole"] or run["format"] == SAME_FORMAT:
         because = "only a run of a whole catalogue can be undone; send the items as they were"
     elif run["later"]:

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.fetch.model import PhotoProblem, RowProblem, Run
+from penstock.fetch.model import PhotoProblem, RowProblem, Run, RunState
 from penstock.fetch.texts import Texts
 
 COLUMNS: Final = ("row", "line", "item", "field", "code", "text", "link")
@@ -115,7 +115,8 @@ def page_of(
     """The report as one self-contained page."""
     title = escape(texts.heading("title", run=run.run))
     parts = [_facts(run, texts)]
-    if not rows and not photos:
+    is_taken = run.state in (RunState.APPLIED, RunState.DONE) or not run.reason
+    if is_taken and not rows and not photos:
         parts.append(f"<p>{escape(texts.heading('no_problems'))}</p>")
     if rows:
         cells = [(line.row, line.line, line.item, line.field, _told(line)) for line in rows]

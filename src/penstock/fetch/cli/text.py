@@ -57,6 +57,7 @@ def run_line(run: Run) -> str:
     return (
         f"{run.run:>6}  {run.customer:<20} {run.state:<10} {run.started_at:%Y-%m-%d %H:%M:%S}"
         f"  {run.rows} rows  {run.file_name}"
+        + (f"  undone by run {run.undone_by}" if run.undone_by is not None else "")
     )
 
 

@@ -28,6 +28,7 @@ from penstock.fetch.http.scopes import READ, WRITE
 from penstock.fetch.model import Run, Source
 from penstock.fetch.readers.row import too_large
 from penstock.fetch.service import Fetch
+from penstock.fetch.texts import DEFAULT
 from penstock.kernel.once import Once
 
 _WRITE_BYTES: Final = 2**20
@@ -106,7 +107,7 @@ async def run_catalogue(
     """Read the body as the customer's catalogue, or bring it from a URL.
 
     A file that cannot be read is refused with the line, what is there and what to do, in the language of `lang`,
-    else of `Accept-Language`.
+    else of `Accept-Language`. In another language than English the `reason` of a held run is a sentence, too.
 
     An upload is answered once the run is applied, held or dry; its photos follow, `GET /v1/fetch/runs/{run}`
     shows how far they are. When no answer comes nothing was changed, or the whole run was. A file that is
@@ -122,7 +123,7 @@ async def run_catalogue(
         async def take(tx: Any) -> Run | Source:
             if asked is not None:
                 return await _bring(fetch, customer, asked, is_dry_run=dry_run, tx=tx)
-            return await fetch.run_catalogue(
+            run = await fetch.run_catalogue(
                 path,
                 customer,
                 file_name=file_name,
@@ -132,6 +133,9 @@ async def run_catalogue(
                 has_place=True,
                 tx=tx,
             )
+            if run.reason is None or texts.lang == DEFAULT:
+                return run
+            return msgspec.structs.replace(run, reason=texts.of_run(run))
 
         if asked is not None:
             return await once(take, body_digest=digest)
