@@ -10,11 +10,12 @@ import pytest
 
 from penstock.fetch.errors import CatalogueBroken, NotACatalogue
 from penstock.fetch.guard import Policy
-from penstock.fetch.intake import Rules, judge_row
+from penstock.fetch.intake import Rules, judge_row, problem_of
 from penstock.fetch.readers import RawRow, Truncated, open_catalogue
 from penstock.fetch.readers.encoding import find_encoding
 from penstock.fetch.readers.naming import known_names
 from penstock.fetch.synonyms import field_of
+from penstock.fetch.texts import Texts, languages
 
 RULES = Rules(Policy())
 TABLE = (
@@ -190,6 +191,35 @@ def test_a_price_as_russian_sellers_write_it(text, kept):
 def test_what_is_no_single_price_is_a_fault(text):
     _, faults = judge_row(row_of(price=text), RULES)
     assert [fault.code for fault in faults] == ["invalid_number"]
+
+
+@pytest.mark.parametrize("text", ["1,990", "$1,990", "12,500 руб.", "12,500\u00a0₽", "USD 999,000"])
+def test_one_comma_before_three_digits_is_a_fault(text):
+    """Such a comma parts thousands or decimals: a price of 1,990 was kept as 1.990."""
+    row = row_of(price=text)
+    _, [fault] = judge_row(row, RULES)
+    assert (fault.field, fault.code) == ("price", "ambiguous_number")
+    for lang in languages():
+        assert "1990.50" in Texts.load(lang).of_row(problem_of(row, "1", fault))
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("0,125", "0.125"),
+        ("0.125", "0.125"),
+        ("1.990", "1.990"),
+        ("1990,5", "1990.5"),
+        ("1990,500", "1990.500"),
+        ("1 990,500", "1990.500"),
+        ("1,99", "1.99"),
+        ("1,9900", "1.9900"),
+        ("1,990.50", "1990.50"),
+        ("1 990", "1990"),
+    ],
+)
+def test_a_separator_that_is_clear_stays_as_it_is(text, kept):
+    assert price(text) == {"price": kept}
 
 
 @pytest.mark.usefixtures("worker")

@@ -45,6 +45,8 @@ def judged(rule: dict, value):
         ({"type": "integer"}, "9" * 30, "invalid_integer", "9" * 30),
         ({"type": "number"}, "-1,50", None, "-1.50"),
         ({"type": "number"}, "1,234,567.5", None, "1234567.5"),
+        ({"type": "number"}, "-1,500", "ambiguous_number", "-1,500"),
+        ({"type": "number"}, "-1.500", None, "-1.500"),
         ({"type": "number"}, "1,2,3", "invalid_number", "1,2,3"),
         ({"type": "number"}, "NaN", "invalid_number", "NaN"),
         ({"type": "number"}, "٣", "invalid_number", "٣"),

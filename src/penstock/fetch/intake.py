@@ -34,7 +34,7 @@ from penstock.fetch.schemas import Schema, Schemas
 
 ROWS_OF_CHUNK: Final = 1000
 FIELD_NAME_CHARACTERS_MAX: Final = 200
-RULES_VERSION: Final = b"2"
+RULES_VERSION: Final = b"3"
 """Goes up when the same row would be judged otherwise than before."""
 _SHOWN_CHARACTERS_MAX: Final = 200
 _PRICE_CHARACTERS_MAX: Final = 64

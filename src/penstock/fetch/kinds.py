@@ -20,6 +20,8 @@ PATTERN_CHARACTERS_MAX: Final = 500
 PATTERN_MEMORY_BYTES: Final = 2**20
 _SPACES: Final = re.compile(r"[\s\u00a0\u202f]")
 _THOUSANDS: Final = re.compile(r"-?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
+_AMBIGUOUS: Final = re.compile(r"-?[1-9][0-9]{0,2},[0-9]{3}")
+"""The comma separates thousands in one country and decimals in another."""
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?")
 _PRICE: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,6})?")
 _INTEGER: Final = re.compile(r"(-?[0-9]{1,18})(\.0{1,6})?")
@@ -53,9 +55,9 @@ def split_list(text: str) -> list[str]:
 
 
 def _digits(text: str) -> str:
-    """`text` without spaces and with a decimal point."""
+    """Return `text` without spaces and with a decimal point; an ambiguous comma stays."""
     plain = _SPACES.sub("", text)
-    if "," in plain:
+    if "," in plain and not _AMBIGUOUS.fullmatch(text.strip()):
         if "." not in plain:
             return plain.replace(",", ".")
         if _THOUSANDS.fullmatch(plain):
@@ -105,7 +107,7 @@ CANONICAL: Final[dict[Kind, Callable[[str], str | None]]] = {
     "date": _date,
 }
 """The one form of a text of these types; None for what is none."""
-INVALID: Final[dict[Kind, str]] = {
+_INVALID: Final[dict[Kind, str]] = {
     "integer": "invalid_integer",
     "number": "invalid_number",
     "price": "invalid_number",
@@ -113,6 +115,12 @@ INVALID: Final[dict[Kind, str]] = {
     "date": "invalid_date",
 }
 NUMBERS: Final[tuple[Kind, ...]] = ("integer", "number", "price")
+
+
+def invalid_code(kind: Kind, text: str) -> str:
+    """The code of the fault of a text that is none of its type."""
+    is_ambiguous = kind in ("number", "price") and _AMBIGUOUS.fullmatch(text.strip())
+    return "ambiguous_number" if is_ambiguous else _INVALID[kind]
 
 
 def is_under(kind: Kind, found: str, least: float | str | None) -> bool:

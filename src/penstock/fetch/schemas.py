@@ -24,7 +24,15 @@ import msgspec
 
 from penstock.fetch.door import refusal
 from penstock.fetch.guard import Policy
-from penstock.fetch.kinds import CANONICAL, INVALID, Kind, is_over, is_under, matcher, split_list
+from penstock.fetch.kinds import (
+    CANONICAL,
+    Kind,
+    invalid_code,
+    is_over,
+    is_under,
+    matcher,
+    split_list,
+)
 from penstock.fetch.readers import Fault, Value
 
 DEFAULT: Final = "default"
@@ -169,7 +177,7 @@ class _Rule:
     def _judge_measure(self, text: str, found: str | None) -> str | Fault:
         rule = self._rule
         if found is None:
-            return Fault(self.name, INVALID[rule.type], {"value": text})
+            return Fault(self.name, invalid_code(rule.type, text), {"value": text})
         if is_under(rule.type, found, rule.least):
             return Fault(self.name, "too_small", {"value": found, "least": str(rule.least)})
         if is_over(rule.type, found, rule.most):
