@@ -183,3 +183,38 @@ async def test_an_upload_answers_why_it_is_held_in_the_language_of_the_caller(sh
     assert russian.json()["reason"].startswith("в файле годных строк: 1,")
     applied = await client.post(f"{address}?lang=ru", content=HEAD + rows(30))
     assert (applied.json()["state"], applied.json()["reason"]) == ("done", None)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+async def test_a_table_cut_inside_its_last_cell_is_held_where_the_last_one_ended_with_a_line_break(
+    shop, is_packed
+):
+    def text_of(prices: str) -> bytes:
+        text = f"id,name,price\n{prices}".encode()
+        return gzip.compress(text) if is_packed else text
+
+    first = await shop.run(text_of("a,A,1990\nb,B,2990"))
+    assert first.state is RunState.APPLIED, "many exporters write no final line break"
+    await shop.run(text_of("a,A,1990\nb,B,2991"))
+    await shop.run(text_of("a,A,1990\nb,B,2990\n"))
+    cut = text_of("a,A,1990\nb,B,29")
+    dry = await shop.run(cut, is_dry_run=True, is_sampled=False)
+    assert dry.reason.startswith("would be held, truncated: line 3: ")
+    held = await shop.run(cut)
+    assert (held.state, held.changed, held.fault.code) == (RunState.HELD, 1, "truncated_end")
+    assert held.reason.startswith("truncated: line 3: the last line has no line break")
+    assert "строка 3: в последней строке" in await shop.fetch.reports.page(held.run, lang="ru")
+    assert (await shop.fetch.item("shop", "b")).fields["price"] == "2990"
+    await shop.fetch.confirm_run(held.run)
+    again = await shop.run(text_of("a,A,1990\nb,B,39"))
+    assert (again.state, again.changed) == (RunState.APPLIED, 1), "such a file was confirmed"
+    await shop.fetch.undo_run(again.run)
+    await shop.fetch.undo_run(held.run)
+    assert (await shop.run(cut)).state is RunState.HELD, "what was undone does not count"
+
+
+async def test_a_file_that_is_no_table_leaves_the_line_break_of_the_last_table_known(shop):
+    await shop.run("id,name\r\na,A\r\nb,B\r\n\r\n")
+    await shop.run('[{"id":"a","name":"A"},{"id":"b","name":"B"}]', name="shop.json")
+    assert (await shop.run("id,name\na,A\nb,B\n  ")).state is RunState.DONE
+    assert (await shop.run("id,name\na,A\nb,B")).state is RunState.HELD

@@ -42,7 +42,7 @@ from penstock.fetch.holding import HoldLimits, hold_reason
 from penstock.fetch.intake import Rules
 from penstock.fetch.mappings import Mapping, NamedMapping
 from penstock.fetch.model import DRY_RUNS_KEPT, UNDOABLE_RUNS, RunState
-from penstock.fetch.readers import Catalogue, open_catalogue, require_format
+from penstock.fetch.readers import Catalogue, Truncated, open_catalogue, require_format
 from penstock.fetch.sampling import Sampling
 from penstock.fetch.settings import FetchConfig
 from penstock.fetch.staging import Reading, Staging
@@ -299,6 +299,7 @@ class Catalogues:
         customer = order.customer
         if reading.rows > ROWS_TO_ANALYZE:
             await self._patiently(SQL.analyze_staged)
+        await self._compare_line_break(run_id, customer, reading)
         reason = await self._hold_reason(run_id, customer, reading)
         if order.is_dry_run:
             await self._look(run_id, customer)
@@ -317,6 +318,20 @@ class Catalogues:
             await self._apply(
                 run_id, customer, expected=RunState.READING, judged=reading.judged, lent=tx
             )
+
+    async def _compare_line_break(self, run_id: int, customer: str, reading: Reading) -> None:
+        """Take a table without a final line break as truncated where the table applied last had one."""
+        if reading.has_line_break is None:
+            return
+        had_line_break = await self._postgres.value(
+            SQL.note_line_break,
+            run_id=run_id,
+            customer=customer,
+            has_line_break=reading.has_line_break,
+        )
+        if had_line_break and not reading.has_line_break and reading.fault is None:
+            cut = Truncated("truncated_end", reading.last_line)
+            reading.truncated, reading.fault = cut.where, cut.fault
 
     async def _hold_reason(self, run_id: int, customer: str, reading: Reading) -> str | None:
         about = {"run_id": run_id, "customer": customer}

@@ -50,6 +50,9 @@ class Reading:
     truncated: str | None = None
     fault: FileFault | None = None
     """Where the file ends too early."""
+    last_line: int = 0
+    has_line_break: bool | None = None
+    """Whether a line break ends the last row; None: the file is no text table."""
 
 
 @dataclass(slots=True)
@@ -143,6 +146,9 @@ class Staging:
                     tx, await asyncio.to_thread(read_chunk, piece, self._rules), hashes
                 )
             reading.judged += len(rest)
+            if raw.rows:
+                reading.last_line = raw.rows[-1].line
+                reading.has_line_break = raw.rows[-1].has_line_break
             if raw.truncated is not None:
                 reading.truncated, reading.fault = raw.truncated.where, raw.truncated.fault
             await self.note(tx, rows=len(raw.rows))

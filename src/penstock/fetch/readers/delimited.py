@@ -105,9 +105,12 @@ def _read(stream: io.BufferedReader, head: Head, header: Header) -> Iterator[Raw
             number += 1
             if number > ROWS_MAX:
                 raise broken("too_many_rows", line, most=ROWS_MAX)
-            if not is_ended and len(cells) < columns.count and any(map(str.strip, cells)):
+            has_text = any(map(str.strip, cells))
+            if not is_ended and len(cells) < columns.count and has_text:
                 raise Truncated("truncated_row", line, count=len(cells), most=columns.count)
-            yield columns.row(number, line, cells, fault)
+            row = columns.row(number, line, cells, fault)
+            row.has_line_break = is_ended or (fault is None and not has_text)
+            yield row
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class RawRow:
     photos: list[str] = dataclasses.field(default_factory=list)
     fault: Fault | None = None
     """Set when the row itself cannot be read; `values` then holds what is known of it."""
+    has_line_break: bool | None = None
+    """Of a text table: whether a line break ends the row."""
 
     @property
     def item(self) -> str:

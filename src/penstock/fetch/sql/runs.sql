@@ -137,6 +137,16 @@ WHERE item IS NULL AND run_id = (
     ORDER BY id DESC LIMIT 1
 );
 
+-- name: note_line_break
+-- Note whether a run's table ended with a line break; return whether the table applied last did.
+WITH noted AS (
+    UPDATE penstock.fetch_run SET has_line_break = :has_line_break WHERE id = :run_id
+)
+SELECT has_line_break FROM penstock.fetch_run
+WHERE customer = :customer AND id < :run_id AND is_whole AND undone_by IS NULL
+    AND state IN ('applied', 'done') AND has_line_break IS NOT NULL
+ORDER BY id DESC LIMIT 1;
+
 -- name: missing_count
 -- How many items a run would take for gone.
 SELECT count(*) FROM penstock.fetch_item i
