@@ -2956,7 +2956,8 @@ CREATE TABLE penstock.fetch_run (
     asks_before timestamp with time zone,
     undone_by bigint,
     items_late integer DEFAULT 0 NOT NULL,
-    fault jsonb
+    fault jsonb,
+    has_line_break boolean
 );
 
 ALTER TABLE penstock.fetch_run ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
