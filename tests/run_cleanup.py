@@ -95,12 +95,19 @@ def kill_processes(run: str, folders: list[Path], memory: set[Path]) -> int:
     """
     pids = _processes(run, folders)
     for pid in pids:
-        with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{pid}/maps").read_text()
-            memory.update(map(Path, re.findall(r"/dev/shm/PostgreSQL\.\d+", maps)))
+        memory.update(postgres_memory(pid))
     for pid in pids:
         _kill(pid)
     return len(pids)
+
+
+def postgres_memory(pid: int) -> set[Path]:
+    """The shared memory of a stock PostgreSQL that a process has mapped."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return set()
+    return set(map(Path, re.findall(r"/dev/shm/PostgreSQL\.\d+", maps)))
 
 
 def _processes(run: str, folders: list[Path]) -> list[int]:

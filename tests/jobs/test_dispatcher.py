@@ -420,8 +420,7 @@ async def test_counts_add_up(open_floor, jobs):
         await floor.wait_given(seat)
         floor.finish(seat)
         counts = floor.lines["a"].take_counts()
-        assert (counts.done, counts.retried, counts.failed, counts.calls) == (7, 2, 1, 4)
-        assert counts.wait_s >= counts.wait_max_s > 0
+        assert (counts.ended, counts.calls) == (8, 4)
         assert floor.lines["a"].take_counts().is_empty
 
 
