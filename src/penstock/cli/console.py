@@ -1,6 +1,6 @@
 """`penstock console link`: a one-time link that logs a browser in to the console of this machine.
 
-The link stands for the root token in the data folder, so it is made by whoever may read that file. It works once, for
+The link stands for the root token in the data folder, so only a user who can read that file can make one. It works once, for
 LINK_LASTS_S. The API leaves its address in the data folder, since its port may be any free one.
 """
 

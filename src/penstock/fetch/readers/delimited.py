@@ -4,7 +4,7 @@ Known columns (case does not matter) are those of `synonyms.toml`; every other c
 its name in small letters. A mapping names the columns instead. A first line `sep=;`, as spreadsheets write
 it, names the delimiter. Lines above the header, such as a title, are skipped.
 
-A line that the CSV rules cannot read is a faulty row and the rest goes on. Two ends make the file truncated:
+A line that breaks the CSV rules is a faulty row; reading continues. Two ends make the file truncated:
 a quote that is never closed, since nothing behind it can be trusted, and a last row with fewer cells than
 the header and without a line break.
 """
