@@ -51,6 +51,8 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         compile_dir(Path(penstock.__file__).parent, quiet=2, workers=0)
         config.pluginmanager.register(run_cleanup.start())
+        # Short whatever the user is called: the path of a Unix socket has 107 bytes.
+        config.option.basetemp = config.option.basetemp or f"{os.environ['TMPDIR']}/t"
 
 
 @pytest.fixture(autouse=True)
