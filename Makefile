@@ -69,7 +69,7 @@ clean: ## Remove the environment, the caches and the demo's data folder
 	rm -rf .venv .venv-lock .venv-bench .venv-short .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build demo-data
 
 $(SET_UP): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": name a newer one with make PYTHON=python3.x")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headrace needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": name a newer one with make PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.testing.processes import descendants
+from headrace.testing.processes import descendants
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 POLL_S = 0.005
@@ -34,7 +34,7 @@ class Child:
         number = len(list(folder.glob(f"{name}-*.out")))
         self._out = folder / f"{name}-{number}.out"
         self._err = folder / f"{name}-{number}.err"
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK_", "BENCH_"))}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HEADRACE_", "BENCH_"))}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
                 list(command),

@@ -15,12 +15,12 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 import asyncpg
 
 from bench.children import cpu_of
-from penstock.app import PACKAGES
-from penstock.engines.embedded import EmbeddedEngines
-from penstock.engines.endpoints import Endpoints
-from penstock.engines.migrate import apply_migrations
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.valkey import Valkey, ValkeyConfig
+from headrace.app import PACKAGES
+from headrace.engines.embedded import EmbeddedEngines
+from headrace.engines.endpoints import Endpoints
+from headrace.engines.migrate import apply_migrations
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.valkey import Valkey, ValkeyConfig
 
 TEMPLATE = "bench_template"
 FEED_MODULE = os.environ.get("FEED_MODULE")
@@ -58,7 +58,7 @@ class BenchEngines:
         pids = (self._embedded.postgres_pid, self._embedded.valkey_pid)
         return sum(cpu_of(pid) for pid in pids if pid is not None)
 
-    async def run(self, text: str, database: str = "penstock") -> None:
+    async def run(self, text: str, database: str = "headrace") -> None:
         """One statement outside any transaction."""
         connection = await asyncpg.connect(self.database_url(database))
         try:

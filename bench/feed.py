@@ -22,7 +22,7 @@ QUESTIONS: Final[dict[str, Measure]] = {
 }
 PACKAGES: Final[list[str]] = []
 SETTINGS: Final = {
-    "penstock": "one shard, AOF everysec; over HTTP metrics, trace ids, tokens on",
+    "headrace": "one shard, AOF everysec; over HTTP metrics, trace ids, tokens on",
     feed_pages.APP: "one pipeline of ZRANGE a page, libvalkey, the follows known to the app",
     feed_pages.LUA: "one script by hash, on the same keys",
     feed_pages.COLUMNS: "numpy, authors of posts by time, in one process",

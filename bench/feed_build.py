@@ -1,4 +1,4 @@
-"""What does it take to build the index, as the job that `penstock feed rebuild` enqueues, and what does it weigh?
+"""What does it take to build the index, as the job that `headrace feed rebuild` enqueues, and what does it weigh?
 
 The index is dropped and a job builds it in an agent of its own: its time, the most memory of the process, how it tells
 its progress, and how long another caller of the same Valkey waits meanwhile. Then it is proved against
@@ -17,10 +17,10 @@ from bench.children import BenchFault, Child
 from bench.feed_stage import World, stage_follows, stage_posts
 from bench.peers.feed_merges import Merges
 from bench.systems import Cell
-from penstock import Penstock
-from penstock.jobs import JobState
-from penstock.kernel.cancels import require_not_cancelled
-from penstock.testing.processes import descendants
+from headrace import Headrace
+from headrace.jobs import JobState
+from headrace.kernel.cancels import require_not_cancelled
+from headrace.testing.processes import descendants
 
 PING_EVERY_S = 0.01
 LOOK_EVERY_S = 0.1
@@ -58,7 +58,7 @@ class Seen:
 
 
 async def build(
-    cell: Cell, app: Penstock, merges: Merges, world: World, *, sample: int | None = None
+    cell: Cell, app: Headrace, merges: Merges, world: World, *, sample: int | None = None
 ) -> Built:
     """Bring a world into both engines; all is proved, or so many authors and viewers.
 
@@ -86,7 +86,7 @@ async def build(
     return built
 
 
-async def _build_by_job(cell: Cell, app: Penstock, merges: Merges) -> Built:
+async def _build_by_job(cell: Cell, app: Headrace, merges: Merges) -> Built:
     await app.feed.hot.drop()
     job = await app.feed.rebuild()
     seen, agent = Seen(), cell.work()
@@ -106,7 +106,7 @@ async def _build_by_job(cell: Cell, app: Penstock, merges: Merges) -> Built:
     return Built(took_s, seen.memory_kib / 1024, seen.wait_s * 1000)
 
 
-async def _watch(app: Penstock, job: int, agent: Child, seen: Seen) -> None:
+async def _watch(app: Headrace, job: int, agent: Child, seen: Seen) -> None:
     """Look at the job until it is done. Raises: BenchFault."""
     while True:
         if await _is_over(app, job, agent, seen):
@@ -114,7 +114,7 @@ async def _watch(app: Penstock, job: int, agent: Child, seen: Seen) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def _is_over(app: Penstock, job: int, agent: Child, seen: Seen) -> bool:
+async def _is_over(app: Headrace, job: int, agent: Child, seen: Seen) -> bool:
     now_s = time.perf_counter()
     if not agent.is_running or now_s > seen.created_s + BUILT_S_MAX:
         raise BenchFault(f"not built in {now_s - seen.created_s:.0f} s: {agent.err[-600:]}")

@@ -31,7 +31,7 @@ async def copy_posts(url: str, ids: Any, authors: Any, scores: Any) -> None:
         definition = await connection.fetchval(
             "SELECT indexdef FROM pg_indexes WHERE indexname = $1", AUTHOR_INDEX
         )
-        await connection.execute(f"DROP INDEX penstock.{AUTHOR_INDEX}")
+        await connection.execute(f"DROP INDEX headrace.{AUTHOR_INDEX}")
         columns: dict[str, Column] = {
             "id": (ids.dtype.str, ids),
             "author": (">i8", authors),
@@ -75,12 +75,12 @@ async def _copy_versions(connection: Any, kind: int, entities: Any) -> None:
 
 async def _settle(connection: Any) -> None:
     for name in ("feed_post", "feed_follow", "feed_version"):
-        await connection.execute(f"VACUUM (ANALYZE) penstock.{name}")
+        await connection.execute(f"VACUUM (ANALYZE) headrace.{name}")
 
 
 async def _copy(connection: Any, name: str, columns: dict[str, Column], count: int) -> None:
     await connection.copy_to_table(
-        name, schema_name="penstock", columns=list(columns), format="binary",
+        name, schema_name="headrace", columns=list(columns), format="binary",
         source=_rows(columns, count),
     )  # fmt: skip
 

@@ -25,9 +25,9 @@ from bench.feed_stage import (
 )
 from bench.figures import Figure, Goal, Runs, figure, percentile
 from bench.harness import Run
-from penstock import Penstock
-from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.feed.model import Place
+from headrace import Headrace
+from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.feed.model import Place
 
 PLACES, REPEATS = 200, 3
 MINUTE_MS, DAY_MS = 60_000, 86_400_000
@@ -75,7 +75,7 @@ async def _measure(run: Run, world: World, size: str, span: tuple[int, int] | No
 
 
 async def _times(
-    app: Penstock,
+    app: Headrace,
     client: Valkey,
     world: World,
     *,
@@ -104,7 +104,7 @@ def _row_of(
 
 
 async def _time_of(
-    app: Penstock, client: Valkey, world: World, *, viewer: int, row: int | None
+    app: Headrace, client: Valkey, world: World, *, viewer: int, row: int | None
 ) -> float:
     before = None if row is None else Place(int(world.scores[row]), world.ids[row].decode())
     after = 0 if row is None else row + 1

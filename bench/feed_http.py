@@ -19,7 +19,7 @@ from bench.figures import Figure, Goal, Runs, figure, percentile
 from bench.harness import Run
 from bench.systems import Cell
 from bench.views_stage import Api, load, on_core, our_api
-from penstock import Penstock
+from headrace import Headrace
 
 FOLLOWS = 1_000
 MANY = 5_000
@@ -28,12 +28,12 @@ PAGES_PER_S = 1_500
 
 async def measure_http(run: Run) -> list[Figure]:
     """One saturated process."""
-    found = await run.alternate({"penstock": lambda: _http(run)})
+    found = await run.alternate({"headrace": lambda: _http(run)})
     size = f"{FOLLOWS:,} follows, 64 connections"
     waited = f"{FOLLOWS:,} follows, open loop of {PAGES_PER_S:,} pages/s"
 
     def of(metric: str) -> Runs | None:
-        return found.get(metric, {}).get("penstock")
+        return found.get(metric, {}).get("headrace")
 
     return [
         figure(
@@ -88,14 +88,14 @@ async def _check(api: Api, world: World) -> None:
 
 async def measure_writes(run: Run) -> list[Figure]:
     """Posts, deletions, unfollows."""
-    found = await run.alternate({"penstock": lambda: _writes(run)})
+    found = await run.alternate({"headrace": lambda: _writes(run)})
     size = "one caller, each seen on the next page"
     names = {"post": None, "delete": None, "follow": None, "unfollow": None}
     rows = [
-        figure(f"{name}, p50", "ms", size, ours=found.get(name, {}).get("penstock"))
+        figure(f"{name}, p50", "ms", size, ours=found.get(name, {}).get("headrace"))
         for name in names
     ]
-    many = found.get("unfollow all", {}).get("penstock")
+    many = found.get("unfollow all", {}).get("headrace")
     return [
         *rows,
         figure("unfollow all", "ms", f"{MANY:,} follows", ours=many, goal=Goal(at_most=20)),
@@ -127,7 +127,7 @@ async def _writes(run: Run) -> Mapping[str, float]:
 
 
 async def _seen(
-    app: Penstock,
+    app: Headrace,
     viewer: int,
     waits: dict[str, list[float]],
     name: str,

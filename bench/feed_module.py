@@ -15,7 +15,7 @@ from bench.feed_stage import FOLLOWS, PER_PAGE, World, make_world, staged
 from bench.figures import Figure, Goal, Runs, figure, percentile
 from bench.harness import Run
 from bench.peers.feed_merges import Merges
-from penstock import Penstock
+from headrace import Headrace
 
 MODULE = "ZREVMERGE in C"
 POSTS, AUTHORS, VIEWERS = 360_000, 12_000, 10
@@ -29,7 +29,7 @@ async def measure_module(run: Run) -> list[Figure]:
         print("  not measured: set FEED_MODULE to the path of a built module", flush=True)
         return []
     rows = []
-    merges = Merges(run.engines.endpoints.valkey_url, "penstock:{f2:0}:")
+    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f2:0}:")
     try:
         for shape in ("uniform", "zipf"):
             world = make_world(shape, posts=POSTS, viewers=VIEWERS, authors=AUTHORS)
@@ -44,7 +44,7 @@ async def measure_module(run: Run) -> list[Figure]:
 
 
 async def _measure(
-    run: Run, app: Penstock, merges: Merges, world: World, *, follows: int
+    run: Run, app: Headrace, merges: Merges, world: World, *, follows: int
 ) -> list[Figure]:
     ours: list[float] = []
     theirs: list[float] = []

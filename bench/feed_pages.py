@@ -17,7 +17,7 @@ from bench.feed_stage import AUTHORS, FOLLOWS, PER_PAGE, World, make_world, open
 from bench.figures import Figure, Goal, Runs, figure, percentile
 from bench.harness import PAIRS, Run
 from bench.peers.feed_merges import Merges
-from penstock import Penstock
+from headrace import Headrace
 
 APP, LUA, COLUMNS = "merge in the app", "Lua merge of every author", "columns in process"
 SHAPES = ("uniform", "zipf")
@@ -62,7 +62,7 @@ async def measure_shape(run: Run, shape: str, size: Size) -> list[Figure]:
     )
     values: Values = {}
     await run.engines.clear_valkey()
-    merges = Merges(run.engines.endpoints.valkey_url, "penstock:{f2:0}:")
+    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f2:0}:")
     async with run.cell() as cell:
         app = open_app(cell)
         try:
@@ -81,7 +81,7 @@ async def measure_shape(run: Run, shape: str, size: Size) -> list[Figure]:
     return [*_figures(values, shape, size.posts, _deep(run)), *_built_figures(built, shape, size)]
 
 
-async def _round(run: Run, app: Penstock, world: World, *, follows: int, values: Values) -> None:
+async def _round(run: Run, app: Headrace, world: World, *, follows: int, values: Values) -> None:
     """Ours for all viewers of so many follows, again and again, since it is fast."""
     viewers = world.viewers[follows]
     skip = _deep(run)
@@ -99,9 +99,9 @@ async def _round(run: Run, app: Penstock, world: World, *, follows: int, values:
     began_s = cpu_of(pid)
     waits = await _timed(world, viewers * repeats, first)
     spent_us = (cpu_of(pid) - began_s) / (len(viewers) * repeats) * 1e6
-    _note(values, f"{follows} first", "penstock", waits)
-    values.setdefault(f"{follows} server us", {}).setdefault("penstock", []).append(spent_us)
-    _note(values, f"{follows} deep", "penstock", await _timed(world, viewers * repeats, deep, skip))
+    _note(values, f"{follows} first", "headrace", waits)
+    values.setdefault(f"{follows} server us", {}).setdefault("headrace", []).append(spent_us)
+    _note(values, f"{follows} deep", "headrace", await _timed(world, viewers * repeats, deep, skip))
 
 
 async def _peer_round(merges: Merges, world: World, *, follows: int, values: Values) -> None:
@@ -154,7 +154,7 @@ def _deep(run: Run) -> int:
     return run.sized(1_000, 200)
 
 
-async def _deep_places(app: Penstock, viewers: list[int], skip: int) -> dict[int, str]:
+async def _deep_places(app: Headrace, viewers: list[int], skip: int) -> dict[int, str]:
     found = {}
     for viewer in viewers:
         cursor = None
@@ -172,7 +172,7 @@ def _note(values: Values, metric: str, system: str, waits: list[float]) -> None:
 
 def _told(values: Values) -> str:
     return ", ".join(
-        f"{metric} {row['penstock'][-1]:.3g}" for metric, row in values.items() if "p50" in metric
+        f"{metric} {row['headrace'][-1]:.3g}" for metric, row in values.items() if "p50" in metric
     )
 
 
@@ -187,12 +187,12 @@ def _figures(values: Values, shape: str, posts: int, skip: int) -> list[Figure]:
                 name = "page of 20" if where == "first" else f"page of 20 after {skip:,} posts"
                 rows.append(
                     figure(
-                        f"{name}, {share}", "ms", size, ours=by["penstock"], limit=limit,
+                        f"{name}, {share}", "ms", size, ours=by["headrace"], limit=limit,
                         peers={peer: by[peer] for peer in (APP, LUA) if peer in by},
                         goal=goal, is_less_better=True,
                     )
                 )  # fmt: skip
-        spent = values[f"{follows} server us"]["penstock"]
+        spent = values[f"{follows} server us"]["headrace"]
         name = "CPU of Valkey of a page of 20"
         rows.append(figure(name, "us", size, ours=Runs(tuple(spent))))
     return [*rows, *_times(values, shape, posts)]
@@ -202,7 +202,7 @@ def _times(values: Values, shape: str, posts: int) -> list[Figure]:
     """How many times faster than the merges at 5,000 follows."""
     by, rows = values["5000 first p50"], []
     for peer, times in ((APP, 100), (LUA, 20)):
-        pairs = zip(by[peer], by["penstock"], strict=False)
+        pairs = zip(by[peer], by["headrace"], strict=False)
         ratios = Runs(tuple(theirs / ours for theirs, ours in pairs))
         rows.append(
             figure(

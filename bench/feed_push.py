@@ -29,8 +29,8 @@ COLOURS = ("#1f6feb", "#2da44e", "#bf3989")
 
 async def measure_push(run: Run) -> list[Figure]:
     """Costs, and from how many pages a day on pushing pays."""
-    found = await run.alternate({"penstock": lambda: _costs(run)})
-    costs = {name: row["penstock"] for name, row in found.items()}
+    found = await run.alternate({"headrace": lambda: _costs(run)})
+    costs = {name: row["headrace"] for name, row in found.items()}
     rows = [
         figure("CPU of Valkey, push and pull", "us", name, ours=runs)
         for name, runs in costs.items()
@@ -56,7 +56,7 @@ async def _costs(run: Run) -> Mapping[str, float]:
     world = make_world("uniform", posts=run.sized(400_000, 50_000), viewers=5)
     await run.engines.clear_valkey()
     pid, found = run.engines.valkey_pid, dict[str, float]()
-    merges = Merges(run.engines.endpoints.valkey_url, "penstock:{f2:0}:")
+    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f2:0}:")
     try:
         async with run.cell() as cell, staged(cell, world) as app:
             for follows in FOLLOWS:

@@ -1,7 +1,7 @@
 """What the questions about the feed stand on: authors with posts, viewers with follows, all of it known here as columns, so
 that every answer can be compared with a brute-force one.
 
-Truth is copied into PostgreSQL and the index is built from it as `penstock feed rebuild` does. Uniform: authors post alike
+Truth is copied into PostgreSQL and the index is built from it as `headrace feed rebuild` does. Uniform: authors post alike
 and are followed alike. Zipf: popular authors post more and are followed more (exponent 0.9), and posts come in bursts
 that share a millisecond.
 """
@@ -18,8 +18,8 @@ import numpy as np
 
 from bench.feed_copy import copy_follows, copy_posts
 from bench.systems import Cell
-from penstock import Penstock
-from penstock.engines.endpoints import Endpoints
+from headrace import Headrace
+from headrace.engines.endpoints import Endpoints
 
 FOLLOWS = (100, 400, 1_000, 5_000)
 PER_PAGE = 20
@@ -124,7 +124,7 @@ def _ids(numbers: Any) -> Any:
 
 
 @asynccontextmanager
-async def staged(cell: Cell, world: World) -> AsyncIterator[Penstock]:
+async def staged(cell: Cell, world: World) -> AsyncIterator[Headrace]:
     """An app whose truth and index are this world."""
     app = open_app(cell)
     try:
@@ -136,9 +136,9 @@ async def staged(cell: Cell, world: World) -> AsyncIterator[Penstock]:
         await app.close()
 
 
-def open_app(cell: Cell) -> Penstock:
+def open_app(cell: Cell) -> Headrace:
     """An app on the engines of a cell; close it."""
-    app = Penstock()
+    app = Headrace()
     app.use_endpoints(Endpoints(cell.url, cell.engines.endpoints.valkey_url, "file:///nowhere"))
     return app
 

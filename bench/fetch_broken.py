@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from bench.figures import Figure, Goal, Runs, figure
 from bench.harness import Run
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.sql import compile_query
-from penstock.fetch.model import PHOTO_RETRIES
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
+from headrace.fetch.model import PHOTO_RETRIES
 
 WEEK_S = 7 * 86_400.0
 GAPS = (("a run every 15 minutes", 900.0), ("hourly runs", 3_600.0), ("a run a night", 86_400.0))
@@ -28,8 +28,8 @@ FAILURES_MAX = 1000
 RULE = compile_query(
     "rule",
     "-- After how many rounds a link that failed so often is due, and when in any case.\n"
-    "SELECT array_agg(penstock.fetch_due_round_v1(0, n) ORDER BY n) AS rounds,"
-    " extract(epoch FROM penstock.fetch_recheck_wait_v1())::float8 AS wait_s"
+    "SELECT array_agg(headrace.fetch_due_round_v1(0, n) ORDER BY n) AS rounds,"
+    " extract(epoch FROM headrace.fetch_recheck_wait_v1())::float8 AS wait_s"
     " FROM generate_series(0, :most) AS n",
 )
 

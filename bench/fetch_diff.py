@@ -33,14 +33,14 @@ SECONDS_GOAL, MEMORY_GOAL = Goal(at_most=30), Goal(at_most=200)
 DEADLINE_S = 900.0
 FIELDS = "id,name,description,price,category,photos"
 STORED = """
-INSERT INTO penstock.fetch_photo (sha256, key, format, size_bytes, width, height)
+INSERT INTO headrace.fetch_photo (sha256, key, format, size_bytes, width, height)
     VALUES ('bench', 'bench', 'jpeg', 1, 1, 1);
-INSERT INTO penstock.fetch_link (customer, url, outcome, sha256, run_id)
+INSERT INTO headrace.fetch_link (customer, url, outcome, sha256, run_id)
     SELECT DISTINCT ON (n.url) r.customer, n.url, 'stored', 'bench', r.id
-    FROM penstock.fetch_need n JOIN penstock.fetch_run r ON r.id = n.run_id ORDER BY n.url;
-UPDATE penstock.fetch_need SET outcome = 'stored';
-UPDATE penstock.fetch_change SET published_at = now();
-UPDATE penstock.fetch_run SET state = 'done', items_pending = 0, ended_at = now();
+    FROM headrace.fetch_need n JOIN headrace.fetch_run r ON r.id = n.run_id ORDER BY n.url;
+UPDATE headrace.fetch_need SET outcome = 'stored';
+UPDATE headrace.fetch_change SET published_at = now();
+UPDATE headrace.fetch_run SET state = 'done', items_pending = 0, ended_at = now();
 """
 
 
@@ -100,7 +100,7 @@ def _write_both(first: Path, second: Path, rows: int) -> int:
 async def _run_catalogue(cell: Cell, path: Path) -> dict[str, float]:
     words = [sys.executable, "-m", "bench.apps.run_catalogue", str(path), CUSTOMER]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    env = {"PYTHONPATH": paths, "PENSTOCK_POSTGRES_URL": cell.url}
+    env = {"PYTHONPATH": paths, "HEADRACE_POSTGRES_URL": cell.url}
     child = Child(words, folder=cell.folder, env=env, name="reads")
     try:
         return json.loads((await child.finish(DEADLINE_S)).strip().splitlines()[-1])

@@ -85,7 +85,7 @@ async def _times(
     plans |= {_host(f"more{n}"): FAST_HOST for n in range(answering)}
     plans |= {_host(f"slow{n}"): HostPlan(is_silent=True) for n in range(shape.slow)}
     async with run.cell() as cell, origins(cell.folder / "origin", plans) as hosts:
-        settings = {**hosts.settings, "PENSTOCK_FETCH_CLASSES": shape.classes}
+        settings = {**hosts.settings, "HEADRACE_FETCH_CLASSES": shape.classes}
         async with fetch_site(cell, settings) as site:
             names = [f"fast{n}" for n in range(shape.fast)] + [f"slow{n}" for n in range(hanging)]
             names += [f"more{n}" for n in range(answering)]

@@ -27,7 +27,7 @@ from bench.origins.log import by_host, judge, per_second
 from bench.origins.plan import HostPlan
 from bench.origins.started import Origins, origins
 from bench.systems import OURS
-from penstock.testing.processes import descendants
+from headrace.testing.processes import descendants
 
 STARTS_MAX = 20
 CUSTOMERS, CUSTOMERS_QUICK = 100, 20

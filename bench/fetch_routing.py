@@ -32,7 +32,7 @@ ITEMS_OF_PHOTOS = 5
 GOAL = Goal(at_most=5)
 LEARNED_S = 5.0
 """Longest wait for the speeds to be computed anew."""
-RETRIES = {"PENSTOCK_JOBS_RETRY_FIRST": "200ms", "PENSTOCK_JOBS_RETRY_MAX": "1s"}
+RETRIES = {"HEADRACE_JOBS_RETRY_FIRST": "200ms", "HEADRACE_JOBS_RETRY_MAX": "1s"}
 DEADLINE_S = 150.0
 
 
@@ -67,7 +67,7 @@ async def measure(run: Run) -> list[Figure]:
 async def _shares(run: Run, hosts: int, photos: int) -> Mapping[str, float]:
     plans = seed_mix(hosts, scale=SCALE)
     async with run.cell() as cell, origins(cell.folder / "origin", plans) as origin:
-        settings = {**origin.settings, "PENSTOCK_FETCH_CLASSES": CLASSES}
+        settings = {**origin.settings, "HEADRACE_FETCH_CLASSES": CLASSES}
         async with fetch_site(cell, settings) as site:
             names = [f"c{n}" for n in range(hosts)]
             await site.set_customers(names)

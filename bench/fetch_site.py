@@ -12,13 +12,13 @@ import asyncpg
 
 from bench.children import Child
 from bench.systems import Cell
-from penstock import Penstock
-from penstock.engines.endpoints import Endpoints
+from headrace import Headrace
+from headrace.engines.endpoints import Endpoints
 
 APP = "bench.apps.photos:app"
 STARTS_MAX_MOST = 1_000_000
 CONNECTIONS_MOST = 1_000
-NO_FLAG = "PENSTOCK_FETCH_"
+NO_FLAG = "HEADRACE_FETCH_"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Offered:
 class Site:
     """Offers catalogues and counts; the workers are processes of their own."""
 
-    def __init__(self, cell: Cell, app: Penstock, database: asyncpg.Connection) -> None:
+    def __init__(self, cell: Cell, app: Headrace, database: asyncpg.Connection) -> None:
         self.cell = cell
         self.app = app
         self.database = database
@@ -66,14 +66,14 @@ class Site:
     async def decided(self) -> dict[str, int]:
         """Photos of all runs so far, by outcome."""
         rows = await self.database.fetch(
-            "SELECT outcome, sum(photos)::bigint AS photos FROM penstock.fetch_count GROUP BY 1"
+            "SELECT outcome, sum(photos)::bigint AS photos FROM headrace.fetch_count GROUP BY 1"
         )
         return {row["outcome"]: row["photos"] for row in rows}
 
     async def pending(self) -> int:
         """Photos that are not decided yet."""
         found = await self.database.fetchval(
-            "SELECT count(*) FROM penstock.fetch_need WHERE outcome IS NULL"
+            "SELECT count(*) FROM headrace.fetch_need WHERE outcome IS NULL"
         )
         return int(found)
 
@@ -81,7 +81,7 @@ class Site:
         """(customer, item) -> the moment (wall clock, s) of its first result."""
         rows = await self.database.fetch(
             "SELECT customer, item, extract(epoch FROM at)::double precision AS at_s"
-            " FROM penstock.fetch_result WHERE version = 1"
+            " FROM headrace.fetch_result WHERE version = 1"
         )
         return {(row["customer"], row["item"]): row["at_s"] for row in rows}
 
@@ -99,7 +99,7 @@ async def fetch_site(cell: Cell, settings: Mapping[str, str]) -> AsyncIterator[S
     """The site of `cell`; workers get `settings` too."""
     cell.env = {**cell.env, **settings}
     flags = {f"fetch.{k.removeprefix(NO_FLAG).lower()}": v for k, v in settings.items()}
-    app = Penstock(flags={k: v for k, v in flags.items() if "penstock" not in k})
+    app = Headrace(flags={k: v for k, v in flags.items() if "headrace" not in k})
     app.use_endpoints(Endpoints(cell.url, "unix:///nowhere", cell.folder.as_uri()))
     database: Any = await asyncpg.connect(cell.url)
     site = Site(cell, app, database)

@@ -110,7 +110,7 @@ def figure(
         missing = [peer for peer in goal.times if peer not in others]
         made.not_measured += [f"{peer}: no figure of it to compare with" for peer in missing]
     if ours is not None:
-        made.spread = {"penstock": ours.spread, **{p: r.spread for p, r in (peers or {}).items()}}
+        made.spread = {"headrace": ours.spread, **{p: r.spread for p, r in (peers or {}).items()}}
         if others and ours.median and (best := _best(others, is_less_better=is_less_better)):
             times = best / ours.median if is_less_better else ours.median / best
             made.ratio = rounded(times)

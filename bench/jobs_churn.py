@@ -26,8 +26,8 @@ from bench.ours import open_app
 from bench.peers.driver import PAYLOAD
 from bench.systems import Cell
 from bench.tally import read_tally
-from penstock import Penstock
-from penstock.jobs import NewJob
+from headrace import Headrace
+from headrace.jobs import NewJob
 
 DECAY_GOAL = Goal(at_most=10)
 CLAIM_GOAL = Goal(at_most=10)
@@ -119,7 +119,7 @@ class Counts:
 
 
 async def _feed(
-    app: Penstock, cell: Cell, worker: Child, *, seconds: float, part_s: float
+    app: Headrace, cell: Cell, worker: Child, *, seconds: float, part_s: float
 ) -> Counts:
     """Hold the backlog while the worker drains it."""
     stop = asyncio.Event()
@@ -152,7 +152,7 @@ async def _feed(
 
 
 @asynccontextmanager
-async def _app(cell: Cell) -> AsyncIterator[Penstock]:
+async def _app(cell: Cell) -> AsyncIterator[Headrace]:
     app = open_app(cell.url)
     app.task("noop")(_nothing)
     try:
@@ -162,7 +162,7 @@ async def _app(cell: Cell) -> AsyncIterator[Penstock]:
         await app.close()
 
 
-async def _enqueue(app: Penstock, jobs: int, **options: float) -> None:
+async def _enqueue(app: Headrace, jobs: int, **options: float) -> None:
     """Enqueue alike jobs, up to 10,000 a call."""
     job = NewJob(queue="noop", payload=PAYLOAD, **options)  # type: ignore[arg-type]
     for start in range(0, jobs, 10_000):
@@ -179,7 +179,7 @@ async def _transaction(cell: Cell, *, is_held: bool) -> AsyncIterator[None]:
     try:
         await connection.execute("SET idle_in_transaction_session_timeout = 0")
         await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        await connection.execute("SELECT pg_current_xact_id(), count(*) FROM penstock.queue")
+        await connection.execute("SELECT pg_current_xact_id(), count(*) FROM headrace.queue")
         yield
         await connection.execute("COMMIT")
     finally:
@@ -191,9 +191,9 @@ async def _waiting(cell: Cell) -> int:
     try:
         return int(
             await connection.fetchval(
-                "SELECT (SELECT count(*) FROM penstock.job_ready)"
+                "SELECT (SELECT count(*) FROM headrace.job_ready)"
                 " + (SELECT coalesce(sum(cardinality(ids) - cardinality(settled)), 0)"
-                " FROM penstock.job_lease)"
+                " FROM headrace.job_lease)"
             )
         )
     finally:

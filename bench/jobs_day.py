@@ -27,8 +27,8 @@ from bench.day.waits import mean, percentile
 from bench.figures import Figure, Goal, Runs, figure
 from bench.figures import percentile as value_at
 from bench.machine import now_text, read_commit, read_machine_facts
-from penstock.jobs.fleet.plan import Plan, QueueNeed, plan
-from penstock.jobs.fleet.rates import Rates
+from headrace.jobs.fleet.plan import Plan, QueueNeed, plan
+from headrace.jobs.fleet.rates import Rates
 
 RESULTS = Path(__file__).parent / "results"
 STEPS_PER_MINUTE = int(60 / STEP_S)

@@ -19,7 +19,7 @@ DRAIN_PER_S = 60_000
 SINGLE_PER_S = 4_000
 BULK_PER_S = 200_000
 SIZES = (10_000, 100_000, 1_000_000)
-ONE_CALL = "penstock, one call a job"
+ONE_CALL = "headrace, one call a job"
 Found = dict[str, dict[str, Runs]]
 
 

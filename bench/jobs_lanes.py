@@ -25,8 +25,8 @@ from bench.harness import READY_S, Run
 from bench.ours import open_app
 from bench.systems import OURS, Cell
 from bench.tally import read_starts
-from penstock.jobs import NewJob
-from penstock.testing.processes import descendants
+from headrace.jobs import NewJob
+from headrace.testing.processes import descendants
 
 APP = "bench.apps.lanes:app"
 STARTS_MAX = 10
@@ -37,9 +37,9 @@ CATCH_UP_S = 5.0
 SHARE_GOAL = Goal(at_least=99)
 OVER_GOAL = Goal(at_most=0)
 SHORT_LEASE = {
-    "PENSTOCK_JOBS_LEASE": "3s",
-    "PENSTOCK_JOBS_HEARTBEAT": "1s",
-    "PENSTOCK_JOBS_SWEEP_EVERY": "1s",
+    "HEADRACE_JOBS_LEASE": "3s",
+    "HEADRACE_JOBS_HEARTBEAT": "1s",
+    "HEADRACE_JOBS_SWEEP_EVERY": "1s",
 }
 
 

@@ -23,13 +23,13 @@ from bench.ours import open_app
 from bench.peers.driver import PAYLOAD
 from bench.systems import OURS, Cell
 from bench.tally import read_tally
-from penstock.jobs import NewJob
+from headrace.jobs import NewJob
 
 APP = "bench.apps.many_lanes:app"
 JOBS_A_LANE = 10
 HINTS = 60
 HINT_EVERY_S = 0.03
-CHANNEL = "penstock_jobs"
+CHANNEL = "headrace_jobs"
 RATE_GOAL = Goal(at_least=50_000)
 EMPTY_GOAL = Goal(at_most=1)
 
@@ -97,7 +97,7 @@ async def _hint(cell: Cell) -> None:
     """Tell the worker again and again that there may be work."""
     connection = await asyncpg.connect(cell.url)
     try:
-        queue = await connection.fetchval("SELECT id FROM penstock.queue WHERE name = $1", QUEUE)
+        queue = await connection.fetchval("SELECT id FROM headrace.queue WHERE name = $1", QUEUE)
         for _ in range(HINTS):
             await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, str(queue))
             await asyncio.sleep(HINT_EVERY_S)

@@ -12,7 +12,7 @@ import time
 
 from bench.figures import Figure, Goal, Runs, figure
 from bench.harness import Run
-from penstock.jobs.fleet.plan import HostRoom, QueueNeed, plan
+from headrace.jobs.fleet.plan import HostRoom, QueueNeed, plan
 
 SIZES = ((75, 20, 1_750), (150, 40, 3_500), (300, 80, 7_000))
 GOAL = Goal(at_most=50)

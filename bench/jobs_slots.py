@@ -19,7 +19,7 @@ from bench.figures import Figure, Goal, figure
 from bench.harness import READY_S, Run, produce, wait_started
 from bench.systems import OURS, Cell
 from bench.tally import read_tally
-from penstock.testing.processes import descendants
+from headrace.testing.processes import descendants
 
 SLOTS = 100
 FEW_SLOTS = 20
@@ -80,12 +80,12 @@ async def _drain(run: Run, jobs: int, slots: int) -> Mapping[str, float]:
         made = await produce(cell, "bulk", jobs)
         await cell.engines.settle(cell.database)
         # The queue stands still until every slot is there: what a fork costs is no cost of a claim.
-        await cell.engines.run("UPDATE penstock.queue SET paused = true", cell.database)
+        await cell.engines.run("UPDATE headrace.queue SET paused = true", cell.database)
         worker = cell.work(slots=slots)
         try:
             await wait_for(lambda: len(_slots(worker)) >= slots, f"{slots} slots", READY_S, worker)
             await asyncio.sleep(STARTED_S)
-            await cell.engines.run("UPDATE penstock.queue SET paused = false", cell.database)
+            await cell.engines.run("UPDATE headrace.queue SET paused = false", cell.database)
             found = await wait_started(cell, worker, made.enqueued)
         finally:
             await worker.end()

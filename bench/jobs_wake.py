@@ -18,7 +18,7 @@ from bench.figures import Figure, Goal, figure, percentile
 from bench.harness import READY_S, Run
 from bench.ours import open_app
 from bench.tally import read_starts
-from penstock.jobs.tasks import Task
+from headrace.jobs.tasks import Task
 
 APP = "bench.apps.waits:app"
 IDLE_PER_S = 50

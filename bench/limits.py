@@ -19,7 +19,7 @@ from bench.children import Child
 from bench.engines import BenchEngines
 from bench.figures import Figure, Runs, figure
 from bench.harness import Run
-from penstock.engines.embedded.spawn import packaged_file
+from headrace.engines.embedded.spawn import packaged_file
 
 CELL = "limits"
 COMMITS, COPY, SELECTS = "commits/s", "COPY rows/s", "selects/s"
@@ -78,7 +78,7 @@ async def _pgbench(engines: BenchEngines, database: str, statement: str) -> floa
     script = engines.folder.parent / "statement.sql"
     script.write_text(statement)
     words = [str(program), "-n", "-M", "prepared", "-c", "1", "-T", str(SECONDS), "-f", str(script)]
-    words += ["-h", engines.socket_folder, "-p", "5432", "-U", "penstock", database]
+    words += ["-h", engines.socket_folder, "-p", "5432", "-U", "headrace", database]
     child = Child(words, folder=script.parent, env={}, name="pgbench")
     try:
         out = await child.finish(SECONDS + 30)

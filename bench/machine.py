@@ -61,7 +61,7 @@ def now_text() -> str:
 
 def own_versions() -> dict[str, str]:
     """Versions of what runs in our own environment."""
-    return {name: version(name) for name in ("penstock", "asyncpg", "uvloop", "msgspec")}
+    return {name: version(name) for name in ("headrace", "asyncpg", "uvloop", "msgspec")}
 
 
 def versions_of(python: Path, packages: list[str]) -> dict[str, str]:

@@ -31,10 +31,10 @@ from bench.media_stage import (
 from bench.report import RESULTS
 from bench.systems import OURS, Cell
 from bench.views_stage import free_port, pin
-from penstock.engines.blobs import Blobs
-from penstock.media import Media, MediaConfig
-from penstock.media.simulate.cluster import Cluster, Simulation, simulate
-from penstock.media.simulate.plot import loads_svg
+from headrace.engines.blobs import Blobs
+from headrace.media import Media, MediaConfig
+from headrace.media.simulate.cluster import Cluster, Simulation, simulate
+from headrace.media.simulate.plot import loads_svg
 
 NODES = ("a", "b")
 SIZES = ((LARGE, "256 KiB"), (SMALL, "16 KiB"))
@@ -59,10 +59,10 @@ async def _hop(run: Run) -> Mapping[str, float]:
         tracks = make_tracks(blobs_folder(cell), run.sized(128, 64))
         ports = {name: free_port() for name in NODES}
         # Both have the same secret, as every machine of a cluster has.
-        secret = {"PENSTOCK_SECRET": secrets.token_urlsafe(32)}
+        secret = {"HEADRACE_SECRET": secrets.token_urlsafe(32)}
         cell.env |= secret
         (cell.folder / "data").mkdir(exist_ok=True)
-        (cell.folder / "data" / "secret").write_text(secret["PENSTOCK_SECRET"])
+        (cell.folder / "data" / "secret").write_text(secret["HEADRACE_SECRET"])
         children = [
             cell.role("media", "serve", **_node_settings(cell, name, ports[name])) for name in NODES
         ]
@@ -91,11 +91,11 @@ def _node_settings(cell: Cell, name: str, port: int) -> dict[str, str]:
     return our_settings(
         cell,
         port,
-        PENSTOCK_DATA_FOLDER=str(cell.folder / f"data-{name}"),
-        PENSTOCK_MEDIA_NODE=name,
-        PENSTOCK_MEDIA_ADVERTISE=f"127.0.0.1:{port}",
-        PENSTOCK_MEDIA_REPLICAS="1",
-        PENSTOCK_MEDIA_DISKS=disk_of(cell, name=f"disk-{name}"),
+        HEADRACE_DATA_FOLDER=str(cell.folder / f"data-{name}"),
+        HEADRACE_MEDIA_NODE=name,
+        HEADRACE_MEDIA_ADVERTISE=f"127.0.0.1:{port}",
+        HEADRACE_MEDIA_REPLICAS="1",
+        HEADRACE_MEDIA_DISKS=disk_of(cell, name=f"disk-{name}"),
     )
 
 

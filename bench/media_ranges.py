@@ -20,7 +20,7 @@ from bench.peers import media_servers as peers
 from bench.systems import OURS, Cell
 
 LARGE, SMALL = 256 * 1024, 16 * 1024
-FILES = "penstock, files"
+FILES = "headrace, files"
 """Our node without disks: the object store is a folder and is sent from directly."""
 CONNECTIONS = (64, 1, 1_000)
 Serve = Callable[[Cell, Sequence[Track]], AbstractAsyncContextManager[Serving]]
@@ -47,7 +47,7 @@ async def measure(run: Run) -> list[Figure]:
 @asynccontextmanager
 async def our_cache(cell: Cell, tracks: Sequence[Track], **settings: str) -> AsyncIterator[Serving]:
     """Our node with a store of blocks that holds all tracks."""
-    more = {"PENSTOCK_MEDIA_DISKS": disk_of(cell), **settings}
+    more = {"HEADRACE_MEDIA_DISKS": disk_of(cell), **settings}
     async with our_node(cell, tracks, **more) as serving:
         yield serving
 

@@ -25,7 +25,7 @@ from bench.media_ranges import LARGE, Serve, our_cache
 from bench.media_stage import Serving, blobs_folder, generator, press, read_all
 from bench.peers import media_servers as peers
 from bench.systems import OURS
-from penstock.testing.processes import descendants
+from headrace.testing.processes import descendants
 
 SLOW, SLOW_QUICK = 10_000, 1_000
 SLOW_BYTES_PER_S, CROWD_BYTES_PER_S = 32 * 1024, 4 * 1024
@@ -40,7 +40,7 @@ async def measure_fast(run: Run) -> list[Figure]:
     """Ours and nginx in turns."""
     count = run.sized(SLOW, SLOW_QUICK)
     serves: dict[str, Serve] = {
-        OURS.name: partial(our_cache, PENSTOCK_MEDIA_CONNECTIONS_MAX=str(count + 500)),
+        OURS.name: partial(our_cache, HEADRACE_MEDIA_CONNECTIONS_MAX=str(count + 500)),
         peers.NGINX: peers.nginx_static,
     }
     found = await run.alternate(
@@ -144,8 +144,8 @@ async def _crowd(run: Run, count: int) -> Mapping[str, float]:
     processes, seconds = math.ceil(count / CONNECTIONS_A_PROCESS), run.sized(20, 4)
     more = {
         # The kernel spreads clients over the workers by chance, so each needs room for some more.
-        "PENSTOCK_MEDIA_WORKERS": str(processes),
-        "PENSTOCK_MEDIA_CONNECTIONS_MAX": str(round(count * 1.1) + 500),
+        "HEADRACE_MEDIA_WORKERS": str(processes),
+        "HEADRACE_MEDIA_CONNECTIONS_MAX": str(round(count * 1.1) + 500),
     }
     async with run.cell() as cell:
         tracks = make_tracks(blobs_folder(cell), 16)

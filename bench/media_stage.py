@@ -24,9 +24,9 @@ from bench.harness import READY_S
 from bench.media_objects import Track, content, native_program, write_targets
 from bench.systems import Cell
 from bench.views_stage import free_port, pin
-from penstock.engines.blobs import Blobs
-from penstock.kernel.secrets import load_or_make_root
-from penstock.media import Media, MediaConfig
+from headrace.engines.blobs import Blobs
+from headrace.kernel.secrets import load_or_make_root
+from headrace.media import Media, MediaConfig
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 SIGNED_S = 6 * 3600.0
@@ -80,10 +80,10 @@ def signed_targets(cell: Cell, tracks: Sequence[Track]) -> list[str]:
 def our_settings(cell: Cell, port: int, **more: str) -> dict[str, str]:
     """Of a node of ours in front of the object store of `cell`."""
     return {
-        "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{port}",
-        "PENSTOCK_BLOBS_URL": blobs_folder(cell).as_uri(),
-        "PENSTOCK_MEDIA_SIGNED": "required",
-        "PENSTOCK_MEDIA_WORKERS": "1",
+        "HEADRACE_MEDIA_LISTEN": f"127.0.0.1:{port}",
+        "HEADRACE_BLOBS_URL": blobs_folder(cell).as_uri(),
+        "HEADRACE_MEDIA_SIGNED": "required",
+        "HEADRACE_MEDIA_WORKERS": "1",
         **more,
     }
 
@@ -99,7 +99,7 @@ def disk_of(cell: Cell, size: str = "1GiB", name: str = "disk") -> str:
 async def our_node(
     cell: Cell, tracks: Sequence[Track], *, core: int | None = SERVER_CORE, **settings: str
 ) -> AsyncIterator[Serving]:
-    """`penstock media serve` while the block lasts, with `settings` beside the usual ones."""
+    """`headrace media serve` while the block lasts, with `settings` beside the usual ones."""
     port = free_port()
     child = cell.role("media", "serve", **our_settings(cell, port, **settings))
     if core is not None:

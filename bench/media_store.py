@@ -36,10 +36,10 @@ from bench.media_stage import (
 from bench.report import RESULTS
 from bench.systems import OURS
 from bench.views_stage import free_port
-from penstock.media.model import BLOCK_BYTES
-from penstock.media.simulate.eviction import TRACKS, simulate
-from penstock.media.simulate.plot import lines_svg
-from penstock.media.store.layout import (
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.simulate.eviction import TRACKS, simulate
+from headrace.media.simulate.plot import lines_svg
+from headrace.media.store.layout import (
     DATA_AT,
     DISK_ID_BYTES,
     ENTRY,
@@ -54,7 +54,7 @@ from penstock.media.store.layout import (
     pack_head,
     pack_superblock,
 )
-from penstock.testing.processes import descendants
+from headrace.testing.processes import descendants
 
 FRAMES, FRAMES_QUICK = 4_194_304, 262_144
 BACK_S = 30.0
@@ -129,7 +129,7 @@ async def _restart(run: Run, frames: int) -> Mapping[str, float]:
         disk, size_bytes = cell.folder / "disk", size_of(frames)
         make_full_disk(disk, frames)
         port = free_port()
-        settings = our_settings(cell, port, PENSTOCK_MEDIA_DISKS=f"{disk}:{size_bytes}B")
+        settings = our_settings(cell, port, HEADRACE_MEDIA_DISKS=f"{disk}:{size_bytes}B")
         targets = write_targets(cell.folder / "targets", tracks, signed_targets(cell, tracks))
         first = cell.role("media", "serve", **settings)
         async with served(first, port, targets, tracks) as serving:

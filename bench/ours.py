@@ -1,4 +1,4 @@
-"""Penstock as a producer, by the calls that the README and the guides show, driven by the same frame as the peers:
+"""Headrace as a producer, by the calls that the README and the guides show, driven by the same frame as the peers:
 `task.enqueue(field=...)`, `task.enqueue_many` of dicts, 1,000 a call, and `task.sync.enqueue(field=...)` from a script.
 
 `BENCH_QUEUE` names the queue; with `BENCH_LANES` jobs go into that many lanes in turn. A trace is
@@ -12,23 +12,23 @@ import sys
 from itertools import count
 
 from bench.peers.driver import PAYLOAD, TEXT, WARM_UP_CALLS, Clock, main, url
-from penstock import Penstock
-from penstock.engines.endpoints import Endpoints
-from penstock.kernel.trace import current_traceparent, new_traceparent
+from headrace import Headrace
+from headrace.engines.endpoints import Endpoints
+from headrace.kernel.trace import current_traceparent, new_traceparent
 
 QUEUE = os.environ.get("BENCH_QUEUE", "noop")
 LANES = int(os.environ.get("BENCH_LANES", "0"))
 
 
-def open_app(postgres_url: str) -> Penstock:
+def open_app(postgres_url: str) -> Headrace:
     """An app on the database of a cell; close it."""
-    app = Penstock()
+    app = Headrace()
     app.use_endpoints(Endpoints(postgres_url, "unix:///nowhere", "file:///nowhere"))
     return app
 
 
 class Ours:
-    """Drives Penstock."""
+    """Drives Headrace."""
 
     bulk_jobs = int(os.environ.get("BENCH_BULK", "1000"))
 
@@ -74,7 +74,7 @@ class Ours:
 
     async def work(self) -> None:
         """Done by `systems.worker`."""
-        raise SystemExit("our worker is a role of `penstock`")
+        raise SystemExit("our worker is a role of `headrace`")
 
     async def close(self) -> None:
         """Disconnect."""

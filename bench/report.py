@@ -71,7 +71,7 @@ def table(figures: list[Figure]) -> str:
             f"{peer} {shown(value)}{_times(row, value)}" for peer, value in row.peers.items()
         )
         limit = ", ".join(f"{shown(value)} {what}" for what, value in row.limit.items())
-        spread = row.spread.get("penstock", [])
+        spread = row.spread.get("headrace", [])
         told = f"{shown(spread[0])} - {shown(spread[1])}" if row.runs > 1 else ""
         holds = {None: "", True: "yes", False: "**no**"}[row.holds]
         cells = [row.name, row.size, f"{shown(row.ours)} {row.unit}", told, peers, limit]
@@ -102,11 +102,11 @@ def bars(room: str, head: dict[str, Any], figures: list[Figure]) -> str:
     for row in rows:
         parts.append(_text(8, y, f"{row.name} ({row.size}), {row.unit}", "name"))
         y += 8
-        values = {"penstock": row.ours, **row.peers}
+        values = {"headrace": row.ours, **row.peers}
         most = max(value for value in values.values() if value is not None) or 1.0
         for name, value in values.items():
             length = max(1.0, (WIDTH - LABEL_WIDTH - 110) * (value or 0.0) / most)
-            kind = "ours" if name == "penstock" else "peer"
+            kind = "ours" if name == "headrace" else "peer"
             parts.append(_text(8, y + 12, name, "label"))
             parts.append(
                 f'<rect class="{kind}" x="{LABEL_WIDTH}" y="{y}" width="{length:.1f}"'

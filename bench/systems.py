@@ -20,7 +20,7 @@ from bench.tally import FOLDER_VARIABLE
 
 ROLE = ("agent",)
 """The role that runs jobs: agent and slots."""
-SLOTS_VARIABLE = "PENSTOCK_JOBS_FLOATS"
+SLOTS_VARIABLE = "HEADRACE_JOBS_FLOATS"
 """The setting that says how many slots a host has which nobody plans."""
 PEER_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 
@@ -44,7 +44,7 @@ class System:
 
 
 OURS = System(
-    name="penstock",
+    name="headrace",
     module="bench.ours",
     settings="batch=100, retries, minute statistics, metrics and trace ids on",
     drains={10_000: 10_000, 100_000: 100_000, 1_000_000: 1_000_000},
@@ -128,7 +128,7 @@ class Cell:
         return Child(words, folder=self.folder, env=self._environment(), name=command)
 
     def work(self, app: str = "bench.apps.noop:app", *, slots: int = 1, **settings: str) -> Child:
-        """Start a worker: our role on `app` with `slots` and `PENSTOCK_*` settings, or a peer."""
+        """Start a worker: our role on `app` with `slots` and `HEADRACE_*` settings, or a peer."""
         if self.system is OURS:
             self._hosts += 1
             host = ("--name", f"bench{self._hosts}")
@@ -141,8 +141,8 @@ class Cell:
         return Child(words, folder=self.folder, env=self._environment(), name="work")
 
     def role(self, *words: str, **settings: str) -> Child:
-        """Start another role of `penstock`."""
-        command = [sys.executable, "-m", "penstock", *words]
+        """Start another role of `headrace`."""
+        command = [sys.executable, "-m", "headrace", *words]
         env = {**self._environment(), **settings}
         return Child(command, folder=self.folder, env=env, name=words[0])
 
@@ -159,9 +159,9 @@ class Cell:
         }
         if self.system is OURS:
             found |= {
-                "PENSTOCK_POSTGRES_URL": self.url,
-                "PENSTOCK_VALKEY_URL": self.engines.endpoints.valkey_url,
-                "PENSTOCK_DATA_FOLDER": str(self.folder / "data"),
+                "HEADRACE_POSTGRES_URL": self.url,
+                "HEADRACE_VALKEY_URL": self.engines.endpoints.valkey_url,
+                "HEADRACE_DATA_FOLDER": str(self.folder / "data"),
             }
         return found
 

@@ -18,7 +18,7 @@ QUESTIONS: Final[dict[str, Measure]] = {
 }
 PACKAGES: Final[list[str]] = []
 SETTINGS: Final = {
-    "penstock": "4 shards, fast durability, metrics, trace ids, tokens, ETags on; AOF everysec",
+    "headrace": "4 shards, fast durability, metrics, trace ids, tokens, ETags on; AOF everysec",
     views_http.RAW: "uvicorn, uvloop, httptools, our multiplexed connection, no metrics, no checks",
     views_hits.QUEUED: "script by hash, 20 hits a pipeline, batches of 10,000, two upserts",
     views_hits.PLAIN: "20 INCR a pipeline; nothing is kept by hour",

@@ -23,11 +23,11 @@ from bench.figures import Figure, Goal, Runs, figure
 from bench.harness import Run
 from bench.peers.seed_views import QUEUE, TABLES, PlainViews, SeedViews
 from bench.views_stage import ITEMS, PER_READ, open_views
-from penstock import Penstock
-from penstock.engines.sql import compile_query
-from penstock.views.hot import Hot
-from penstock.views.model import shard_of
-from penstock.views.worker import Flusher
+from headrace import Headrace
+from headrace.engines.sql import compile_query
+from headrace.views.hot import Hot
+from headrace.views.model import shard_of
+from headrace.views.worker import Flusher
 
 QUEUED, PLAIN, TOOL = "queue of hits", "plain INCR and dump", "benchmark tool"
 CALLERS = 32
@@ -38,7 +38,7 @@ FLUSH_S_MAX = 60.0
 LOOK_EVERY_S = 0.02
 """While entries settle."""
 SUM = compile_query(
-    "sum", "-- All views.\nSELECT coalesce(sum(total), 0)::bigint FROM penstock.views_total"
+    "sum", "-- All views.\nSELECT coalesce(sum(total), 0)::bigint FROM headrace.views_total"
 )
 Hits = Callable[[Sequence[str]], Awaitable[object]]
 
@@ -46,28 +46,28 @@ Hits = Callable[[Sequence[str]], Awaitable[object]]
 async def measure_hits(run: Run) -> list[Figure]:
     """Hits a second through the clients."""
     found = await run.alternate(
-        {"penstock": lambda: _ours(run), QUEUED: lambda: _seed(run), PLAIN: lambda: _plain(run)}
+        {"headrace": lambda: _ours(run), QUEUED: lambda: _seed(run), PLAIN: lambda: _plain(run)}
     )
     rates, memory, single = (found.get(name, {}) for name in ("hits/s", "B a hit", "single/s"))
     limit = _tool_limit(run)
     return [
         figure(
             "hits through the Python client", "hits/s", f"calls of {PER_READ}, {CALLERS} at once",
-            ours=rates.get("penstock"), peers=_others(rates), limit=limit,
+            ours=rates.get("headrace"), peers=_others(rates), limit=limit,
             goal=Goal(at_least=300_000),
             not_measured=[] if limit else ["limit: neither valkey-benchmark nor redis-benchmark is here"],
         ),
         figure(
             "hits through the Python client, one a call", "hits/s", f"{CALLERS} at once",
-            ours=single.get("penstock"), peers=_others(single),
+            ours=single.get("headrace"), peers=_others(single),
         ),
         figure(
-            "memory of a pending hit", "B", f"calls of {PER_READ}", ours=memory.get("penstock"),
+            "memory of a pending hit", "B", f"calls of {PER_READ}", ours=memory.get("headrace"),
             peers=_others(memory), goal=Goal(at_most=12), is_less_better=True,
         ),
         figure(
             "memory of a cached total", "B", f"{ITEMS:,} items",
-            ours=found.get("B a total", {}).get("penstock"), goal=Goal(at_most=80),
+            ours=found.get("B a total", {}).get("headrace"), goal=Goal(at_most=80),
         ),
     ]  # fmt: skip
 
@@ -75,19 +75,19 @@ async def measure_hits(run: Run) -> list[Figure]:
 async def measure_flush(run: Run) -> list[Figure]:
     """Rows a second into PostgreSQL."""
     found = await run.alternate(
-        {"penstock": lambda: _flush_ours(run), QUEUED: lambda: _flush_seed(run)}
+        {"headrace": lambda: _flush_ours(run), QUEUED: lambda: _flush_seed(run)}
     )
     rates = found.get("rows/s", {})
     return [
         figure(
             "flush to PostgreSQL", "rows/s", f"{run.sized(400_000, 100_000):,} distinct items",
-            ours=rates.get("penstock"), peers=_others(rates), goal=Goal(at_least=100_000),
+            ours=rates.get("headrace"), peers=_others(rates), goal=Goal(at_least=100_000),
         )
     ]  # fmt: skip
 
 
 def _others(rates: Mapping[str, Runs]) -> dict[str, Runs]:
-    return {name: runs for name, runs in rates.items() if name != "penstock"}
+    return {name: runs for name, runs in rates.items() if name != "headrace"}
 
 
 async def _ours(run: Run) -> Mapping[str, float]:
@@ -185,7 +185,7 @@ async def _flush_ours(run: Run) -> Mapping[str, float]:
             await app.close()
 
 
-async def _pend(app: Penstock, items: Sequence[str]) -> None:
+async def _pend(app: Headrace, items: Sequence[str]) -> None:
     """Hit each once, by the function alone: totals that nobody reads are not worth PostgreSQL's time here."""
     shards = app.views.config.shards
     await app.views.hits(items[:FIRST])
@@ -201,7 +201,7 @@ async def _pend(app: Penstock, items: Sequence[str]) -> None:
                 raise BenchFault(f"shard {shard} counts nothing")
 
 
-async def _flushed(app: Penstock, items: int) -> Mapping[str, float]:
+async def _flushed(app: Headrace, items: int) -> Mapping[str, float]:
     """The flusher's own steps, in this process, so that its start is not counted.
 
     Entries are not flushed before they settled (`views/flush.py`). That is a wait and no work, so the clock starts with the

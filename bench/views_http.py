@@ -33,20 +33,20 @@ from bench.views_stage import (
     view_items,
     wait_flushed,
 )
-from penstock import Penstock
-from penstock.engines.sql import compile_query
-from penstock.kernel.cancels import require_not_cancelled
+from headrace import Headrace
+from headrace.engines.sql import compile_query
+from headrace.kernel.cancels import require_not_cancelled
 
 RAW = "raw ASGI, same Valkey call"
 READS_PER_S, HITS_PER_S = 5_000, 150
 HISTORY_HOURS = 24 * 30
 SCAN = compile_query(
     "scan",
-    "-- An analyst reads everything.\nSELECT class, sum(views), count(*) FROM penstock.views_hour GROUP BY 1",
+    "-- An analyst reads everything.\nSELECT class, sum(views), count(*) FROM headrace.views_hour GROUP BY 1",
 )
 HISTORY = compile_query(
     "history",
-    "-- Hours of a month of some items.\nINSERT INTO penstock.views_hour (id, hour, class, views)"
+    "-- Hours of a month of some items.\nINSERT INTO headrace.views_hour (id, hour, class, views)"
     " SELECT 'old:' || i, date_trunc('hour', now()) - h * interval '1 hour', 0, 1"
     " FROM generate_series(1, :items::integer) i, generate_series(1, :hours::integer) h",
 )
@@ -55,24 +55,24 @@ HISTORY = compile_query(
 async def measure_most(run: Run) -> list[Figure]:
     """One saturated process, ours and the raw one in turns."""
     found = await run.alternate(
-        {"penstock": lambda: _most(run, is_ours=True), RAW: lambda: _most(run, is_ours=False)}
+        {"headrace": lambda: _most(run, is_ours=True), RAW: lambda: _most(run, is_ours=False)}
     )
     reads_by, cpu_by = found.get("reads/s", {}), found.get("us a read", {})
     raw = {RAW: reads_by[RAW]} if RAW in reads_by else {}
     return [
         figure(
             "HTTP reads of 20 totals, one process", "reads/s", f"{ITEMS:,} items, 64 connections",
-            ours=reads_by.get("penstock"), peers=raw,
+            ours=reads_by.get("headrace"), peers=raw,
             goal=Goal(at_least=15_000, times={RAW: 0.6}),
         ),
         figure(
             "CPU of a read of 20 totals", "us", f"{ITEMS:,} items, 64 connections",
-            ours=cpu_by.get("penstock"), peers={RAW: cpu_by[RAW]} if RAW in cpu_by else {},
+            ours=cpu_by.get("headrace"), peers={RAW: cpu_by[RAW]} if RAW in cpu_by else {},
             is_less_better=True,
         ),
         figure(
             "HTTP hits, one process", "hits/s", "1 item a request, 64 connections",
-            ours=found.get("hits/s", {}).get("penstock"), goal=Goal(at_least=10_000),
+            ours=found.get("hits/s", {}).get("headrace"), goal=Goal(at_least=10_000),
         ),
     ]  # fmt: skip
 
@@ -96,7 +96,7 @@ async def _most(run: Run, *, is_ours: bool) -> Mapping[str, float]:
 
 
 async def _most_hits(
-    cell: Cell, api: Api, app: Penstock, items: list[str], seconds: float
+    cell: Cell, api: Api, app: Headrace, items: list[str], seconds: float
 ) -> Mapping[str, float]:
     before = await _sum(app, items)
     asked = [{"name": "hit", "requests": hits(items)}]
@@ -109,7 +109,7 @@ async def _most_hits(
     return {"hits/s": rate, "us a hit": cpu / rate * 1e6}
 
 
-async def _sum(app: Penstock, items: list[str]) -> int:
+async def _sum(app: Headrace, items: list[str]) -> int:
     total = 0
     for start in range(0, len(items), 1_000):
         totals = await app.views.totals(items[start : start + 1_000])
@@ -184,7 +184,7 @@ async def _wait(run: Run, *, scans: bool) -> Mapping[str, float]:
 class _Beside:
     """What happens beside the load: the lag is looked at; an analyst reads everything, again and again."""
 
-    def __init__(self, app: Penstock, *, scans: bool) -> None:
+    def __init__(self, app: Headrace, *, scans: bool) -> None:
         self._app, self._scans = app, scans
         self._lags: list[float] = []
         self.scans_done = 0
@@ -217,7 +217,7 @@ class _Beside:
 
 
 @asynccontextmanager
-async def _viewed(cell: Cell) -> AsyncIterator[tuple[Penstock, dict[str, int]]]:
+async def _viewed(cell: Cell) -> AsyncIterator[tuple[Headrace, dict[str, int]]]:
     app = open_views(cell)
     try:
         yield app, await view_items(app)

@@ -19,9 +19,9 @@ from bench.children import BenchFault, Child, wait_for
 from bench.harness import READY_S
 from bench.machine import ROOT
 from bench.systems import Cell
-from penstock import Penstock
-from penstock.engines.endpoints import Endpoints
-from penstock.views.model import Hit
+from headrace import Headrace
+from headrace.engines.endpoints import Endpoints
+from headrace.views.model import Hit
 
 ITEMS = 20_000
 PER_READ = 20
@@ -39,9 +39,9 @@ class Api:
     token: str
 
 
-def open_views(cell: Cell) -> Penstock:
+def open_views(cell: Cell) -> Headrace:
     """An app on the engines of a cell; close it."""
-    app = Penstock()
+    app = Headrace()
     valkey_url = cell.engines.endpoints.valkey_url
     app.use_endpoints(
         replace(
@@ -51,7 +51,7 @@ def open_views(cell: Cell) -> Penstock:
     return app
 
 
-async def view_items(app: Penstock, items: int = ITEMS) -> dict[str, int]:
+async def view_items(app: Headrace, items: int = ITEMS) -> dict[str, int]:
     """Let every item be seen a few times; the totals."""
     totals = {f"item:{number}": number % 7 + 1 for number in range(items)}
     hits = [Hit(id=item, n=n) for item, n in totals.items()]
@@ -63,9 +63,9 @@ async def view_items(app: Penstock, items: int = ITEMS) -> dict[str, int]:
 
 @asynccontextmanager
 async def our_api(cell: Cell, token: str, **settings: str) -> AsyncIterator[Api]:
-    """`penstock api` on a free port."""
+    """`headrace api` on a free port."""
     port = free_port()
-    child = cell.role("api", PENSTOCK_WEB_LISTEN=f"127.0.0.1:{port}", **settings)
+    child = cell.role("api", HEADRACE_WEB_LISTEN=f"127.0.0.1:{port}", **settings)
     async with _served(child, port, token) as api:
         yield api
 
@@ -159,7 +159,7 @@ def hits(items: Sequence[str]) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def flusher(cell: Cell, **settings: str) -> AsyncIterator[Child]:
-    """`penstock flusher`, running."""
+    """`headrace flusher`, running."""
     child = cell.role("flusher", **settings)
     try:
         yield child
@@ -167,7 +167,7 @@ async def flusher(cell: Cell, **settings: str) -> AsyncIterator[Child]:
         await child.end()
 
 
-async def make_token(app: Penstock) -> str:
+async def make_token(app: Headrace) -> str:
     """A token for the load."""
     return (await app.tokens.create("bench", SCOPES)).text
 
@@ -201,7 +201,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def wait_flushed(app: Penstock, carrier: Child, deadline_s: float = 60) -> None:
+async def wait_flushed(app: Headrace, carrier: Child, deadline_s: float = 60) -> None:
     """Wait until PostgreSQL has every hit. Raises: BenchFault, also when the flusher ends."""
     ends_s = asyncio.get_running_loop().time() + deadline_s
     while any(row.pending for row in await app.views.lag()):

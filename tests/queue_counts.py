@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from penstock.engines.postgres import Runner
-from penstock.engines.sql import compile_query
-from penstock.jobs import store
+from headrace.engines.postgres import Runner
+from headrace.engines.sql import compile_query
+from headrace.jobs import store
 
 COUNT = compile_query(
     "count",
     "-- Count what happened to jobs of a queue.\n"
-    "INSERT INTO penstock.job_count SELECT r.* FROM jsonb_populate_record(NULL::penstock.job_count,"
+    "INSERT INTO headrace.job_count SELECT r.* FROM jsonb_populate_record(NULL::headrace.job_count,"
     " jsonb_build_object('at', now(), 'queue', :queue::integer) || :counted::text::jsonb) r",
 )
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.media.store.shared import memory_folders
-from penstock.testing.processes import wait_until
+from headrace.media.store.shared import memory_folders
+from headrace.testing.processes import wait_until
 
 RUN_VARIABLE = "TEST_RUN"
 MEMORY_VARIABLE = "TEST_RUN_MEMORY"
@@ -57,8 +57,8 @@ class RunCleanup:
 def start() -> RunCleanup:
     """Give this run its folders and start its cleanup process."""
     plenty = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES
-    folder = tempfile.mkdtemp(prefix="ps-")
-    memory = tempfile.mkdtemp(prefix="ps-", dir=MEMORY) if plenty else folder
+    folder = tempfile.mkdtemp(prefix="hr-")
+    memory = tempfile.mkdtemp(prefix="hr-", dir=MEMORY) if plenty else folder
     Path(folder).chmod(0o711)  # tests as other users pass through it
     run = Path(folder).name
     os.environ |= {"TMPDIR": folder, RUN_VARIABLE: run, MEMORY_VARIABLE: memory}

@@ -14,10 +14,10 @@ from typing import Final
 
 from libvalkey import Reader, pack_command
 
+from headrace.engines.embedded import launch
+from headrace.engines.embedded.spawn import packaged_file
+from headrace.testing.processes import wait_until
 from own_cluster import free_ports
-from penstock.engines.embedded import launch
-from penstock.engines.embedded.spawn import packaged_file
-from penstock.testing.processes import wait_until
 
 SERVERS: Final = ("valkey9", "valkey8", "redis7")
 """The engine wheel's, a `valkey-server` of version 8 on the PATH, the distribution's `redis-server`."""

@@ -6,7 +6,7 @@ import json
 
 import msgspec
 
-from penstock.kernel.errors import PenstockError
+from headrace.kernel.errors import HeadraceError
 
 
 class Refused(Exception):
@@ -28,5 +28,5 @@ class PythonVerbs:
     async def do(self, verb, given):
         try:
             return plain(await getattr(self, verb)(**given))
-        except PenstockError as error:
+        except HeadraceError as error:
             raise Refused(error.status, error.code) from error

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from penstock.testing.processes import PenstockProcess, descendants, is_alive, wait_until
+from headrace.testing.processes import HeadraceProcess, descendants, is_alive, wait_until
 
 SECRET = "whole-nodes-" + "s" * 32
 DEADLINE_S = 90.0
@@ -27,16 +27,16 @@ class WholeNode:
         self._settings = settings
         self.process = self.start()
 
-    def start(self) -> PenstockProcess:
+    def start(self) -> HeadraceProcess:
         """Start the command and wait until it serves."""
-        names = {f"PENSTOCK_{name.upper()}": value for name, value in self._settings.items()}
+        names = {f"HEADRACE_{name.upper()}": value for name, value in self._settings.items()}
         env = {
-            "PENSTOCK_SECRET": SECRET,
-            "PENSTOCK_DATA_FOLDER": str(self.folder / "data"),
-            "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{self.port}",
+            "HEADRACE_SECRET": SECRET,
+            "HEADRACE_DATA_FOLDER": str(self.folder / "data"),
+            "HEADRACE_MEDIA_LISTEN": f"127.0.0.1:{self.port}",
             **names,
         }
-        self.process = PenstockProcess(["media", "serve"], folder=self.folder / "node", env=env)
+        self.process = HeadraceProcess(["media", "serve"], folder=self.folder / "node", env=env)
         what = f"a node that serves ({self.process.err_file})"
         wait_until(self.serves, what=what, deadline_s=DEADLINE_S)
         return self.process

@@ -1,1 +1,1 @@
-"""Programs for those who work on Penstock itself."""
+"""Programs for those who work on Headrace itself."""

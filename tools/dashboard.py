@@ -1,4 +1,4 @@
-"""Writes deploy/grafana/penstock.json: the five rooms on one dashboard; `--check` only compares.
+"""Writes deploy/grafana/headrace.json: the five rooms on one dashboard; `--check` only compares.
 
 A panel is a title, a unit and its queries; where it stands follows from its row. `make reference` writes it,
 and a house test holds every query against the metrics that the code declares.
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-FILE: Final = Path(__file__).parents[1] / "deploy" / "grafana" / "penstock.json"
+FILE: Final = Path(__file__).parents[1] / "deploy" / "grafana" / "headrace.json"
 SOURCE: Final = {"type": "prometheus", "uid": "${source}"}
 COLUMNS: Final = 24
 HEIGHT: Final = 8
@@ -108,7 +108,7 @@ def dashboard() -> dict[str, Any]:
                 shown.append(_chart(panel, len(shown) + 1, box))
             top += HEIGHT
     return {
-        "title": "Penstock", "uid": "penstock", "tags": ["penstock"], "schemaVersion": 39,
+        "title": "Headrace", "uid": "headrace", "tags": ["headrace"], "schemaVersion": 39,
         "refresh": "10s", "time": {"from": "now-1h", "to": "now"}, "panels": shown,
         "templating": {"list": [
             {"name": "source", "label": "Source", "type": "datasource", "query": "prometheus"},

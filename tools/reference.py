@@ -15,14 +15,14 @@ from typing import Any, Final
 
 import click
 
-import penstock
-from penstock.app import Penstock, sections
-from penstock.cli.main import build_group
-from penstock.engines.endpoints import Endpoints
-from penstock.kernel.config import setting_rows
-from penstock.kernel.errors import KINDS, error_table, kind_of
-from penstock.kernel.metrics import declared_metrics
-from penstock.web.server import describe_api
+import headrace
+from headrace.app import Headrace, sections
+from headrace.cli.main import build_group
+from headrace.engines.endpoints import Endpoints
+from headrace.kernel.config import setting_rows
+from headrace.kernel.errors import KINDS, error_table, kind_of
+from headrace.kernel.metrics import declared_metrics
+from headrace.web.server import describe_api
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
 NOTE: Final = "Written by `make reference` from the code; do not edit.\n"
@@ -33,11 +33,11 @@ def settings_page() -> str:
     rows = setting_rows(sections())
     lines = ["# Settings\n", NOTE]
     lines.append(
-        "A value comes from a command-line flag, else the environment, else `penstock.toml` (or the file"
-        " named by `--config` or `PENSTOCK_CONFIG`), else its default. Durations are written `30s`, `10m`,"
-        " `2h`; sizes `64KiB`, `25MiB`; lists with commas. `PENSTOCK_SECRET` is the root of all signatures;"
-        " without it one is made in the data folder. `PENSTOCK_APP` is left to units and compose files, which name"
-        " the application by it. Settings of rooms that are not installed may stand, too. `penstock config show`"
+        "A value comes from a command-line flag, else the environment, else `headrace.toml` (or the file"
+        " named by `--config` or `HEADRACE_CONFIG`), else its default. Durations are written `30s`, `10m`,"
+        " `2h`; sizes `64KiB`, `25MiB`; lists with commas. `HEADRACE_SECRET` is the root of all signatures;"
+        " without it one is made in the data folder. `HEADRACE_APP` is left to units and compose files, which name"
+        " the application by it. Settings of rooms that are not installed may stand, too. `headrace config show`"
         " prints what is in force.\n"
     )
     for section in dict.fromkeys(row.section for row in rows):
@@ -70,7 +70,7 @@ def errors_page() -> str:
         lines.append(f"| {kind.__name__} | {kind.status} | {kind.exit_code} | {again} |")
     lines += ["", "| code | kind | what it means |", "| --- | --- | --- |"]
     for code, error in error_table().items():
-        if not error.__module__.startswith("penstock."):
+        if not error.__module__.startswith("headrace."):
             continue
         meaning = " ".join((error.__doc__ or "").split())
         assert meaning, f"{error.__name__} has no docstring"
@@ -86,7 +86,7 @@ def commands_page() -> str:
         " 1 a fault of ours, 2 wrong input, 3 not allowed, 4 not found, 5 in conflict with the present state,"
         " 6 over a limit, 7 something needed is down, 8 stored data is corrupt, 130 interrupted.\n"
     )
-    for path, command in leaves(build_group(), "penstock"):
+    for path, command in leaves(build_group(), "headrace"):
         names = ["-h", "--help"]
         context = click.Context(
             command, info_name=path, max_content_width=100, help_option_names=names
@@ -125,7 +125,7 @@ def http_page(description: dict[str, Any]) -> str:
     lines = ["# HTTP API\n", NOTE]
     lines.append(
         "The description itself is OpenAPI 3.1, at `GET /openapi.json`. Callers send"
-        " `Authorization: Bearer TOKEN`; `penstock tokens create` makes one. Photos are served by the media"
+        " `Authorization: Bearer TOKEN`; `headrace tokens create` makes one. Photos are served by the media"
         " role at `GET|HEAD /m/KEY`, with Range.\n"
     )
     lines += ["| route | scope | what it does |", "| --- | --- | --- |"]
@@ -143,7 +143,7 @@ def http_page(description: dict[str, Any]) -> str:
 
 def load_everything() -> None:
     """Import every module: metrics and errors are declared where they are used."""
-    for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
+    for module in pkgutil.walk_packages(headrace.__path__, "headrace."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
 
@@ -151,7 +151,7 @@ def load_everything() -> None:
 def pages() -> dict[str, str]:
     """File name -> text."""
     load_everything()
-    app = Penstock(flags={"data.folder": "penstock-data"})
+    app = Headrace(flags={"data.folder": "headrace-data"})
     nowhere = Endpoints("postgresql://nobody@/none?host=/nowhere", "unix:///nowhere", "file:///tmp")
     app.use_endpoints(nowhere)
     app.load_rooms()

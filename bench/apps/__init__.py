@@ -1,1 +1,1 @@
-"""The applications that our workers run while measured; `penstock` loads them as a user's."""
+"""The applications that our workers run while measured; `headrace` loads them as a user's."""

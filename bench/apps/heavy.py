@@ -10,10 +10,10 @@ import os
 import random
 
 from bench.tally import Tally
-from penstock import Penstock
-from penstock.jobs import Batch
+from headrace import Headrace
+from headrace.jobs import Batch
 
-app = Penstock()
+app = Headrace()
 _tally = Tally()
 SIZE_BYTES = 100 * 2**20
 READS = 20

@@ -12,10 +12,10 @@ import time
 import msgspec
 
 from bench.tally import Starts
-from penstock import Penstock
-from penstock.jobs import Batch
+from headrace import Headrace
+from headrace.jobs import Batch
 
-app = Penstock()
+app = Headrace()
 _starts = Starts()
 LIMITER = "partner"
 RATE_VARIABLE = "BENCH_RATE"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from bench.tally import Tally
-from penstock import Penstock
-from penstock.jobs import Batch
+from headrace import Headrace
+from headrace.jobs import Batch
 
-app = Penstock()
+app = Headrace()
 _tally = Tally()
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from penstock import Penstock
+from headrace import Headrace
 
-app = Penstock()
+app = Headrace()

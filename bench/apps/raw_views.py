@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.engines.multiplex import Multiplexer
-from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.views.hot import Hot
-from penstock.views.model import shard_of
+from headrace.engines.multiplex import Multiplexer
+from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.views.hot import Hot
+from headrace.views.model import shard_of
 
 SHARDS = int(os.environ.get("BENCH_SHARDS", "4"))
 _known = {hashlib.sha256(os.environ.get("BENCH_TOKEN", "").encode()).digest(): "bench"}

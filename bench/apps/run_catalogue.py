@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 from bench.apps.photos import app
-from penstock.engines.endpoints import Endpoints
+from headrace.engines.endpoints import Endpoints
 
 
 async def main(path: Path, customer: str) -> None:
     """Run it and print JSON."""
     blobs = path.parent.as_uri()
-    url = os.environ["PENSTOCK_POSTGRES_URL"]
+    url = os.environ["HEADRACE_POSTGRES_URL"]
     app.use_endpoints(Endpoints(url, "unix:///nowhere", blobs))
     began_s = time.perf_counter()
     run = await app.fetch.run_catalogue(path, customer)

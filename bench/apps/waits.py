@@ -11,9 +11,9 @@ import time
 import msgspec
 
 from bench.tally import Starts
-from penstock import Penstock
+from headrace import Headrace
 
-app = Penstock()
+app = Headrace()
 _starts = Starts()
 QUEUES = 20
 WORK_S = 0.005

@@ -22,8 +22,8 @@ from bench.day.scenario import (
     Scenario,
 )
 from bench.day.waits import Ints, Waits
-from penstock.jobs.fleet.placement import HostRoom
-from penstock.jobs.fleet.rates import Reading
+from headrace.jobs.fleet.placement import HostRoom
+from headrace.jobs.fleet.rates import Reading
 
 STEP_S = 0.25
 STEPS_PER_PLAN = 20

@@ -56,8 +56,8 @@ class Nginx:
     def settings(self) -> dict[str, str]:
         """What a process that asks it is told."""
         return {
-            "PENSTOCK_FETCH_ALLOW_NETWORKS": "127.0.0.0/8",
-            "PENSTOCK_FETCH_ALLOW_PORTS": str(self.port),
+            "HEADRACE_FETCH_ALLOW_NETWORKS": "127.0.0.0/8",
+            "HEADRACE_FETCH_ALLOW_PORTS": str(self.port),
         }
 
 

@@ -46,9 +46,9 @@ class Origins:
     def settings(self) -> dict[str, str]:
         """What a process that asks these hosts is told."""
         return {
-            "PENSTOCK_FETCH_ALLOW_NETWORKS": "127.0.0.0/8",
-            "PENSTOCK_FETCH_ALLOW_PORTS": str(self.port),
-            "PENSTOCK_FETCH_NAME_SERVERS": f"127.0.0.1:{self.names_port}",
+            "HEADRACE_FETCH_ALLOW_NETWORKS": "127.0.0.0/8",
+            "HEADRACE_FETCH_ALLOW_PORTS": str(self.port),
+            "HEADRACE_FETCH_NAME_SERVERS": f"127.0.0.1:{self.names_port}",
         }
 
     async def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Bazaar: a small classifieds site on top of Penstock, and the demo that shows it at work.
+"""Bazaar: a small classifieds site on top of Headrace, and the demo that shows it at work.
 
 `app.py` is what the site's author writes. Everything else here is the world around it: sellers'
 shops with photos on real local HTTP hosts (`shops`, `pictures`, `origins`), their catalogue files

@@ -1,6 +1,6 @@
 """The site's code: all that its author writes to get sellers' items with their photos.
 
-    penstock up examples.bazaar.app:app
+    headrace up examples.bazaar.app:app
 
 Items come to `publish` once all their photos are decided: stored, or refused with a reason. It
 may be called again with the same version (at least once), so it writes by version.
@@ -15,10 +15,10 @@ from pathlib import Path
 from examples.bazaar.adverts import Advert, Adverts, Photo, field_text
 from examples.bazaar.followers import post_of
 
-from penstock import Penstock
-from penstock.fetch import Item
+from headrace import Headrace
+from headrace.fetch import Item
 
-app = Penstock()
+app = Headrace()
 adverts = Adverts(Path(os.environ.get("BAZAAR_DATABASE", "bazaar.sqlite")))
 adverts.create()
 

@@ -1,6 +1,6 @@
 """A small HTTP client over asyncio, so that the demo needs no library that the product does not.
 
-One connection an object, kept open; callers take turns on it. Only what Penstock's own servers send
+One connection an object, kept open; callers take turns on it. Only what Headrace's own servers send
 is understood: a Content-Length or chunks. Every exchange has a deadline; a server that is being started
 anew is waited for.
 """

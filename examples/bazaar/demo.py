@@ -1,8 +1,8 @@
-"""The demo: a small classifieds site with fifty sellers, on Penstock, on this machine.
+"""The demo: a small classifieds site with fifty sellers, on Headrace, on this machine.
 
     python -m examples.bazaar.demo [--seconds 20] [--folder demo-data]
 
-Starts the sellers' hosts, `penstock up` with the site's code and the shop's pages, lets sellers hand in catalogues
+Starts the sellers' hosts, `headrace up` with the site's code and the shop's pages, lets sellers hand in catalogues
 and visitors look at photos and adverts, follow sellers and play tracks, prints a line a room every second, and checks
 all the while that what happens is right. Runs until Ctrl-C, or for `--seconds` once everything is up (longer where the
 machine is too busy to have shown everything by then); ends with a summary, exit code 0, or 1 with what did not work. Leaves its data folder behind and no process.
@@ -67,7 +67,7 @@ class Demo:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         self._adverts.create()
-        print(f"starting penstock and {len(self._stage.sellers)} sellers' hosts ...", flush=True)
+        print(f"starting headrace and {len(self._stage.sellers)} sellers' hosts ...", flush=True)
         began = time.monotonic()
         async with self._stage.running(self._stop) as up:
             desk, people = Desk(self._stage), self._invite()
@@ -117,7 +117,7 @@ class Demo:
             asyncio.create_task(people.followers.run()): "the followers",
             asyncio.create_task(people.buyers.run()): "the buyers",
             asyncio.create_task(self._show_lines(figures, people)): "the figures",
-            asyncio.create_task(self._watch(up)): "penstock up",
+            asyncio.create_task(self._watch(up)): "headrace up",
         }
         for task in tasks:
             task.add_done_callback(lambda _: self._stop.set())
@@ -146,7 +146,7 @@ class Demo:
 
     async def _watch(self, up: asyncio.subprocess.Process) -> None:
         code = await up.wait()
-        raise DemoError(f"it ended with {code}, see {self._stage.penstock_log}")
+        raise DemoError(f"it ended with {code}, see {self._stage.headrace_log}")
 
     async def _show_lines(self, figures: Figures, people: People) -> None:
         is_live, is_rewriting = sys.stdout.isatty(), False
@@ -168,7 +168,7 @@ class Demo:
     async def _print_addresses(self, took_s: float) -> None:
         stage = self._stage
         console = await stage.console_link() if sys.stdout.isatty() else f"{stage.api_url}/console"
-        command = shlex.quote(str(Path(sys.executable).with_name("penstock")))
+        command = shlex.quote(str(Path(sys.executable).with_name("headrace")))
         print(
             f"up after {took_s:.1f} s\n\n"
             f"  the shop      {stage.shop_url}/\n"
@@ -177,7 +177,7 @@ class Demo:
             f"  the photos    {stage.media_url}/m/photos/...\n"
             f"  the token     {stage.token_file}\n"
             f"  by hand       {command} --config {shlex.quote(str(stage.config))} queues ls\n"
-            f"  logs          {stage.penstock_log}, {stage.origins_log}, {stage.shop_log}\n",
+            f"  logs          {stage.headrace_log}, {stage.origins_log}, {stage.shop_log}\n",
             flush=True,
         )
 
@@ -234,7 +234,7 @@ def missing(story: Story, people: People, figures: Figures, *, seconds: float) -
 
 def main() -> int:
     """Parse the command line and play; returns the exit code."""
-    parser = argparse.ArgumentParser(description="A small classifieds site on Penstock, at work.")
+    parser = argparse.ArgumentParser(description="A small classifieds site on Headrace, at work.")
     parser.add_argument("--seconds", type=float, help="end by itself after so long; else on Ctrl-C")
     parser.add_argument(
         "--folder", type=Path, default=Path("demo-data"), help="where all of it lives"

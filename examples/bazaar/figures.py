@@ -83,7 +83,7 @@ class Figures:
 
     @property
     def jobs_done(self) -> int:
-        """Jobs finished since `penstock up` started."""
+        """Jobs finished since `headrace up` started."""
         return self._samples[-1].jobs_done if self._samples else 0
 
     def lines(self) -> list[str]:

@@ -57,7 +57,7 @@ class Desk:
         return self._note(await self._call("POST", path, await asyncio.to_thread(file.read_bytes)))
 
     async def hand_in_by_command(self, shop: Shop, file: Path) -> int:
-        """Run the catalogue with `penstock fetch catalogue run`; returns the number of its run.
+        """Run the catalogue with `headrace fetch catalogue run`; returns the number of its run.
 
         Raises: CommandFailedError, with the output of the command.
         """
@@ -80,7 +80,7 @@ class Desk:
         return sum(int(shard["pending"]) for shard in shards)
 
     async def jobs_done(self) -> int:
-        """Jobs done since `penstock up` started; the roles report every two seconds."""
+        """Jobs done since `headrace up` started; the roles report every two seconds."""
         reply = await self._watching.request("GET", "/metrics")
         lines = reply.body.decode().splitlines() if reply.status == 200 else []
         done = [line for line in lines if "jobs_finished_total{" in line and '"done"' in line]

@@ -1,4 +1,4 @@
-"""The site's pages for buyers, and all that they need of Penstock: photos and tracks, views, feeds.
+"""The site's pages for buyers, and all that they need of Headrace: photos and tracks, views, feeds.
 
     uvicorn examples.bazaar.site:web
 
@@ -27,8 +27,8 @@ from litestar.exceptions import HTTPException, NotFoundException, PermissionDeni
 from litestar.params import FromPath, FromQuery
 from litestar.response import Redirect
 
-from penstock import Penstock
-from penstock.kernel.errors import PenstockError
+from headrace import Headrace
+from headrace.kernel.errors import HeadraceError
 
 PER_PAGE: Final = 24
 FEED_POSTS: Final = 48
@@ -48,21 +48,21 @@ Page = Response[Any]
 class Shop:
     """What the pages are made of."""
 
-    def __init__(self, penstock: Penstock, adverts: Adverts) -> None:
-        self.penstock, self.adverts = penstock, adverts
+    def __init__(self, headrace: Headrace, adverts: Adverts) -> None:
+        self.headrace, self.adverts = headrace, adverts
         self._templates = Environment(
             loader=FileSystemLoader(_FOLDER / "templates"),
             autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
-        self._templates.globals.update(media=penstock.media.url, item_path=item_path)
+        self._templates.globals.update(media=headrace.media.url, item_path=item_path)
         self._templates.filters.update(segment=segment)
-        media = urlsplit(penstock.media.url("photos"))
+        media = urlsplit(headrace.media.url("photos"))
         self._policy = _POLICY.format(media=f"{media.scheme}://{media.netloc}")
 
     async def open(self) -> None:
         """Store the tracks; those that are stored already stay what they are."""
         for track in TRACKS:
-            await self.penstock.media.put(track.key, await asyncio.to_thread(track.data))
+            await self.headrace.media.put(track.key, await asyncio.to_thread(track.data))
 
     def page(self, request: Asked, template: str, *, status: int = 200, **values: Any) -> Page:
         """A page of `template`, and the cookie of a buyer who has none yet."""
@@ -85,7 +85,7 @@ class Shop:
     async def cards(self, adverts: Iterable[Advert]) -> list[tuple[Advert, int | None]]:
         """The adverts, each with its views."""
         shown = list(adverts)
-        counted = await self.penstock.views.totals([post_of(one.shop, one.item) for one in shown])
+        counted = await self.headrace.views.totals([post_of(one.shop, one.item) for one in shown])
         return [(advert, one.total) for advert, one in zip(shown, counted, strict=True)]
 
     async def cards_of_posts(self, posts: Iterable[Any]) -> list[tuple[Advert, int | None]]:
@@ -98,7 +98,7 @@ class Shop:
         """The sellers whom this buyer follows, latest first."""
         if BUYER_COOKIE not in request.cookies:
             return []
-        followed = await self.penstock.feed.following(buyer_of(request), FOLLOWED_MAX)
+        followed = await self.headrace.feed.following(buyer_of(request), FOLLOWED_MAX)
         return [str(person.id) for person in followed.people]
 
 
@@ -129,7 +129,7 @@ async def show_item(
     # Noted first: what `views` counts is never more than what the site says it asked for.
     await asyncio.to_thread(shop.adverts.note_opened)
     entity = post_of(advert.shop, advert.item)
-    seen = await shop.penstock.views.hit(entity, viewer=buyer_of(request))
+    seen = await shop.headrace.views.hit(entity, viewer=buyer_of(request))
     return shop.page(
         request, "item.html",
         advert=advert, views=seen.total, is_followed=advert.shop in await shop.follows(request),
@@ -139,10 +139,10 @@ async def show_item(
 @get("/sellers/{seller:str}")
 async def show_seller(request: Asked, shop: Given, seller: FromPath[str]) -> Page:
     """A seller's adverts, the newest first."""
-    posts = (await shop.penstock.feed.author_posts(seller, FEED_POSTS)).posts
+    posts = (await shop.headrace.feed.author_posts(seller, FEED_POSTS)).posts
     if not posts:
         raise NotFoundException("No seller of this name has anything on the site.")
-    followers = (await shop.penstock.feed.followers(seller, 1)).total
+    followers = (await shop.headrace.feed.followers(seller, 1)).total
     return shop.page(
         request, "seller.html",
         seller=seller, cards=await shop.cards_of_posts(posts), followers=followers,
@@ -160,7 +160,7 @@ async def change_follow(request: Asked, shop: Given, seller: FromPath[str]) -> P
         raise PermissionDeniedException(
             "Following needs a cookie: allow it, and open a page first."
         )
-    feed, buyer = shop.penstock.feed, buyer_of(request)
+    feed, buyer = shop.headrace.feed, buyer_of(request)
     if request.scope["path"].endswith("/follow"):
         await feed.follow(buyer, seller)
     else:
@@ -172,7 +172,7 @@ async def change_follow(request: Asked, shop: Given, seller: FromPath[str]) -> P
 async def show_feed(request: Asked, shop: Given) -> Page:
     """The newest adverts of the sellers whom this buyer follows."""
     sellers = await shop.follows(request)
-    posts = (await shop.penstock.feed.page(buyer_of(request), FEED_POSTS)).posts if sellers else []
+    posts = (await shop.headrace.feed.page(buyer_of(request), FEED_POSTS)).posts if sellers else []
     cards = await shop.cards_of_posts(posts)
     return shop.page(request, "feed.html", sellers=sellers, cards=cards)
 
@@ -180,7 +180,7 @@ async def show_feed(request: Asked, shop: Given) -> Page:
 @get("/tracks")
 async def show_tracks(request: Asked, shop: Given) -> Page:
     """The tracks, each with how often its page was opened."""
-    counted = await shop.penstock.views.totals([f"track:{track.name}" for track in TRACKS])
+    counted = await shop.headrace.views.totals([f"track:{track.name}" for track in TRACKS])
     rows = [(track, one.total) for track, one in zip(TRACKS, counted, strict=True)]
     return shop.page(request, "tracks.html", rows=rows)
 
@@ -191,7 +191,7 @@ async def show_track(request: Asked, shop: Given, name: FromPath[str]) -> Page:
     track = track_named(name)
     if track is None:
         raise NotFoundException("There is no such track.")
-    seen = await shop.penstock.views.hit(f"track:{track.name}", viewer=buyer_of(request))
+    seen = await shop.headrace.views.hit(f"track:{track.name}", viewer=buyer_of(request))
     return shop.page(request, "track.html", track=track, views=seen.total)
 
 
@@ -202,9 +202,9 @@ def get_styles() -> Response[bytes]:
     return Response(_STYLES, media_type="text/css", headers=headers)
 
 
-def make_web(penstock: Penstock, adverts: Adverts) -> Litestar:
+def make_web(headrace: Headrace, adverts: Adverts) -> Litestar:
     """The ASGI app of the pages."""
-    shop = Shop(penstock, adverts)
+    shop = Shop(headrace, adverts)
 
     def render_error(request: Asked, error: Exception) -> Page:
         status, text = _told(error)
@@ -216,9 +216,9 @@ def make_web(penstock: Penstock, adverts: Adverts) -> Litestar:
             get_styles,
         ],
         dependencies={"shop": Provide(lambda: shop, sync_to_thread=False)},
-        exception_handlers={HTTPException: render_error, PenstockError: render_error},
+        exception_handlers={HTTPException: render_error, HeadraceError: render_error},
         on_startup=[shop.open],
-        on_shutdown=[penstock.close],
+        on_shutdown=[headrace.close],
         openapi_config=None,
         logging_config=None,
     )  # fmt: skip
@@ -246,7 +246,7 @@ def segment(text: str) -> str:
 
 
 def _told(error: Exception) -> tuple[int, str]:
-    if isinstance(error, PenstockError):
+    if isinstance(error, HeadraceError):
         return error.status, error.public_text
     assert isinstance(error, HTTPException)
     return error.status_code, error.detail

@@ -1,4 +1,4 @@
-"""The site's pages as a server runs them: `uvicorn examples.bazaar.site:web`, beside `penstock up`."""
+"""The site's pages as a server runs them: `uvicorn examples.bazaar.site:web`, beside `headrace up`."""
 
 from __future__ import annotations
 

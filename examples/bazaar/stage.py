@@ -1,4 +1,4 @@
-"""What the demo runs on: a data folder, free ports, the sellers' hosts, `penstock up` and the shop's pages.
+"""What the demo runs on: a data folder, free ports, the sellers' hosts, `headrace up` and the shop's pages.
 
 Everything lies in one folder. Ports are kept there, so that the photos' links stay the same from
 one run to the next; a port that somebody else took meanwhile is replaced. All programs are real
@@ -30,8 +30,8 @@ READY_S: Final = 300.0
 """Longest start: a fresh data folder on a busy machine takes minutes."""
 COMMAND_S: Final = 600.0
 """Longest run of a command; a busy machine needs a minute for what else takes a second."""
-UP_SAID: Final = "Penstock is up"
-"""So `penstock up` says once every role is ready, also those that answer no port."""
+UP_SAID: Final = "Headrace is up"
+"""So `headrace up` says once every role is ready, also those that answer no port."""
 STOP_S: Final = 30.0
 STOPPED: Final = "it was stopped before everything was up"
 PORT_TRIES: Final = 5
@@ -67,11 +67,11 @@ class Stage:
         self.sellers = sellers
         self.folder.mkdir(parents=True, exist_ok=True)
         self.origins_log = self.folder / "origins.log"
-        self.penstock_log = self.folder / "penstock.log"
+        self.headrace_log = self.folder / "headrace.log"
         self.shop_log = self.folder / "shop.log"
         self.database = self.folder / "bazaar.sqlite"
-        self.config = self.folder / "penstock.toml"
-        self.data = self.folder / "penstock"
+        self.config = self.folder / "headrace.toml"
+        self.data = self.folder / "headrace"
         self.ports = self._choose_ports()
 
     @property
@@ -97,19 +97,19 @@ class Stage:
     def env(self) -> dict[str, str]:
         """The environment of commands on this platform: none of the caller's own settings."""
         kept = {
-            name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
+            name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")
         }
         paths = os.pathsep.join(path for path in (str(ROOT), kept.get("PYTHONPATH")) if path)
         return kept | {
             "PYTHONPATH": paths,
             "PYTHONUNBUFFERED": "1",
-            "PENSTOCK_CONFIG": str(self.config),
+            "HEADRACE_CONFIG": str(self.config),
             "BAZAAR_DATABASE": str(self.database),
         }
 
     @contextlib.asynccontextmanager
     async def running(self, stop: asyncio.Event) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Hosts and `penstock up`, ready; both are ended on the way out. Raises: DemoError."""
+        """Hosts and `headrace up`, ready; both are ended on the way out. Raises: DemoError."""
         origins = await self._start_origins(stop)
         try:
             up = await self._start_up(origins, stop)
@@ -124,14 +124,14 @@ class Stage:
     async def _start_up(
         self, origins: asyncio.subprocess.Process, stop: asyncio.Event
     ) -> asyncio.subprocess.Process:
-        """`penstock up`, ready: on other ports where one was taken meanwhile. Raises: DemoError."""
+        """`headrace up`, ready: on other ports where one was taken meanwhile. Raises: DemoError."""
         tries_left = PORT_TRIES
         while True:
             tries_left -= 1
             self.ports = self._choose_ports(origins=self.ports.origins)
             self._write_config()
-            command = [sys.executable, "-m", "penstock", "up", "examples.bazaar.app:app"]
-            up = await self._start(command, self.penstock_log.name)
+            command = [sys.executable, "-m", "headrace", "up", "examples.bazaar.app:app"]
+            up = await self._start(command, self.headrace_log.name)
             try:
                 await self._wait_ready(up, origins, stop)
             except DemoError:
@@ -202,16 +202,16 @@ class Stage:
         return self.token_file.read_text(encoding="ascii").strip()
 
     async def command(self, *words: str) -> bytes:
-        """Run `penstock` with these words, as a person at the terminal would; return its output.
+        """Run `headrace` with these words, as a person at the terminal would; return its output.
 
         The process ends with this call, also when it is cancelled. Raises: CommandFailedError.
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock", *words),
+            *(sys.executable, "-m", "headrace", *words),
             env=self.env(), cwd=self.folder,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        command = f"penstock {' '.join(words)}"
+        command = f"headrace {' '.join(words)}"
         try:
             async with asyncio.timeout(COMMAND_S):
                 out, errors = await process.communicate()
@@ -256,22 +256,22 @@ class Stage:
         while waiting or UP_SAID not in self._log():
             if stop.is_set():
                 raise DemoError(STOPPED)
-            for process, log in ((up, self.penstock_log), (origins, self.folder / "origins.out")):
+            for process, log in ((up, self.headrace_log), (origins, self.folder / "origins.out")):
                 if process.returncode is not None:
                     raise DemoError(f"a program ended with {process.returncode}:\n{_tail(log)}")
             if time.monotonic() > deadline:
                 raise DemoError(
                     f"not ready within {READY_S:.0f} s: {waiting or dead_roles(self._log())}\n"
-                    f"{_tail(self.penstock_log)}"
+                    f"{_tail(self.headrace_log)}"
                 )
             for url in [url for url, path in waiting.items() if await _answers(url, path)]:
                 del waiting[url]
             await asyncio.sleep(0.1)
         if not self.token_file.exists():
-            raise DemoError(f"`penstock up` is ready but made no token in {self.token_file}")
+            raise DemoError(f"`headrace up` is ready but made no token in {self.token_file}")
 
     def _log(self) -> str:
-        return self.penstock_log.read_text(encoding="utf-8", errors="replace")
+        return self.headrace_log.read_text(encoding="utf-8", errors="replace")
 
     def _write_config(self) -> None:
         self.config.write_text(
@@ -342,7 +342,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def dead_roles(log: str) -> str:
-    """The roles that ended, out of what `penstock up` logged."""
+    """The roles that ended, out of what `headrace up` logged."""
     died = [line for line in log.splitlines() if '"event":"role_died"' in line]
     names = {match[1] for line in died if (match := re.search(r'"name":"(\w+)"', line))}
     return f"{', '.join(sorted(names))} ended and was started again" if names else "the roles"

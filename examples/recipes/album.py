@@ -6,10 +6,10 @@ import asyncio
 
 import msgspec
 
-from penstock import Penstock
-from penstock.jobs import Batch
+from headrace import Headrace
+from headrace.jobs import Batch
 
-app = Penstock()
+app = Headrace()
 
 
 class Photo(msgspec.Struct):

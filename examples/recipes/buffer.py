@@ -8,10 +8,10 @@ import os
 import urllib.error
 import urllib.request
 
-from penstock import Penstock
-from penstock.jobs import Fail, Retry
+from headrace import Headrace
+from headrace.jobs import Fail, Retry
 
-app = Penstock()
+app = Headrace()
 API = os.environ.get("CRM_URL", "http://127.0.0.1:8600/contacts")
 app.limiter("crm", rate="600/m", concurrency=4)
 

@@ -12,9 +12,9 @@ import os
 
 import asyncpg
 
-from penstock import Penstock
+from headrace import Headrace
 
-app = Penstock()
+app = Headrace()
 POSTS_PER_STEP = 100
 COMMENTS_PER_STEP = 500
 pools: list[asyncpg.Pool] = []

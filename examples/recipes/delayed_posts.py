@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from penstock import Penstock
-from penstock.jobs import JobRef, Transaction
+from headrace import Headrace
+from headrace.jobs import JobRef, Transaction
 
-app = Penstock()
+app = Headrace()
 
 
 @app.task("publish", retries=10, importance=1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock import Penstock
+from headrace import Headrace
 
-app = Penstock()
+app = Headrace()
 moderation = app.queue("moderation", slots=(0, 0))
 """No code works it: moderators take its jobs over HTTP or on the command line."""
 

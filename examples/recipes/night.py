@@ -7,10 +7,10 @@ from datetime import UTC, datetime, time, timedelta
 
 import msgspec
 
-from penstock import Penstock
-from penstock.jobs import Batch, NewJob
+from headrace import Headrace
+from headrace.jobs import Batch, NewJob
 
-app = Penstock()
+app = Headrace()
 NIGHT = time(1, 0, tzinfo=UTC)
 SPREAD = "5h"
 

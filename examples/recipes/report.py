@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from penstock import Penstock
-from penstock.jobs import Batch
+from headrace import Headrace
+from headrace.jobs import Batch
 
-app = Penstock()
+app = Headrace()
 
 
 @app.task("orders", batch=100)
@@ -30,7 +30,7 @@ async def daily_report() -> None:
 
 
 async def main() -> None:
-    """Some orders; the report comes at night, or by `penstock crons run daily_report`."""
+    """Some orders; the report comes at night, or by `headrace crons run daily_report`."""
     await handle_order.enqueue_many({"order": number} for number in range(1_000))
     await app.close()
 

@@ -13,10 +13,10 @@ import os
 from http.client import HTTPConnection
 from urllib.parse import urljoin, urlsplit
 
-from penstock import Penstock
-from penstock.jobs import Fail, Retry, current_job
+from headrace import Headrace
+from headrace.jobs import Fail, Retry, current_job
 
-app = Penstock()
+app = Headrace()
 PARTNER = os.environ.get("PARTNER_URL", "http://127.0.0.1:8601/items?page=1")
 REDIRECTS_MAX = 3
 app.limiter("partners", rate="60/m", concurrency=2)

@@ -1,4 +1,4 @@
-"""A program for tests: one command line of `penstock` as a user who owns nothing here.
+"""A program for tests: one command line of `headrace` as a user who owns nothing here.
 
 other_user.py UID ARGUMENT...   every module is imported first: that user need not reach this checkout
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
-from penstock.__main__ import main
-from penstock.app import sections
-from penstock.cli.main import build_group
+from headrace.__main__ import main
+from headrace.app import sections
+from headrace.cli.main import build_group
 
 if __name__ == "__main__":
     build_group()

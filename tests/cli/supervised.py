@@ -14,10 +14,10 @@ import sys
 import threading
 from pathlib import Path
 
-from penstock.cli.supervisor import Role, Supervisor, announce_ready, watch_parent
-from penstock.engines.embedded import EmbeddedEngines
-from penstock.kernel.backoff import Backoff
-from penstock.kernel.logs import configure_logs
+from headrace.cli.supervisor import Role, Supervisor, announce_ready, watch_parent
+from headrace.engines.embedded import EmbeddedEngines
+from headrace.kernel.backoff import Backoff
+from headrace.kernel.logs import configure_logs
 
 
 def act(kind: str, folder: str) -> int:

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock import Penstock
-from penstock.cli.checkup import (
+from headrace import Headrace
+from headrace.cli.checkup import (
     FEED_SETTINGS,
     check_flusher,
     check_media_urls,
     check_token,
     check_valkey,
 )
-from penstock.web.tokens import Tokens, ensure_root_token, make_token, root_name
+from headrace.web.tokens import Tokens, ensure_root_token, make_token, root_name
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ async def app(running_engines, database_url, tmp_path):
         "valkey.url": running_engines.endpoints.valkey_url,
         "valkey.prefix": f"test-{tmp_path.name}",
     }
-    async with Penstock(flags=flags) as app:
+    async with Headrace(flags=flags) as app:
         yield app
 
 
@@ -56,7 +56,7 @@ async def test_a_revoked_token_fails_with_the_mend(check, postgres, tmp_path):
     assert finding.state == "fail"
     assert "revoked" in finding.text
     assert f"delete {root.file}" in finding.mend
-    assert "penstock tokens create" in finding.mend
+    assert "headrace tokens create" in finding.mend
 
 
 async def test_a_token_unknown_to_a_restored_database_is_a_warning(check, tmp_path):
@@ -99,7 +99,7 @@ async def test_an_index_that_would_take_more_memory_is_a_warning(valkey, name):
     ],
 )
 def test_urls_that_lead_nowhere_are_a_warning(flags, is_told):
-    found = check_media_urls(Penstock(flags=flags))
+    found = check_media_urls(Headrace(flags=flags))
     assert [finding.state for finding in found] == ["warn"] * is_told
     assert all("media.public_url" in finding.mend for finding in found)
 
@@ -110,4 +110,4 @@ async def test_hits_that_nobody_flushes_are_a_warning(app):
     [finding] = await check_flusher(app)
     assert finding.state == "warn"
     assert "nobody flushes 1 calls with hits" in finding.text
-    assert "penstock flusher" in finding.mend
+    assert "headrace flusher" in finding.mend

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 from click.testing import CliRunner
 
-from penstock import Penstock
-from penstock.cli.checkup import check_up
-from penstock.cli.checkup_media import check_media_disks, serves_media_alone
-from penstock.cli.roles import media_metrics
-from penstock.cli.terminal import CommandLine
-from penstock.kernel import metrics
-from penstock.media.cluster.membership import Member, Roster
-from penstock.media.errors import NodeNotHere
+from headrace import Headrace
+from headrace.cli.checkup import check_up
+from headrace.cli.checkup_media import check_media_disks, serves_media_alone
+from headrace.cli.roles import media_metrics
+from headrace.cli.terminal import CommandLine
+from headrace.kernel import metrics
+from headrace.media.cluster.membership import Member, Roster
+from headrace.media.errors import NodeNotHere
 
 
 @asynccontextmanager
@@ -27,7 +27,7 @@ async def machine(tmp_path, **media):
         "blobs.url": (tmp_path / "store").as_uri(),
         **{f"media.{name}": value for name, value in media.items()},
     }
-    async with Penstock(flags=flags) as app:
+    async with Headrace(flags=flags) as app:
         yield app
 
 
@@ -77,7 +77,7 @@ async def test_disks_of_a_node_that_does_not_run_are_a_fault(tmp_path):
 
 
 def test_the_series_of_a_node_are_printed(tmp_path):
-    line = CommandLine(lambda _: Penstock(), ())
+    line = CommandLine(lambda _: Headrace(), ())
     line.flags["data.folder"] = str(tmp_path)
     printed = CliRunner().invoke(media_metrics, obj=line)
     assert (printed.exit_code, printed.output) == (0, "")

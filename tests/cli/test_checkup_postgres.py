@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from headrace import Headrace
+from headrace.cli import checkup_postgres
+from headrace.cli.checkup_postgres import check_postgres
+from headrace.engines.postgres import PostgresConfig
 from own_postgres import run_statements
-from penstock import Penstock
-from penstock.cli import checkup_postgres
-from penstock.cli.checkup_postgres import check_postgres
-from penstock.engines.postgres import PostgresConfig
 
 NO_SYNCS = ("fsync is off", "full_page_writes is off")
 """The engines of a test run sync nothing."""
@@ -24,7 +24,7 @@ def look(running_engines, database_url, tmp_path):
     async def ask(url: str = database_url, **flags: str):
         urls = {"postgres.url": url, "valkey.url": running_engines.endpoints.valkey_url}
         own = {"data.folder": str(tmp_path / "data"), **urls, **flags}
-        async with Penstock(flags=own) as app:
+        async with Headrace(flags=own) as app:
             found = await check_postgres(app, app.engines)
         faults = [one for one in found if one.state != "ok" and not one.text.startswith(NO_SYNCS)]
         return {one.subject: one for one in faults}
@@ -42,7 +42,7 @@ async def test_the_embedded_server_is_well(look):
     assert await look() == {}
 
 
-@pytest.mark.parametrize("place", ["DATABASE {name}", "ROLE penstock IN DATABASE {name}"])
+@pytest.mark.parametrize("place", ["DATABASE {name}", "ROLE headrace IN DATABASE {name}"])
 @pytest.mark.parametrize(
     "case",
     [
@@ -153,7 +153,7 @@ async def execute(url: str, *statements: str) -> None:
 
 
 def test_the_defaults_are_those_that_the_agent_uses():
-    from penstock.cli.roles import AGENT_CONNECTIONS
+    from headrace.cli.roles import AGENT_CONNECTIONS
 
     assert int(AGENT_CONNECTIONS) + 1 == checkup_postgres.AGENT_CONNECTIONS
     assert PostgresConfig().connections_max == 10

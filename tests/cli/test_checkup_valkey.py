@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.cli import checkup
-from penstock.cli.checkup import check_valkey
-from penstock.engines.valkey import Valkey, ValkeyConfig
+from headrace.cli import checkup
+from headrace.cli.checkup import check_valkey
+from headrace.engines.valkey import Valkey, ValkeyConfig
 from stock_valkey import SERVERS, StockValkey, program_of
 
 GOOD = {

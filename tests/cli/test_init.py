@@ -1,4 +1,4 @@
-"""`penstock init`: the configuration names every setting, nothing is overwritten, each starter works."""
+"""`headrace init`: the configuration names every setting, nothing is overwritten, each starter works."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import sys
 import httpx
 import pytest
 
-from penstock.__main__ import main
-from penstock.app import sections
-from penstock.cli.init import NEXT_STEPS, commented_config, starter
-from penstock.kernel.config import load_config, setting_rows
-from penstock.testing import drain
+from headrace.__main__ import main
+from headrace.app import sections
+from headrace.cli.init import NEXT_STEPS, commented_config, starter
+from headrace.kernel.config import load_config, setting_rows
+from headrace.testing import drain
 
 DJANGO_PAGES = """
 from django.test import Client
 from django.contrib.auth.models import User
-from penstock.testing import drain
+from headrace.testing import drain
 from site_app import app
 site = Client()
 print(site.post("/users/ann").json()["job"] > 0, User.objects.count())
@@ -37,9 +37,9 @@ print(site.get("/readers/1/feed").json()["items"])
 @pytest.fixture
 def site(running_engines, database_url, tmp_path, monkeypatch):
     """An empty folder whose programs find this test's engines."""
-    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", database_url)
-    monkeypatch.setenv("PENSTOCK_VALKEY_URL", running_engines.endpoints.valkey_url)
-    monkeypatch.setenv("PENSTOCK_VALKEY_PREFIX", f"test-{tmp_path.name}")
+    monkeypatch.setenv("HEADRACE_POSTGRES_URL", database_url)
+    monkeypatch.setenv("HEADRACE_VALKEY_URL", running_engines.endpoints.valkey_url)
+    monkeypatch.setenv("HEADRACE_VALKEY_PREFIX", f"test-{tmp_path.name}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -54,7 +54,7 @@ def test_the_configuration_names_every_setting_and_changes_none():
 def test_a_setting_takes_effect_once_its_mark_is_taken_away(tmp_path):
     text = commented_config(sections())
     every = re.sub(r"^# (\w+ = )(?!\"\.\.\.\")", r"\1", text, flags=re.MULTILINE)
-    file = tmp_path / "penstock.toml"
+    file = tmp_path / "headrace.toml"
     file.write_text(every)
     loaded = load_config(sections(), env={}, file=file)
     assert loaded.sections == load_config(sections(), env={}).sections
@@ -67,14 +67,14 @@ def test_a_starter_is_written_once_and_never_over_a_file(tmp_path, monkeypatch, 
     assert main(["init", "site", "--for", kind]) == 0
     assert "cd site" in capsys.readouterr().out
     written = {path.name: path.read_text() for path in (tmp_path / "site").iterdir()}
-    assert written.keys() == {"penstock.toml", *starter(kind)}
+    assert written.keys() == {"headrace.toml", *starter(kind)}
     for name, text in written.items():
         if name.endswith(".py"):
             compile(text, name, "exec")
-    (tmp_path / "site" / "penstock.toml").unlink()
+    (tmp_path / "site" / "headrace.toml").unlink()
     assert main(["init", "site", "--for", kind]) == 5
     assert "cli.file_exists" in capsys.readouterr().err
-    assert not (tmp_path / "site" / "penstock.toml").exists()
+    assert not (tmp_path / "site" / "headrace.toml").exists()
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from penstock.__main__ import main
-from penstock.cli.main import NAMES, ROOMS, build_group, take_global_options
-from penstock.cli.roles import LIBRARIES
-from penstock.cli.terminal import CommandLine
+from headrace.__main__ import main
+from headrace.cli.main import NAMES, ROOMS, build_group, take_global_options
+from headrace.cli.roles import LIBRARIES
+from headrace.cli.terminal import CommandLine
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def test_global_options_may_stand_anywhere_before_a_lone_dash_dash():
         (["config", "show", "--data"], 2, "--data needs a value"),
         (["up", "nonsense"], 2, "write module:attribute"),
         (["up", "no_such_module:app"], 2, "no module 'no_such_module'"),
-        (["up", "json:app"], 2, "module json has no Penstock() 'app'"),
+        (["up", "json:app"], 2, "module json has no Headrace() 'app'"),
         (["up", "site:app"], 2, "'site' is a module of Python's standard library, which hides"),
         (["up", "site.web:app"], 2, "call yours otherwise, such as site_app.py"),
-        (["jobs", "show", "1"], 7, "penstock up"),
+        (["jobs", "show", "1"], 7, "headrace up"),
         (["agent", "--name", "a b"], 2, "host 'a b' is no valid id"),
         (["agent", "--name", ""], 2, "host '' is no valid id"),
-        (["migrate"], 7, "penstock up"),
+        (["migrate"], 7, "headrace up"),
         (["config", "show", "--config", "absent.toml"], 2, "expected a TOML file"),
     ],
 )
@@ -66,16 +66,16 @@ def test_under_json_an_error_is_one_document(folder, capfd):
 
 
 def test_config_show_names_sources_and_masks_secrets(folder, capfd, monkeypatch):
-    (folder / "penstock.toml").write_text('[web]\nlisten = "127.0.0.1:9999"\n')
-    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", "postgresql://me:hunter2@db/site")
-    monkeypatch.setenv("PENSTOCK_MEDIA_PUBLIC_URL", "https://me:hunter2@cdn.example/x")
-    monkeypatch.setenv("PENSTOCK_BLOBS_URL", "s3://AKIA:hunter2@bucket/x")
-    monkeypatch.setenv("PENSTOCK_JOBS_ALERTS_WEBHOOK_URL", "https://hooks.example/T0/hunter2")
+    (folder / "headrace.toml").write_text('[web]\nlisten = "127.0.0.1:9999"\n')
+    monkeypatch.setenv("HEADRACE_POSTGRES_URL", "postgresql://me:hunter2@db/site")
+    monkeypatch.setenv("HEADRACE_MEDIA_PUBLIC_URL", "https://me:hunter2@cdn.example/x")
+    monkeypatch.setenv("HEADRACE_BLOBS_URL", "s3://AKIA:hunter2@bucket/x")
+    monkeypatch.setenv("HEADRACE_JOBS_ALERTS_WEBHOOK_URL", "https://hooks.example/T0/hunter2")
     assert main(["config", "show", "--json"]) == 0
     out = capfd.readouterr().out
     rows = {row["name"]: row for row in json.loads(out)}
-    assert rows["web.listen"]["source"] == "penstock.toml"
-    assert rows["postgres.url"]["source"] == "PENSTOCK_POSTGRES_URL"
+    assert rows["web.listen"]["source"] == "headrace.toml"
+    assert rows["postgres.url"]["source"] == "HEADRACE_POSTGRES_URL"
     assert rows["blobs.put_threads"]["source"] == "default"
     assert rows["postgres.url"]["value"] == "postgresql://me:(masked)@db/site"
     assert "hunter2" not in out
@@ -115,7 +115,7 @@ def test_a_module_that_the_application_misses_is_no_missing_application(folder, 
 
 
 def test_a_wrong_setting_is_told_once(folder, capfd):
-    (folder / "penstock.toml").write_text('[web]\nlisten = "nowhere"\nbody_max = "big"\n')
+    (folder / "headrace.toml").write_text('[web]\nlisten = "nowhere"\nbody_max = "big"\n')
     assert main(["config", "show"]) == 2
     told = capfd.readouterr().err
     assert told.count("nowhere") == 1
@@ -123,15 +123,15 @@ def test_a_wrong_setting_is_told_once(folder, capfd):
 
 
 def test_engines_alone_need_an_engine_to_start(folder, capfd, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", "postgresql://me@127.0.0.1:1/site")
-    monkeypatch.setenv("PENSTOCK_VALKEY_URL", "valkey://127.0.0.1:1")
+    monkeypatch.setenv("HEADRACE_POSTGRES_URL", "postgresql://me@127.0.0.1:1/site")
+    monkeypatch.setenv("HEADRACE_VALKEY_URL", "valkey://127.0.0.1:1")
     assert main(["up", "--engines-only"]) == 2
     assert "[cli.no_engines]" in capfd.readouterr().err
 
 
 def test_a_command_names_the_server_that_does_not_answer(folder, capfd, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", "postgresql://me:hunter2@127.0.0.1:1/site")
-    monkeypatch.setenv("PENSTOCK_VALKEY_URL", "valkey://127.0.0.1:1")
+    monkeypatch.setenv("HEADRACE_POSTGRES_URL", "postgresql://me:hunter2@127.0.0.1:1/site")
+    monkeypatch.setenv("HEADRACE_VALKEY_URL", "valkey://127.0.0.1:1")
     assert main(["queues", "ls"]) == 7
     told = capfd.readouterr().err
     assert "PostgreSQL at 127.0.0.1:1 does not answer" in told
@@ -143,11 +143,11 @@ def test_a_command_names_the_server_that_does_not_answer(folder, capfd, monkeypa
 
 def test_doctor_without_engines_says_how_to_start_them(folder, capfd):
     assert main(["doctor"]) == 7
-    assert "mend: run `penstock up`" in capfd.readouterr().out
+    assert "mend: run `headrace up`" in capfd.readouterr().out
 
 
 def test_a_missing_extra_is_told_with_its_name(folder, capfd, monkeypatch):
-    monkeypatch.setitem(ROOMS, "penstock.fetch.cli", "no_such_library")
+    monkeypatch.setitem(ROOMS, "headrace.fetch.cli", "no_such_library")
     assert main(["fetch", "runs", "ls", "--max", "3"]) == 2
     assert "pip install 'WHEEL[fetch]'" in capfd.readouterr().err
     monkeypatch.setitem(LIBRARIES, "web", ("no_such_library",))
@@ -162,7 +162,7 @@ def test_a_line_imports_the_modules_of_its_command_alone():
         assert found == NAMES[module]
         for name in found:
             assert name in build_group(name).commands
-    assert set(build_group("media").commands) == set(NAMES["penstock.cli.roles"])
+    assert set(build_group("media").commands) == set(NAMES["headrace.cli.roles"])
     assert set(build_group("no-such").commands) == {n for names in NAMES.values() for n in names}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.__main__ import main
+from headrace.__main__ import main
 
 PROGRAM = Path(__file__).with_name("other_user.py")
 NOBODY = 65534
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 @pytest.fixture
 def open_folder():
     """A folder that every user may pass, unlike pytest's."""
-    path = Path(tempfile.mkdtemp(prefix="penstock-test-"))
+    path = Path(tempfile.mkdtemp(prefix="headrace-test-"))
     path.chmod(0o711)
     yield path
     shutil.rmtree(path)

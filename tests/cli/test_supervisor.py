@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.supervisor import announce_ready, watch_parent
-from penstock.engines.embedded.leftovers import processes_in
-from penstock.testing.processes import descendants, is_alive, wait_until
+from headrace.cli.supervisor import announce_ready, watch_parent
+from headrace.engines.embedded.leftovers import processes_in
+from headrace.testing.processes import descendants, is_alive, wait_until
 
 PROGRAM = Path(__file__).with_name("supervised.py")
 pytestmark = pytest.mark.slow
@@ -174,7 +174,7 @@ def test_a_supervisor_whose_folder_is_in_use_says_so_and_leaves_the_other_alone(
 
 
 def test_without_a_supervisor_a_role_announces_to_nobody_and_watches_nobody(monkeypatch):
-    monkeypatch.delenv("PENSTOCK_READY_FD", raising=False)
-    monkeypatch.delenv("PENSTOCK_PARENT_PID", raising=False)
+    monkeypatch.delenv("HEADRACE_READY_FD", raising=False)
+    monkeypatch.delenv("HEADRACE_PARENT_PID", raising=False)
     announce_ready(listen="127.0.0.1:8080")
     watch_parent()

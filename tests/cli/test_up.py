@@ -1,4 +1,4 @@
-"""`penstock up` on what people do to a data folder: a revoked token, a backup and its restore."""
+"""`headrace up` on what people do to a data folder: a revoked token, a backup and its restore."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock import Penstock
-from penstock.cli.up import embedded_of
-from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.testing.processes import PenstockProcess
-from penstock.views.fence import means_of
+from headrace import Headrace
+from headrace.cli.up import embedded_of
+from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.testing.processes import HeadraceProcess
+from headrace.views.fence import means_of
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
-FREE_PORTS = {"PENSTOCK_WEB_LISTEN": "127.0.0.1:0", "PENSTOCK_MEDIA_LISTEN": "127.0.0.1:0"}
+FREE_PORTS = {"HEADRACE_WEB_LISTEN": "127.0.0.1:0", "HEADRACE_MEDIA_LISTEN": "127.0.0.1:0"}
 pytestmark = pytest.mark.slow
 SITE = """
-from penstock import Penstock
+from headrace import Headrace
 
-app = Penstock()
+app = Headrace()
 
 
 @app.task("notes")
@@ -36,11 +36,11 @@ async def note(payload):
 
 @pytest.fixture
 def start():
-    """Starts `penstock` processes; whatever a test leaves of them is stopped."""
+    """Starts `headrace` processes; whatever a test leaves of them is stopped."""
     started = []
 
     def begin(folder, *words):
-        started.append(PenstockProcess(list(words), folder=folder, env=FREE_PORTS))
+        started.append(HeadraceProcess(list(words), folder=folder, env=FREE_PORTS))
         return started[-1]
 
     yield begin
@@ -75,7 +75,7 @@ def test_a_revoked_root_token_is_told_and_a_deleted_file_makes_a_new_one(start, 
     assert "holds a token that is revoked" in told
     assert "curl" not in told
     stop(process)
-    (tmp_path / "penstock-data" / "token").unlink()
+    (tmp_path / "headrace-data" / "token").unlink()
     process = start(tmp_path, "up")
     process.wait_out("/v1/queues")
     run(start, tmp_path, "doctor")
@@ -123,7 +123,7 @@ def test_backup_and_restore_work_as_the_operations_page_says(start, tmp_path):
     process = start(folder, *shlex.split(up.replace("site_app:app", "shop.app:app"))[1:])
     api = re.search(r"API +(\S+)", process.wait_out("/v1/queues"))[1]
     run(start, folder, *shlex.split(doctor)[1:])
-    token = (folder / "penstock-data" / "token").read_text().strip()
+    token = (folder / "headrace-data" / "token").read_text().strip()
     answer = httpx.get(f"{api}/v1/queues", headers={"authorization": f"Bearer {token}"})
     [notes] = [queue for queue in answer.json() if queue["queue"] == "notes"]
     assert (notes["ready"], notes["paused"]) == (1, True)
@@ -140,7 +140,7 @@ def test_backup_and_restore_work_as_the_operations_page_says(start, tmp_path):
     ],
 )
 async def test_the_embedded_valkey_is_as_safe_as_hits_are_to_be(tmp_path, settings, policy):
-    engines = embedded_of(Penstock(flags={"data.folder": str(tmp_path / "data"), **settings}))
+    engines = embedded_of(Headrace(flags={"data.folder": str(tmp_path / "data"), **settings}))
     valkey = Valkey((await engines.start()).valkey_url, ValkeyConfig())
     try:
         assert await means_of(valkey) == (policy, 0)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, Response, async_playwright
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 PATIENCE_MS = 60_000
@@ -46,8 +46,8 @@ RUN_AXE = """async (rules) => {
 
 
 def chromium_path() -> str | None:
-    """The Chromium to use: `PENSTOCK_CHROMIUM`, or the one of the system."""
-    return os.environ.get("PENSTOCK_CHROMIUM") or shutil.which("chromium")
+    """The Chromium to use: `HEADRACE_CHROMIUM`, or the one of the system."""
+    return os.environ.get("HEADRACE_CHROMIUM") or shutil.which("chromium")
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ async def running_chromium() -> AsyncIterator[Browser]:
     """One headless Chromium; skips the test, with its reason, where there is none."""
     path = chromium_path()
     if path is None:
-        pytest.skip("no Chromium: install the package chromium, or set PENSTOCK_CHROMIUM to one")
+        pytest.skip("no Chromium: install the package chromium, or set HEADRACE_CHROMIUM to one")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=path,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from penstock import Penstock
-from penstock.fetch import Item
-from penstock.jobs import Batch
+from headrace import Headrace
+from headrace.fetch import Item
+from headrace.jobs import Batch
 
-app = Penstock()
+app = Headrace()
 app.limiter("partners", rate="2/m", concurrency=1)
 app.queue("approve")
 

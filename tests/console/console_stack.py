@@ -1,4 +1,4 @@
-"""One running system for all tests of the console: `penstock up` with an application, and data in every room.
+"""One running system for all tests of the console: `headrace up` with an application, and data in every room.
 
 Nothing is written past the API but objects of the store, so what the screens show is what users' systems hold. `seed`
 fills the rooms with ordinary data and with the corpus of `hostile`; what a test changes it makes for itself, under names of
@@ -24,8 +24,8 @@ import httpx
 from hostile import CORPUS, LAMP, TEXT
 from seller_host import SellerHost
 
-from penstock.engines.blobs import Blobs
-from penstock.testing.processes import PenstockProcess, wait_until
+from headrace.engines.blobs import Blobs
+from headrace.testing.processes import HeadraceProcess, wait_until
 
 SETTINGS = """
 [web]
@@ -50,7 +50,7 @@ class ConsoleStack:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.seller = SellerHost()
-        self.process: PenstockProcess | None = None
+        self.process: HeadraceProcess | None = None
         self.api = self.media = self.token = ""
         self.cookies: list[Any] = []
         """The session that the one-time link of `up` began, as a browser context takes it."""
@@ -60,9 +60,9 @@ class ConsoleStack:
         """Start everything and wait until each role is ready."""
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = textwrap.dedent(SETTINGS).format(media_port=free_port())
-        (self.folder / "penstock.toml").write_text(settings)
+        (self.folder / "headrace.toml").write_text(settings)
         here = f"{self.folder}:{Path(__file__).parent}"
-        self.process = PenstockProcess(
+        self.process = HeadraceProcess(
             ["up", "console_site:app", "--json"], folder=self.folder, env={"PYTHONPATH": here}
         )
         out = self.process.wait_out('"api":')
@@ -95,7 +95,7 @@ class ConsoleStack:
 
     def process_run(self, *words: str) -> str:
         """What a command on this system prints."""
-        ran = PenstockProcess([*words], folder=self.folder)
+        ran = HeadraceProcess([*words], folder=self.folder)
         assert ran.wait_exit() == 0, ran.err
         return ran.out.strip()
 
@@ -130,7 +130,7 @@ class ConsoleStack:
 
     async def put(self, key: str, data: bytes) -> None:
         """Store an object."""
-        blobs = Blobs((self.folder / "penstock-data" / "blobs").as_uri())
+        blobs = Blobs((self.folder / "headrace-data" / "blobs").as_uri())
         try:
             await blobs.put(key, data)
         finally:

@@ -1,4 +1,4 @@
-"""The console of one `Penstock` over the test's own engines, served in this process on a real socket."""
+"""The console of one `Headrace` over the test's own engines, served in this process on a real socket."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from types import SimpleNamespace
 
 import httpx
 
-from penstock import Penstock
-from penstock.engines.endpoints import Endpoints
-from penstock.web.server import run_api
-from penstock.web.sessions import Sessions
+from headrace import Headrace
+from headrace.engines.endpoints import Endpoints
+from headrace.web.server import run_api
+from headrace.web.sessions import Sessions
 
 PAGE = {"accept": "text/html"}
 MARK = re.compile(r'name="mark" value="([0-9a-f]{32})"')
 
 
-def app_of(tmp_path, endpoints: Endpoints, **flags: str) -> Penstock:
+def app_of(tmp_path, endpoints: Endpoints, **flags: str) -> Headrace:
     """An application on these engines."""
     settings = {"data.folder": str(tmp_path / "data"), "web.listen": "127.0.0.1:0"}
     given = {name.replace("__", "."): text for name, text in flags.items()}
-    app = Penstock(flags={**settings, **given})
+    app = Headrace(flags={**settings, **given})
     app.use_endpoints(endpoints)
     app.load_rooms()
     return app
 
 
 @asynccontextmanager
-async def serving(app: Penstock, *, logged_in: bool = True):
+async def serving(app: Headrace, *, logged_in: bool = True):
     """`app` on a free port: its address, and a client that asks for pages, logged in as `root` unless it is not to be."""
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     running = asyncio.create_task(run_api(app, stop, lambda *at: ready.set_result(at), app.pages()))

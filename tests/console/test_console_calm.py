@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 WAITS = "not all is live: what came or went is shown once you are done here"
@@ -118,4 +118,4 @@ async def test_no_word_of_a_command_is_broken_on_a_phone(screen):
     assert set(lines) == {1}
     assert await screen.overflow() == 0
     typed = await page.locator(".calls code").first.evaluate("code => code.textContent")
-    assert typed == "penstock jobs bulk retry --queue broken-by-hand --state failed"
+    assert typed == "headrace jobs bulk retry --queue broken-by-hand --state failed"

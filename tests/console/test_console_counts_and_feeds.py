@@ -8,7 +8,7 @@ import pytest
 from console_acts import act
 from hostile import TEXT
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 

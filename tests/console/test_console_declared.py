@@ -8,12 +8,12 @@ import shlex
 import click
 import pytest
 
-from penstock import Penstock
-from penstock.cli.main import build_group
-from penstock.console.screens import ROOMS
-from penstock.engines.endpoints import Endpoints
-from penstock.web.model import SCOPES
-from penstock.web.server import describe_api
+from headrace import Headrace
+from headrace.cli.main import build_group
+from headrace.console.screens import ROOMS
+from headrace.engines.endpoints import Endpoints
+from headrace.web.model import SCOPES
+from headrace.web.server import describe_api
 
 ACTIONS = [action for room in ROOMS for action in room.actions]
 SAMPLES = {"number": "7", "decimal": "0.5", "json": "{}", "check": "1"}
@@ -43,7 +43,7 @@ def test_the_command_of_an_action_can_be_typed(action):
     values = action.parse({field.name: sample_of(field) for field in action.fields})
     for given in (values, action.sketch({})):
         program, *words = shlex.split(action.as_command(given))
-        assert program == "penstock"
+        assert program == "headrace"
         found, left = command_of(words)
         if given is values:
             found.make_context(found.name, left, resilient_parsing=False)
@@ -52,18 +52,18 @@ def test_the_command_of_an_action_can_be_typed(action):
 @pytest.mark.parametrize(
     ("name", "given", "command"),
     [
-        ("jobs.set_limiter", {"limiter": "q"}, "penstock lanes limiter q --unlimited"),
+        ("jobs.set_limiter", {"limiter": "q"}, "headrace lanes limiter q --unlimited"),
         (
             "jobs.set_limiter",
             {"limiter": "-q", "concurrency": "2"},
-            "penstock lanes limiter --concurrency 2 -- -q",
+            "headrace lanes limiter --concurrency 2 -- -q",
         ),
-        ("jobs.pause_queue", {"queue": "-x"}, "penstock queues pause -- -x"),
-        ("jobs.pause_queue", {"queue": "-x y"}, "penstock queues pause -- '-x y'"),
+        ("jobs.pause_queue", {"queue": "-x"}, "headrace queues pause -- -x"),
+        ("jobs.pause_queue", {"queue": "-x y"}, "headrace queues pause -- '-x y'"),
         (
             "jobs.add_job",
             {"queue": "q", "payload": "-5", "lane": "-l"},
-            "penstock jobs add --lane -l -- q -5",
+            "headrace jobs add --lane -l -- q -5",
         ),
     ],
 )
@@ -79,7 +79,7 @@ def test_the_command_does_the_same_whatever_is_typed(name, given, command):
 @pytest.fixture(scope="module")
 def routes():
     """(method, path) of every route of the API, parameters as {}."""
-    app = Penstock()
+    app = Headrace()
     app.use_endpoints(
         Endpoints("postgresql://nobody@/none?host=/nowhere", "unix:///nowhere", "file:///tmp")
     )

@@ -10,8 +10,8 @@ import pytest
 import structlog
 from served import PAGE, app_of, make_link, serving
 
-from penstock.engines.endpoints import Endpoints
-from penstock.web.model import TokenRefused
+from headrace.engines.endpoints import Endpoints
+from headrace.web.model import TokenRefused
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ async def test_what_a_page_loads_does_not_use_a_link_up(guarded, fields):
 async def test_links_that_lead_nowhere(guarded, monkeypatch):
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     gone = await make_link(guarded, token)
-    monkeypatch.setattr("penstock.web.sessions.LINK_LASTS_S", -1.0)
+    monkeypatch.setattr("headrace.web.sessions.LINK_LASTS_S", -1.0)
     expired = await make_link(guarded, token)
     await guarded.app.tokens.revoke("ann")
     with pytest.raises(TokenRefused):

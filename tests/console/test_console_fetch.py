@@ -8,7 +8,7 @@ import pytest
 from console_acts import act
 from hostile import CORPUS, LAMP, TEXT
 
-from penstock.kernel.terminal import visible
+from headrace.kernel.terminal import visible
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +90,7 @@ async def test_a_held_run_is_confirmed_by_a_person(screen, stack):
     await screen.page.locator("a.button:has-text('Apply it')").click()
     await screen.page.locator("#dialog .primary").wait_for()
     form = await screen.text("#dialog")
-    assert f"penstock fetch catalogue confirm {held}" in form
+    assert f"headrace fetch catalogue confirm {held}" in form
     assert f"POST /v1/fetch/runs/{held}/confirm" in form
     assert "unpublishes 29" in form
     async with screen.page.expect_navigation(wait_until="load"):
@@ -131,7 +131,7 @@ async def test_a_customer_its_source_and_its_webhook_are_set_tried_and_removed(s
     assert "a share from 0 to 1" in refused
     await screen.open("/console/fetch/customers/made-here")
     assert "Held over" in await screen.text("main")
-    assert "penstock fetch webhook rotate made-here" in told
+    assert "headrace fetch webhook rotate made-here" in told
     assert "whsec" not in told
     made = stack.call("GET", path)
     assert (made["starts_max"], made["window_s"], made["connections"]) == (20, 5.0, 3)

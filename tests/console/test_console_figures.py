@@ -7,15 +7,15 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from penstock.console.rates import Rates, parse_series
-from penstock.console.screens.fetch.photos import host_line
-from penstock.console.screens.fetch.runs import TONES, WORDS, run_number
-from penstock.console.screens.media.figures import bound_s
-from penstock.console.screens.media.objects import folders_of, kind_of, parents_of
-from penstock.console.screens.views.counts import chart_of, flush_of
-from penstock.console.seeing import Found
-from penstock.fetch.model import Host, RunState
-from penstock.views import SeriesPoint, ShardLag
+from headrace.console.rates import Rates, parse_series
+from headrace.console.screens.fetch.photos import host_line
+from headrace.console.screens.fetch.runs import TONES, WORDS, run_number
+from headrace.console.screens.media.figures import bound_s
+from headrace.console.screens.media.objects import folders_of, kind_of, parents_of
+from headrace.console.screens.views.counts import chart_of, flush_of
+from headrace.console.seeing import Found
+from headrace.fetch.model import Host, RunState
+from headrace.views import SeriesPoint, ShardLag
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from served import app_of, serving
 
-from penstock.engines.endpoints import Endpoints
-from penstock.web.openapi import handlers_of
-from penstock.web.server import create_app
-from penstock.web.tokens import KEY_PREFIX, make_token
+from headrace.engines.endpoints import Endpoints
+from headrace.web.openapi import handlers_of
+from headrace.web.server import create_app
+from headrace.web.tokens import KEY_PREFIX, make_token
 
 pytestmark = pytest.mark.slow
 FOREIGN = {"origin": "http://evil.example"}
@@ -48,7 +48,7 @@ def cors_of(answer: Any) -> list[str]:
 
 
 async def test_every_route_is_closed_to_pages_but_those_for_them(at):
-    """Each route with `?k=psk_`, an unknown key, and where it is not for pages a valid one; and each preflight."""
+    """Each route with `?k=hrk_`, an unknown key, and where it is not for pages a valid one; and each preflight."""
     key = (await at.app.tokens.create("site", ("views:hit",), publishable=True)).text
     routes = {(method, path) for method, path, _ in handlers_of(create_app(at.app))}
     routes |= {(method, path) for path in CONSOLE for method in ("GET", "POST")}
@@ -57,7 +57,7 @@ async def test_every_route_is_closed_to_pages_but_those_for_them(at):
     client.headers["accept"] = "*/*"
     for method, template in sorted(routes):
         path = template.replace("{id}", "ad:1").replace("{", "").replace("}", "")
-        for given in ("psk_", make_token(KEY_PREFIX), key):
+        for given in ("hrk_", make_token(KEY_PREFIX), key):
             is_for_page = given == key and (method, template) in FOR_PAGES
             place = f"{path}?k={given}"
             asked = {**FOREIGN, "access-control-request-method": method}
@@ -139,7 +139,7 @@ async def test_a_foreign_page_in_a_browser_reads_and_writes_nothing(chromium, st
             page = await context.new_page()
             await page.goto(origin)
             for path in (*CONSOLE, "/metrics", "/openapi.json", "/v1/queues", "/healthz"):
-                for query in ("", "?k=psk_", f"?k={key}"):
+                for query in ("", "?k=hrk_", f"?k={key}"):
                     for options in ({}, {"method": "POST", "body": "queue=mail&payload=1"}):
                         told = await page.evaluate(TRY, [stack.api + path + query, options])
                         assert told == "refused", f"{path}{query} {options}: {told}"

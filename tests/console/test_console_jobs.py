@@ -10,8 +10,8 @@ from browser import WIDTHS
 from console_acts import send
 from hostile import CORPUS
 
-from penstock.kernel.terminal import visible
-from penstock.testing.waiting import wait_true
+from headrace.kernel.terminal import visible
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 PHONE_RULES = ("color-contrast", "scrollable-region-focusable")
@@ -155,7 +155,7 @@ async def test_a_jobs_life_by_buttons(screen, stack):
     assert "gone" in await do(screen, "jobs.cancel_job", job=job_id), "a refusal is told"
     lines = stack.call("GET", "/v1/audit")
     assert [line["outcome"] for line in lines[:5]] == ["refused", "done", "done", "done", "done"]
-    assert lines[1]["command"] == f"penstock jobs rm {job_id}"
+    assert lines[1]["command"] == f"headrace jobs rm {job_id}"
 
 
 async def test_all_that_fit_at_once(screen, stack):
@@ -240,7 +240,7 @@ async def test_a_form_opens_above_its_page_and_follows_what_is_typed(screen, sta
     await dialog.locator("#a-importance").wait_for()
     assert not await screen.findings()
     await dialog.locator("#a-importance").fill("4")
-    await dialog.get_by_text("penstock queues set mail --importance 4").wait_for()
+    await dialog.get_by_text("headrace queues set mail --importance 4").wait_for()
     assert '"importance": 4' in await dialog.inner_text()
     await dialog.locator("#a-importance").fill("very")
     await dialog.locator(".primary").click()

@@ -1,4 +1,4 @@
-"""`penstock console link` on a running system whose API took a free port."""
+"""`headrace console link` on a running system whose API took a free port."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.cli.console import ADDRESS_FILE, base_url, open_browser, opens_browser
-from penstock.testing.processes import PenstockProcess
+from headrace.cli.console import ADDRESS_FILE, base_url, open_browser, opens_browser
+from headrace.testing.processes import HeadraceProcess
 
 pytestmark = pytest.mark.slow
 
@@ -27,16 +27,16 @@ def test_the_command_prints_a_link_that_works_once(stack):
 
 
 def test_where_no_api_answers_the_command_says_so(stack, tmp_path):
-    folder = stack.folder / "penstock-data"
+    folder = stack.folder / "headrace-data"
     address = folder / ADDRESS_FILE
     assert base_url(address.read_text()) == stack.api
     kept = address.read_text()
     address.write_text("127.0.0.1:9")
     try:
-        ran = PenstockProcess(["console", "link"], folder=stack.folder)
+        ran = HeadraceProcess(["console", "link"], folder=stack.folder)
         assert ran.wait_exit() == 7
         assert "cli.api_not_running" in ran.err
-        assert "penstock up" in ran.err
+        assert "headrace up" in ran.err
     finally:
         address.write_text(kept)
 

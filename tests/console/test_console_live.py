@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from markupsafe import Markup
 
-from penstock.console.live import BYTES_PER_S, Budget, Sample, Sampler, Seen, Viewer, Watched
-from penstock.console.model import TooManyViewers
-from penstock.console.rendering import Live
-from penstock.kernel.errors import Unavailable
+from headrace.console.live import BYTES_PER_S, Budget, Sample, Sampler, Seen, Viewer, Watched
+from headrace.console.model import TooManyViewers
+from headrace.console.rendering import Live
+from headrace.kernel.errors import Unavailable
 
 PAGE = Watched("/console/jobs", frozenset({"*"}))
 NEW = Seen("", "frame", "")
@@ -159,7 +159,7 @@ async def test_a_refusal_is_told_in_its_words():
 
 
 async def test_viewers_are_bounded(monkeypatch):
-    monkeypatch.setattr("penstock.console.live.VIEWERS_MAX", 1)
+    monkeypatch.setattr("headrace.console.live.VIEWERS_MAX", 1)
 
     async def look(watched):
         return sample({})
@@ -194,8 +194,8 @@ async def test_who_comes_again_is_sent_all_and_what_came_meanwhile_is_noticed():
 
 
 async def test_a_quiet_page_hears_that_it_is_live_and_who_may_not_look_hears_the_end(monkeypatch):
-    monkeypatch.setattr("penstock.console.live.BEAT_S", 0.05)
-    monkeypatch.setattr("penstock.console.live.CHECK_S", 0.05)
+    monkeypatch.setattr("headrace.console.live.BEAT_S", 0.05)
+    monkeypatch.setattr("headrace.console.live.CHECK_S", 0.05)
     is_in = True
 
     async def look(watched):

@@ -6,7 +6,7 @@ import pytest
 from browser import browsing
 from served import app_of, serving
 
-from penstock.engines.endpoints import Endpoints
+from headrace.engines.endpoints import Endpoints
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ async def test_a_person_logs_in_and_out(chromium, tmp_path, database_url, runnin
         assert "/console/login?back=" in page.url
         assert not await screen.findings()
         await screen.narrow()
-        await page.locator("#token").fill("pst_wrong")
+        await page.locator("#token").fill("hrt_wrong")
         await screen.press("main .primary")
         assert "not a valid token here" in await screen.text("#login-fault")
         assert not await screen.findings()

@@ -9,7 +9,7 @@ import pytest
 from console_acts import act
 from console_stack import TRACK, tone
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from browser import WIDTHS
 from console_stack import TRACK
 from PIL import Image
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 SHOTS = "SCREENSHOTS"
 """The folder that is written to."""

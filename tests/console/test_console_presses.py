@@ -12,7 +12,7 @@ import re
 import pytest
 from browser import WIDTHS
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 PREVIEWS = "**/calls?**"

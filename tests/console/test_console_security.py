@@ -14,12 +14,12 @@ import structlog
 from markupsafe import Markup
 from served import MARK, PAGE, app_of, make_link, post, send, serving
 
-from penstock.console import app as console_app
-from penstock.console.rendering import Live
-from penstock.engines.endpoints import Endpoints
-from penstock.jobs import NewJob
-from penstock.kernel.metrics import REGISTRY
-from penstock.testing.chaos import RESET, ChaosProxy
+from headrace.console import app as console_app
+from headrace.console.rendering import Live
+from headrace.engines.endpoints import Endpoints
+from headrace.jobs import NewJob
+from headrace.kernel.metrics import REGISTRY
+from headrace.testing.chaos import RESET, ChaosProxy
 
 pytestmark = pytest.mark.slow
 ASSETS = Path(console_app.__file__).parent / "assets"
@@ -58,7 +58,7 @@ async def test_the_root_leads_people_here_and_programs_to_the_index(at):
     assert answer.status_code == 401, "a session of the console is no token of the API"
     token = (await at.app.tokens.create("reader", ("jobs:read",))).text
     headers = {"accept": "application/json", "authorization": f"Bearer {token}"}
-    assert (await at.client.get("/", headers=headers)).json()["name"] == "penstock"
+    assert (await at.client.get("/", headers=headers)).json()["name"] == "headrace"
 
 
 PASSED_ON = (
@@ -97,7 +97,7 @@ async def test_a_login_by_token(guarded):
     assert (await guarded.client.get("/console")).status_code == 303
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            wrong = await log_in(guarded, "pst_wrong")
+            wrong = await log_in(guarded, "hrt_wrong")
             assert wrong.status_code == 401
     [line] = [one for one in logs if one["event"] == "logins_refused"]
     assert (line["alike_before"], line["place"]) == (0, "127.0.0.1"), (
@@ -120,7 +120,7 @@ async def test_a_publishable_key_is_no_login(guarded):
 
 
 async def test_a_session_ends_with_its_token_on_open_pages_as_well(guarded, monkeypatch):
-    monkeypatch.setattr("penstock.console.live.CHECK_S", 0.2)
+    monkeypatch.setattr("headrace.console.live.CHECK_S", 0.2)
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     await log_in(guarded, token)
     assert (await guarded.client.get("/console/jobs")).status_code == 200
@@ -158,9 +158,9 @@ async def test_a_form_with_a_fault_shows_no_call_that_would_pass_it_on(at):
         text = (await at.client.get(place, params={"queue": "q", "payload": payload})).text
         assert text.count("There is none while a field has a fault") == 2
         assert "/v1/queues" not in text
-        assert "penstock jobs add" not in text
+        assert "headrace jobs add" not in text
     text = (await at.client.get(place, params={"queue": "q", "payload": '"5"'})).text
-    assert "penstock jobs add q '\"5\"'" in html.unescape(re.sub("<[^>]*>", "", text))
+    assert "headrace jobs add q '\"5\"'" in html.unescape(re.sub("<[^>]*>", "", text))
     assert "There is none" not in text
     sent = await send(at, "jobs.add_job", queue="q", payload=r'"\u0000"')
     assert (sent.status_code, "without NUL characters" in sent.text) == (422, True)
@@ -194,7 +194,7 @@ async def test_a_token_opens_what_its_scopes_say(guarded):
     assert answer.status_code == 403
     [line] = await guarded.app.audit.lines()
     assert (line.actor, line.outcome) == ("reader", "refused"), "a refused try has its line too"
-    assert line.command == "penstock crons run nightly"
+    assert line.command == "headrace crons run nightly"
     live = await guarded.client.get(
         "/console/live?url=/console/views", headers={"accept": "text/event-stream"}
     )
@@ -246,10 +246,10 @@ async def test_a_refusal_keeps_the_form_as_it_was_filled_in(at):
     assert (line.actor, line.place, line.action) == ("root", "127.0.0.1", "jobs.add_cron")
     assert (line.outcome, line.command) == (
         "refused",
-        "penstock crons add n '0 4 * * *' nothing null",
+        "headrace crons add n '0 4 * * *' nothing null",
     )
     assert "nothing" in line.told
-    assert "penstock crons add" in (await at.client.get("/console/audit")).text
+    assert "headrace crons add" in (await at.client.get("/console/audit")).text
 
 
 async def test_a_form_is_sent_once_and_its_copies_do_nothing(at):
@@ -263,9 +263,9 @@ async def test_a_form_is_sent_once_and_its_copies_do_nothing(at):
 
 
 async def test_nobody_else_tells_a_visitor_what_was_done(at):
-    at.client.cookies.set("penstock_told", "0" * 32 + b"good.gotcha".hex())
+    at.client.cookies.set("headrace_told", "0" * 32 + b"good.gotcha".hex())
     assert "gotcha" not in (await at.client.get("/console/jobs")).text
-    at.client.cookies.set("penstock_told", "~" * 40)
+    at.client.cookies.set("headrace_told", "~" * 40)
     assert (await at.client.get("/console/jobs")).status_code == 200
 
 
@@ -274,10 +274,10 @@ async def test_what_was_done_is_told_by_the_next_page_and_by_no_piece_of_another
     await send(at, "jobs.pause_queue", queue="q", back="/console/jobs")
     piece = await at.client.get("/console/jobs", headers={"hx-request": "true"})
     assert 'class="told' not in piece.text
-    assert "penstock_told" not in piece.headers.get("set-cookie", "")
+    assert "headrace_told" not in piece.headers.get("set-cookie", "")
     page = await at.client.get("/console/jobs")
     assert len(re.findall(r'class="told good"', page.text)) == 1
-    assert "penstock_told" in page.headers["set-cookie"]
+    assert "headrace_told" in page.headers["set-cookie"]
     assert 'class="told' not in (await at.client.get("/console/jobs")).text
 
 

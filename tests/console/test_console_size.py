@@ -14,10 +14,10 @@ import time
 import pytest
 from served import app_of, serving
 
-from penstock.console.live import BYTES_PER_S
-from penstock.engines.endpoints import Endpoints
-from penstock.jobs import store
-from penstock.jobs.fleet.plan import Move
+from headrace.console.live import BYTES_PER_S
+from headrace.engines.endpoints import Endpoints
+from headrace.jobs import store
+from headrace.jobs.fleet.plan import Move
 from queue_counts import add_counts
 
 QUEUES, HOSTS, SLOTS, TRIES = 150, 40, 32, 6

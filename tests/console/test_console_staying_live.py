@@ -8,7 +8,7 @@ import re
 import httpx
 import pytest
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 RESTING = (

@@ -12,27 +12,27 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from penstock.console import shown
-from penstock.console.actions import Action, Field, is_faulty, quoted
-from penstock.console.model import FieldsInvalid, QueryInvalid
-from penstock.console.rates import Rates, parse_series
-from penstock.console.screens import ROOMS
-from penstock.console.screens.jobs.fleet import QueueRow
-from penstock.console.screens.overview.now import health_of
-from penstock.console.screens.overview.systems import sweep_lag_s
-from penstock.console.screens.overview.wrongs import (
+from headrace.console import shown
+from headrace.console.actions import Action, Field, is_faulty, quoted
+from headrace.console.model import FieldsInvalid, QueryInvalid
+from headrace.console.rates import Rates, parse_series
+from headrace.console.screens import ROOMS
+from headrace.console.screens.jobs.fleet import QueueRow
+from headrace.console.screens.overview.now import health_of
+from headrace.console.screens.overview.systems import sweep_lag_s
+from headrace.console.screens.overview.wrongs import (
     Wrong,
     unread,
     wrong_failures,
     wrong_fleet,
     wrong_roles,
 )
-from penstock.console.security import safe_back
-from penstock.console.seeing import Found, Query
-from penstock.jobs.fleet.alerts import Alert
-from penstock.jobs.fleet.facts import FleetState, PlanHead
-from penstock.jobs.fleet.load import QueueFailures
-from penstock.kernel.terminal import is_visible
+from headrace.console.security import safe_back
+from headrace.console.seeing import Found, Query
+from headrace.jobs.fleet.alerts import Alert
+from headrace.jobs.fleet.facts import FleetState, PlanHead
+from headrace.jobs.fleet.load import QueueFailures
+from headrace.kernel.terminal import is_visible
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -117,7 +117,7 @@ ACTION = Action(
     title="Move",
     scope="jobs:write",
     what="Moves {item} to {place}.",
-    command="penstock shop move {item} [--to {place}] [--n {n}] [--force ?force]",
+    command="headrace shop move {item} [--to {place}] [--n {n}] [--force ?force]",
     method="PUT",
     path="/v1/items/{item}",
     body=lambda values: {"n": values["n"], "force": values["force"]},
@@ -137,7 +137,7 @@ ACTION = Action(
 def test_an_action_is_shown_as_what_would_be_typed():
     values = ACTION.parse({"item": "a/b c", "place": "x'; rm -rf /", "n": "3", "force": "1"})
     line = ACTION.as_command(values)
-    assert line == """penstock shop move 'a/b c' --to 'x'"'"'; rm -rf /' --n 3 --force"""
+    assert line == """headrace shop move 'a/b c' --to 'x'"'"'; rm -rf /' --n 3 --force"""
     call = ACTION.as_http(values)
     assert call.startswith("PUT /v1/items/a%2Fb%20c\n")
     assert '"force": true' in call
@@ -149,7 +149,7 @@ def test_an_action_is_shown_as_what_would_be_typed():
 
 def test_what_is_left_empty_is_left_out():
     values = ACTION.parse({"item": "a", "n": "3"})
-    assert ACTION.as_command(values) == "penstock shop move a --n 3"
+    assert ACTION.as_command(values) == "headrace shop move a --n 3"
     assert "--n N" in ACTION.as_command(ACTION.sketch({"item": "a"}))
 
 
@@ -199,7 +199,7 @@ def test_what_nobody_would_see_is_seen_wherever_an_action_is_shown():
     action = dataclasses.replace(ACTION, body=lambda given: {"place": given["place"]})
     values = action.sketch({"item": "a\u202eb", "place": "x\u00a0y", "n": "3"})
     shown = [action.as_command(values), action.as_http(values), action.described(values)]
-    assert shown[0] == "penstock shop move $'a\\xe2\\x80\\xaeb' --to $'x\\xc2\\xa0y' --n 3"
+    assert shown[0] == "headrace shop move $'a\\xe2\\x80\\xaeb' --to $'x\\xc2\\xa0y' --n 3"
     assert "/v1/items/a%E2%80%AEb\n" in shown[1]
     assert msgspec.json.decode(shown[1].partition("\n\n")[2])["place"] == "x\u00a0y"
     assert shown[2] == "Moves a\\u202eb to x\\u00a0y."
@@ -243,7 +243,7 @@ def test_a_payload_is_the_same_in_the_command(payload, word):
         given["payload"] = payload
     for name, line in (("add_job", "jobs add q"), ("add_cron", "crons add n '* * * * *' q")):
         [action] = [a for room in ROOMS for a in room.actions if a.name == f"jobs.{name}"]
-        assert action.as_command(action.parse(given)) == f"penstock {line} {word}"
+        assert action.as_command(action.parse(given)) == f"headrace {line} {word}"
 
 
 @pytest.mark.parametrize(

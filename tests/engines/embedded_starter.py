@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from penstock.engines.embedded import EmbeddedEngines
-from penstock.kernel.errors import PenstockError
+from headrace.engines.embedded import EmbeddedEngines
+from headrace.kernel.errors import HeadraceError
 
 
 async def main(folder: Path, *, durable: bool) -> int:
@@ -20,7 +20,7 @@ async def main(folder: Path, *, durable: bool) -> int:
     engines = EmbeddedEngines(folder, durable=durable)
     try:
         endpoints = await engines.start()
-    except PenstockError as error:
+    except HeadraceError as error:
         print(json.dumps({"code": error.code, "text": error.text}), flush=True)
         return error.exit_code
     facts = {

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.engines import folder
-from penstock.engines.blobs import (
+from headrace.engines import folder
+from headrace.engines.blobs import (
     BlobChanged,
     BlobMissing,
     Blobs,
@@ -23,8 +23,8 @@ from penstock.engines.blobs import (
     BlobsDown,
     InvalidBlobKey,
 )
-from penstock.engines.folder import put_file
-from penstock.testing.processes import wait_until
+from headrace.engines.folder import put_file
+from headrace.testing.processes import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ async def test_keys_that_are_no_plain_path_are_refused(store, key):
 async def test_a_full_or_forbidden_disk_is_told_and_nothing_half_is_seen(tmp_path):
     store = Blobs((tmp_path / "store").as_uri())
     (tmp_path / "store" / "a").write_text("a file where a folder is needed")
-    with pytest.raises(BlobsDown, match="penstock doctor"):
+    with pytest.raises(BlobsDown, match="headrace doctor"):
         await store.put("a/b.bin", b"x")
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["a"]
     await store.close()
@@ -194,7 +194,7 @@ async def test_a_store_serves_one_loop_after_another(tmp_path):
 def test_a_put_killed_at_any_moment_leaves_the_old_or_the_new_object(tmp_path):
     put_file(tmp_path, "k/object.bin", b"old" * 100_000)
     code = (
-        "import sys; from pathlib import Path; from penstock.engines.folder import put_file\n"
+        "import sys; from pathlib import Path; from headrace.engines.folder import put_file\n"
         "print('go', flush=True)\n"
         "while True: put_file(Path(sys.argv[1]), 'k/object.bin', b'new' * 100_000)\n"
     )
@@ -215,7 +215,7 @@ def test_puts_killed_together_leave_the_old_or_the_new_objects(tmp_path):
     for key in keys:
         put_file(tmp_path, key, old)
     code = (
-        "import asyncio, sys; from pathlib import Path; from penstock.engines.folder import FolderPuts\n"
+        "import asyncio, sys; from pathlib import Path; from headrace.engines.folder import FolderPuts\n"
         "async def main(puts, keys):\n"
         "    while True: await asyncio.gather(*[puts.put(k, b'new' * 10_000) for k in keys])\n"
         "print('go', flush=True)\n"

@@ -12,10 +12,10 @@ import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from penstock.engines.borrowed import SchemaDenied, TransactionUnfit, borrow
-from penstock.engines.migrate import SchemaBehind
-from penstock.engines.postgres import ConstraintViolated, PostgresBusy, PostgresDown
-from penstock.engines.sql import array_literal, compile_query, percent_text
+from headrace.engines.borrowed import SchemaDenied, TransactionUnfit, borrow
+from headrace.engines.migrate import SchemaBehind
+from headrace.engines.postgres import ConstraintViolated, PostgresBusy, PostgresDown
+from headrace.engines.sql import array_literal, compile_query, percent_text
 
 MOMENT = datetime(2026, 11, 21, 12, 0, 0, 500, timezone(timedelta(hours=3, seconds=7)))
 ECHO = compile_query(
@@ -39,8 +39,8 @@ GIVEN = {
 }
 ADD = compile_query("add", "-- Add one.\nINSERT INTO note (id) VALUES (:id::int)")
 LATE = compile_query("late", "-- Take long.\nSELECT pg_sleep(30)")
-JOBS = compile_query("jobs", "-- What only a migrated database has.\nSELECT penstock.enqueue_v1()")
-QUEUES = compile_query("queues", "-- Look at the queues.\nSELECT count(*) FROM penstock.queue")
+JOBS = compile_query("jobs", "-- What only a migrated database has.\nSELECT headrace.enqueue_v1()")
+QUEUES = compile_query("queues", "-- Look at the queues.\nSELECT count(*) FROM headrace.queue")
 MANY = compile_query(
     "many", "-- Three rows.\nSELECT n, n * 2 AS twice FROM generate_series(1, 3) n"
 )
@@ -149,7 +149,7 @@ async def test_a_broken_rule_names_its_constraint_and_then_the_transaction_has_f
 
 
 async def test_a_database_without_our_schema_is_told_with_the_remedy(runner):
-    with pytest.raises(SchemaBehind, match="penstock migrate"):
+    with pytest.raises(SchemaBehind, match="headrace migrate"):
         await runner.value(JOBS)
 
 
@@ -183,4 +183,4 @@ async def test_a_lost_connection_is_told_as_such(runner, postgres):
 async def test_what_we_have_no_word_for_passes_as_it_is(runner):
     with pytest.raises(Exception, match=r"(?i)division by zero") as told:
         await runner.value(compile_query("zero", "-- Divide.\nSELECT 1 / 0"))
-    assert not type(told.value).__module__.startswith("penstock")
+    assert not type(told.value).__module__.startswith("headrace")

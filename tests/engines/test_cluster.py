@@ -10,17 +10,17 @@ from urllib.parse import urlsplit
 import pytest
 from hostile_valkey import hostile_peer
 
+from headrace.app import PACKAGES
+from headrace.cli.checkup import check_valkey
+from headrace.engines.functions import Functions, load_libraries
+from headrace.engines.multiplex import Multiplexer, ValkeyPartlyDown, ValkeyRefused
+from headrace.engines.multiplex.scanning import BEGIN, Keys, every, scan
+from headrace.engines.slots import place_of, read_map, slot_of
+from headrace.engines.valkey import Valkey, ValkeyConfig, ValkeyDown, ValkeyMoved
+from headrace.testing.chaos import ChaosProxy
+from headrace.testing.waiting import wait_true
+from headrace.views.fence import Fence, means_of
 from own_cluster import Primary
-from penstock.app import PACKAGES
-from penstock.cli.checkup import check_valkey
-from penstock.engines.functions import Functions, load_libraries
-from penstock.engines.multiplex import Multiplexer, ValkeyPartlyDown, ValkeyRefused
-from penstock.engines.multiplex.scanning import BEGIN, Keys, every, scan
-from penstock.engines.slots import place_of, read_map, slot_of
-from penstock.engines.valkey import Valkey, ValkeyConfig, ValkeyDown, ValkeyMoved
-from penstock.testing.chaos import ChaosProxy
-from penstock.testing.waiting import wait_true
-from penstock.views.fence import Fence, means_of
 
 
 @pytest.fixture
@@ -115,13 +115,13 @@ async def test_a_scan_finds_what_is_on_every_primary(line):
 async def test_functions_are_on_every_primary_and_again_where_they_were_lost(cluster, line, stock):
     await load_libraries(stock, PACKAGES)
     for primary in cluster.primaries:
-        assert b"penstock_views_v1" in str(primary.ask("FUNCTION", "LIST")).encode()
+        assert b"headrace_views_v1" in str(primary.ask("FUNCTION", "LIST")).encode()
         assert primary.ask("FUNCTION", "FLUSH") == b"OK"
-    functions = Functions(line, "penstock.views")
+    functions = Functions(line, "headrace.views")
     for shard in range(8):
         key = f"{line.prefix}:{{v:{shard}}}:q"
-        assert await functions.call("penstock_views_lag_v1", [key], ["0-0"]) == [0, 0]
-    assert await load_libraries(stock, ("penstock.views",)) == []
+        assert await functions.call("headrace_views_lag_v1", [key], ["0-0"]) == [0, 0]
+    assert await load_libraries(stock, ("headrace.views",)) == []
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ async def test_a_primary_that_is_away_fails_its_own_keys_alone(cluster, line, st
         assert not isinstance(all_lost.value, ValkeyPartlyDown)
         await stock.open()
         assert await means_of(stock) == ("no", 0)
-        assert await load_libraries(stock, ("penstock.views",)) in ([], ["penstock_views_v1"])
+        assert await load_libraries(stock, ("headrace.views",)) in ([], ["headrace_views_v1"])
         found = {finding.subject: finding.state for finding in await check_of(stock)}
         assert found.pop(f"valkey {gone.address}") == "fail"
         assert "fail" not in found.values()
@@ -231,8 +231,8 @@ async def test_the_first_address_may_go_away_once_the_others_are_known(cluster, 
 
 @pytest.mark.slow
 async def test_a_primary_that_joins_gets_its_functions_with_the_first_call(cluster, line, tmp_path):
-    functions, key = Functions(line, "penstock.views"), f"{line.prefix}:{{joining}}:q"
-    assert await functions.call("penstock_views_lag_v1", [key], ["0-0"]) == [0, 0]
+    functions, key = Functions(line, "headrace.views"), f"{line.prefix}:{{joining}}:q"
+    assert await functions.call("headrace_views_lag_v1", [key], ["0-0"]) == [0, 0]
     owner, joining = cluster.owner_of(key), Primary(tmp_path / "joining")
     cluster.primaries.append(joining)
     try:
@@ -242,10 +242,10 @@ async def test_a_primary_that_joins_gets_its_functions_with_the_first_call(clust
         await asyncio.to_thread(cluster.wait_serving)
         await asyncio.to_thread(cluster.move, key, to=joining)
         assert joining.ask("FUNCTION", "LIST") == []
-        assert await functions.call("penstock_views_lag_v1", [key], ["0-0"]) == [0, 0]
+        assert await functions.call("headrace_views_lag_v1", [key], ["0-0"]) == [0, 0]
         assert await line.owner(key) == joining.address
         await asyncio.to_thread(cluster.move, key, to=owner)
-        assert await functions.call("penstock_views_lag_v1", [key], ["0-0"]) == [0, 0]
+        assert await functions.call("headrace_views_lag_v1", [key], ["0-0"]) == [0, 0]
     finally:
         cluster.primaries.remove(joining)
         name = joining.ask("CLUSTER", "MYID").decode()

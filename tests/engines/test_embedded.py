@@ -11,17 +11,17 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from penstock.engines.embedded import (
+from headrace.engines.embedded import (
     EmbeddedEngines,
     FolderInUse,
     StartFailed,
     WrongVersion,
     running_endpoints,
 )
-from penstock.engines.embedded.leftovers import processes_in
-from penstock.engines.embedded.lock import is_locked
-from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.testing.processes import is_alive
+from headrace.engines.embedded.leftovers import processes_in
+from headrace.engines.embedded.lock import is_locked
+from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.testing.processes import is_alive
 
 pytestmark = pytest.mark.slow
 

@@ -10,25 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.embedded import (
+from headrace.engines.embedded import (
     EngineMissing,
     FolderInUse,
     FolderUnusable,
     NotRunning,
     running_endpoints,
 )
-from penstock.engines.embedded.folder import LOG_BYTES_MAX, MARKER, rotate_log, usable_folder
-from penstock.engines.embedded.leftovers import kill_engine, processes_in
-from penstock.engines.embedded.lock import FolderLock, is_locked
-from penstock.engines.embedded.machine import (
+from headrace.engines.embedded.folder import LOG_BYTES_MAX, MARKER, rotate_log, usable_folder
+from headrace.engines.embedded.leftovers import kill_engine, processes_in
+from headrace.engines.embedded.lock import FolderLock, is_locked
+from headrace.engines.embedded.machine import (
     Machine,
     postgres_settings,
     read_machine,
     valkey_settings,
 )
-from penstock.engines.embedded.sockets import ADDRESS_BYTES_MAX, endpoints_of, reachable_folder
-from penstock.engines.embedded.spawn import packaged_file
-from penstock.testing.processes import is_alive, wait_until
+from headrace.engines.embedded.sockets import ADDRESS_BYTES_MAX, endpoints_of, reachable_folder
+from headrace.engines.embedded.spawn import packaged_file
+from headrace.testing.processes import is_alive, wait_until
 
 GIB = 2**30
 
@@ -77,7 +77,7 @@ def test_a_folder_with_our_mark_or_with_just_the_secret_is_accepted(tmp_path):
     assert usable_folder(tmp_path) == tmp_path
 
 
-@pytest.mark.parametrize("path", ["/proc/penstock", "/dev/null", "/dev/null/below", "/tmp/a\nb"])
+@pytest.mark.parametrize("path", ["/proc/headrace", "/dev/null", "/dev/null/below", "/tmp/a\nb"])
 def test_a_path_that_cannot_be_a_data_folder_is_refused(path):
     with pytest.raises(FolderUnusable, match="data folder"):
         usable_folder(Path(path))
@@ -106,7 +106,7 @@ def test_one_lock_a_folder_that_anyone_may_ask_about(tmp_path):
 
 
 def test_a_folder_where_nothing_runs_says_how_to_start_it(tmp_path):
-    with pytest.raises(NotRunning, match="penstock up"):
+    with pytest.raises(NotRunning, match="headrace up"):
         running_endpoints(tmp_path / "never")
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.embedded.leftovers import processes_in
-from penstock.engines.embedded.spawn import packaged_file
-from penstock.testing.processes import is_alive
+from headrace.engines.embedded.leftovers import processes_in
+from headrace.engines.embedded.spawn import packaged_file
+from headrace.testing.processes import is_alive
 
 STARTER = Path(__file__).with_name("embedded_starter.py")
 NOBODY = 65534
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def open_folder():
     """A folder that every user may pass, unlike pytest's."""
-    path = Path(tempfile.mkdtemp(prefix="penstock test "))
+    path = Path(tempfile.mkdtemp(prefix="headrace test "))
     path.chmod(0o711)
     yield path
     shutil.rmtree(path)

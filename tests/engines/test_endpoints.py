@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from penstock.engines.endpoints import (
+from headrace.engines.endpoints import (
     masked_text,
     masked_url,
     parse_valkey_url,
@@ -40,7 +40,7 @@ def test_a_server_is_named_without_user_and_password(url, server):
 
 def test_a_socket_behind_a_descriptor_is_named_by_its_path(tmp_path):
     descriptor = os.open(tmp_path, os.O_PATH)
-    url = f"postgresql://penstock@/penstock?host=/proc/self/fd/{descriptor}"
+    url = f"postgresql://headrace@/headrace?host=/proc/self/fd/{descriptor}"
     assert server_of(url, port=5432, socket="s") == f"{tmp_path}/s"
     os.close(descriptor)
 
@@ -83,7 +83,7 @@ def test_of_a_url_only_the_password_is_masked(text, shown):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("PenstockFetch/0.1 (+https://example.org/about)", None),
+        ("HeadraceFetch/0.1 (+https://example.org/about)", None),
         ("https://me:hunter2@cdn.example/m", "https://(masked)@cdn.example/m"),
         (
             "a https://x/?token=hunter2, redis://:hunter2@c/0",

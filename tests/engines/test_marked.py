@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.__main__ import main
-from penstock.cli.checkup import check_blobs
-from penstock.engines.blobs import BlobMissing, Blobs, BlobsConfig, BlobsDown, StoreNotThere
-from penstock.engines.marked import MARK_FILE, StoreRecord, read_mark, read_record
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.shared_record import PostgresRecord
-from penstock.testing.processes import PenstockProcess
+from headrace.__main__ import main
+from headrace.cli.checkup import check_blobs
+from headrace.engines.blobs import BlobMissing, Blobs, BlobsConfig, BlobsDown, StoreNotThere
+from headrace.engines.marked import MARK_FILE, StoreRecord, read_mark, read_record
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.shared_record import PostgresRecord
+from headrace.testing.processes import HeadraceProcess
 
-NOWHERE = "postgresql://penstock@127.0.0.1:1/penstock?sslmode=disable"
+NOWHERE = "postgresql://headrace@127.0.0.1:1/headrace?sslmode=disable"
 
 
 class Place:
@@ -224,7 +224,7 @@ async def test_a_child_leaves_the_first_use_to_its_parent(place):
 @pytest.mark.slow
 def test_of_processes_that_begin_at_once_one_makes_the_mark(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from penstock.engines.marked import make_mark\n"
+        "import sys; from pathlib import Path; from headrace.engines.marked import make_mark\n"
         "print('ready', flush=True); sys.stdin.readline(); print(make_mark(Path(sys.argv[1])))\n"
     )
     children = [
@@ -306,7 +306,7 @@ async def test_doctor_says_which_store_is_expected_and_what_to_do(place):
     assert (finding.state, finding.subject) == ("fail", "blobs")
     assert str(place.folder) in finding.text
     assert "mount" in finding.mend
-    assert "penstock blobs adopt" in finding.mend
+    assert "headrace blobs adopt" in finding.mend
 
 
 async def test_callers_over_the_network_are_not_told_the_folder(place):
@@ -331,12 +331,12 @@ def test_commands_make_no_second_store(tmp_path, capsys):
 
     assert run(*put)[0] == 0
     folder.rename(tmp_path / "away")
-    process = PenstockProcess([*put, "--data", str(tmp_path / "data")], folder=tmp_path, env={})
+    process = HeadraceProcess([*put, "--data", str(tmp_path / "data")], folder=tmp_path, env={})
     process_told = process.wait_exit(), process.out + process.err
     for code, told in (process_told, run(*put), run("media", "ls"), run("doctor")):
         assert code == 7
         assert str(folder) in told
-        assert "penstock blobs adopt" in told
+        assert "headrace blobs adopt" in told
     assert not folder.exists()
     (tmp_path / "away").rename(folder)
     code, told = run("media", "ls")
@@ -348,7 +348,7 @@ def test_commands_make_no_second_store(tmp_path, capsys):
 
 
 def test_a_bucket_has_nothing_to_adopt(monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("PENSTOCK_BLOBS_URL", "s3://photos")
+    monkeypatch.setenv("HEADRACE_BLOBS_URL", "s3://photos")
     assert main(["blobs", "adopt", "--data", str(tmp_path / "data")]) == 2
     assert "blobs.url names no folder" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from penstock.app import PACKAGES
-from penstock.engines.migrate import (
+from headrace.app import PACKAGES
+from headrace.engines.migrate import (
     MigrationEdited,
     SchemaAhead,
     SchemaBehind,
@@ -16,13 +16,13 @@ from penstock.engines.migrate import (
     check_schema,
     plan_migrations,
 )
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.sql import compile_query
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
 
 COMPILED = compile_query(
     "compiled",
     "-- Functions without the setting.\nSELECT p.oid::regprocedure FROM pg_proc p"
-    " WHERE p.pronamespace = 'penstock'::regnamespace"
+    " WHERE p.pronamespace = 'headrace'::regnamespace"
     " AND NOT coalesce('jit=off' = ANY (p.proconfig), false)",
 )
 EXISTS = compile_query("exists", "-- Is it there?\nSELECT to_regclass(:name) IS NOT NULL")
@@ -55,31 +55,31 @@ async def test_many_migrators_at_once_apply_each_file_once(empty):
 
 
 async def test_a_database_without_the_schema_is_refused_with_the_command(empty):
-    with pytest.raises(SchemaBehind, match="run `penstock migrate`"):
+    with pytest.raises(SchemaBehind, match="run `headrace migrate`"):
         await check_schema(empty, PACKAGES, version="0.1.0")
 
 
 async def test_a_statement_on_an_empty_database_says_so_too(empty):
-    for text in ("SELECT 1 FROM penstock.queue", "SELECT penstock.ack_v1('{}')"):
-        with pytest.raises(SchemaBehind, match="run `penstock migrate`"):
+    for text in ("SELECT 1 FROM headrace.queue", "SELECT headrace.ack_v1('{}')"):
+        with pytest.raises(SchemaBehind, match="run `headrace migrate`"):
             await empty.value(compile_query("absent", f"-- Look.\n{text}"))
     with pytest.raises(Exception, match='relation "orders" does not exist'):
         await empty.value(compile_query("orders", "-- Look.\nSELECT 1 FROM orders"))
 
 
 async def test_a_migration_that_fails_leaves_nothing_of_itself(empty, room):
-    room("0001_pre_good.sql", "CREATE TABLE penstock.good (id int);")
-    room("0002_pre_bad.sql", "CREATE TABLE penstock.half (id int); SELECT 1 / 0;")
+    room("0001_pre_good.sql", "CREATE TABLE headrace.good (id int);")
+    room("0002_pre_bad.sql", "CREATE TABLE headrace.half (id int); SELECT 1 / 0;")
     with pytest.raises(Exception, match="division by zero"):
         await apply_migrations(empty, ("roomfortests",))
-    assert await empty.value(EXISTS, name="penstock.good")
-    assert not await empty.value(EXISTS, name="penstock.half")
+    assert await empty.value(EXISTS, name="headrace.good")
+    assert not await empty.value(EXISTS, name="headrace.half")
     assert [m.number for m in await plan_migrations(empty, ("roomfortests",))] == [2]
 
 
 async def test_post_waits_until_it_is_asked_for(empty, room):
-    room("0001_pre_add.sql", "CREATE TABLE penstock.new_way (id int);")
-    room("0002_post_drop.sql", "-- oldest-code: 0.3.0\nDROP TABLE penstock.new_way;")
+    room("0001_pre_add.sql", "CREATE TABLE headrace.new_way (id int);")
+    room("0002_post_drop.sql", "-- oldest-code: 0.3.0\nDROP TABLE headrace.new_way;")
     await apply_migrations(empty, ("roomfortests",), phases=("pre",))
     await check_schema(empty, ("roomfortests",), version="0.2.0")
     await apply_migrations(empty, ("roomfortests",), phases=("post",))
@@ -89,22 +89,22 @@ async def test_post_waits_until_it_is_asked_for(empty, room):
 
 
 async def test_an_edited_migration_is_refused(empty, room):
-    room("0001_pre_add.sql", "CREATE TABLE penstock.one (id int);")
+    room("0001_pre_add.sql", "CREATE TABLE headrace.one (id int);")
     await apply_migrations(empty, ("roomfortests",))
-    room("0001_pre_add.sql", "CREATE TABLE penstock.one (id bigint);")
+    room("0001_pre_add.sql", "CREATE TABLE headrace.one (id bigint);")
     with pytest.raises(MigrationEdited, match="put the change into a new migration"):
         await plan_migrations(empty, ("roomfortests",))
 
 
 async def test_a_migration_does_not_queue_the_site_behind_a_lock(empty, room):
-    room("0001_pre_add.sql", "CREATE TABLE penstock.busy (id int);")
+    room("0001_pre_add.sql", "CREATE TABLE headrace.busy (id int);")
     await apply_migrations(empty, ("roomfortests",))
     room(
         "0002_pre_alter.sql",
-        "SET LOCAL lock_timeout = '50ms';\nALTER TABLE penstock.busy ADD b int;",
+        "SET LOCAL lock_timeout = '50ms';\nALTER TABLE headrace.busy ADD b int;",
     )
     async with empty.transaction() as tx:
-        await tx.run(compile_query("lock", "-- Hold it.\nLOCK TABLE penstock.busy"))
+        await tx.run(compile_query("lock", "-- Hold it.\nLOCK TABLE headrace.busy"))
         with pytest.raises(Exception, match="nothing was done"):
             await apply_migrations(empty, ("roomfortests",))
     assert len(await apply_migrations(empty, ("roomfortests",))) == 1
@@ -113,10 +113,10 @@ async def test_a_migration_does_not_queue_the_site_behind_a_lock(empty, room):
 async def test_functions_run_without_jit_on_every_connection(postgres, room):
     """Also those that a later migration replaces, which loses what was set on them."""
     room(
-        "0001_pre_one.sql", "CREATE FUNCTION penstock.one() RETURNS int LANGUAGE sql AS 'SELECT 1'"
+        "0001_pre_one.sql", "CREATE FUNCTION headrace.one() RETURNS int LANGUAGE sql AS 'SELECT 1'"
     )
     await apply_migrations(postgres, ("roomfortests",))
-    text = "CREATE OR REPLACE FUNCTION penstock.one() RETURNS int LANGUAGE sql AS 'SELECT 2'"
+    text = "CREATE OR REPLACE FUNCTION headrace.one() RETURNS int LANGUAGE sql AS 'SELECT 2'"
     room("0002_pre_two.sql", text)
     await apply_migrations(postgres, ("roomfortests",))
     assert await postgres.all(COMPILED) == []

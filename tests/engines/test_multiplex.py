@@ -11,17 +11,17 @@ import pytest
 import uvloop
 from hostile_valkey import bulk, echo, hostile_peer
 
-from penstock.engines.multiplex import (
+from headrace.engines.multiplex import (
     Multiplexer,
     ValkeyBusy,
     ValkeyLost,
     ValkeyNotReady,
     ValkeyRefused,
 )
-from penstock.engines.multiplex.address import address_of
-from penstock.engines.multiplex.link import Bounds
-from penstock.engines.valkey import ValkeyConfig, ValkeyDown
-from penstock.testing.waiting import wait_true
+from headrace.engines.multiplex.address import address_of
+from headrace.engines.multiplex.link import Bounds
+from headrace.engines.valkey import ValkeyConfig, ValkeyDown
+from headrace.testing.waiting import wait_true
 
 QUICK = Bounds(timeout_s=0.2)
 
@@ -62,7 +62,7 @@ async def test_commands_and_functions_are_answered(real):
     assert await real.command("SET", f"{real.prefix}:{{m}}", 5) == b"OK"
     assert await real.command("MGET", f"{real.prefix}:{{m}}", "nothing") == [b"5", None]
     with pytest.raises(ValkeyRefused) as refused:
-        await real.call("penstock_no_such_function", [f"{real.prefix}:{{m}}"], [1, 2.5, b"\xff"])
+        await real.call("headrace_no_such_function", [f"{real.prefix}:{{m}}"], [1, 2.5, b"\xff"])
     assert refused.value.reply == "ERR Function not found"
     assert "Function" not in refused.value.public_text
     assert await real.command("DEL", f"{real.prefix}:{{m}}") == 1

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from penstock.engines import postgres_pool
-from penstock.engines.embedded import EmbeddedEngines
-from penstock.engines.pooler import UrlsDiffer, require_sessions
-from penstock.engines.postgres import (
+from headrace.engines import postgres_pool
+from headrace.engines.embedded import EmbeddedEngines
+from headrace.engines.pooler import UrlsDiffer, require_sessions
+from headrace.engines.postgres import (
     ConstraintViolated,
     Postgres,
     PostgresBusy,
@@ -20,10 +20,10 @@ from penstock.engines.postgres import (
     PostgresDown,
     PostgresRefused,
 )
-from penstock.engines.sql import compile_query
-from penstock.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
-from penstock.testing.processes import descendants
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
+from headrace.testing.processes import descendants
+from headrace.testing.waiting import wait_true
 
 MAKE = compile_query("make", "-- Make a table.\nCREATE TABLE note (id int PRIMARY KEY, body text)")
 ADD = compile_query("add", "-- Add one.\nINSERT INTO note (id, body) VALUES (:id, :body)")
@@ -151,7 +151,7 @@ async def test_the_pool_heals_after_its_connections_were_cut(postgres, database_
     while not await other.value(active):
         await asyncio.sleep(0)
     await other.run(CUT)
-    with pytest.raises(PostgresDown, match="penstock doctor"):
+    with pytest.raises(PostgresDown, match="headrace doctor"):
         await sleeping
     assert await postgres.value(COUNT) == 0
     await other.close()
@@ -161,12 +161,12 @@ async def test_the_pool_heals_after_its_connections_were_cut(postgres, database_
     ("url", "server"),
     [
         ("postgresql://nobody:hunter2@127.0.0.1:1/none", "127.0.0.1:1"),
-        ("postgresql://penstock@/none?host=/nowhere", "/nowhere/.s.PGSQL.5432"),
+        ("postgresql://headrace@/none?host=/nowhere", "/nowhere/.s.PGSQL.5432"),
     ],
 )
 async def test_a_server_that_is_not_there_is_told_with_the_way_to_mend_it(url, server):
     postgres = Postgres(url, PostgresConfig(connect_timeout_s=1))
-    with pytest.raises(PostgresDown, match="penstock doctor") as told:
+    with pytest.raises(PostgresDown, match="headrace doctor") as told:
         await postgres.open()
     assert told.value.retryable
     assert told.value.retry_after_s
@@ -255,7 +255,7 @@ async def test_a_frozen_server_is_not_waited_for_without_end(tmp_path):
         os.kill(pid, signal.SIGSTOP)
     try:
         async with asyncio.timeout(60):
-            with pytest.raises(PostgresDown, match="penstock doctor"):
+            with pytest.raises(PostgresDown, match="headrace doctor"):
                 await postgres.value(COUNT)
     finally:
         for pid in frozen:

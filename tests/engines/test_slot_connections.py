@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock import Penstock
-from penstock.engines.sql import compile_query
+from headrace import Headrace
+from headrace.engines.sql import compile_query
 
 PID = compile_query(
     "pid", "-- Who am I, after a while.\nSELECT pg_backend_pid() FROM pg_sleep(0.05)"
@@ -18,7 +18,7 @@ PID = compile_query(
 async def test_many_handlers_at_once_share_them(
     is_slot, connections, running_engines, database_url, tmp_path
 ):
-    app = Penstock(
+    app = Headrace(
         flags={
             "data.folder": str(tmp_path),
             "postgres.url": database_url,

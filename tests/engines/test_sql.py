@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.sql import compile_query, parse_queries
+from headrace.engines.sql import compile_query, parse_queries
 
 
 def test_parameters_are_numbered_in_order_of_first_use():

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from examples.bazaar.stage import ROOT
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.soak
 UP_S = 120
@@ -23,7 +23,7 @@ UP_S = 120
 async def start(folder, *words):
     """Begin a demo of ten sellers in `folder`; what it prints goes to a file."""
     command = [sys.executable, "-m", "examples.bazaar.demo", "--shops", "10", "--folder", folder]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
     with (folder / "out").open("wb") as out:
         return await asyncio.create_subprocess_exec(
             *map(str, command), *words, cwd=ROOT, env=env, stdout=out, stderr=out

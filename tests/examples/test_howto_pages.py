@@ -1,4 +1,4 @@
-"""The how-to pages: their starters are those of `penstock init`, and their code runs as it stands."""
+"""The how-to pages: their starters are those of `headrace init`, and their code runs as it stands."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app import sections
-from penstock.cli.init import starter
-from penstock.fetch.webhooks import headers_of, new_secret
-from penstock.kernel.config import load_config
+from headrace.app import sections
+from headrace.cli.init import starter
+from headrace.fetch.webhooks import headers_of, new_secret
+from headrace.kernel.config import load_config
 
 DOCS = Path(__file__).parents[2] / "docs"
 VERIFY = """
@@ -57,9 +57,9 @@ def test_the_timeout_classes_shown_are_valid(tmp_path):
 
 @pytest.mark.slow
 async def test_old_totals_are_added(running_engines, database_url, tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", database_url)
-    monkeypatch.setenv("PENSTOCK_VALKEY_URL", running_engines.endpoints.valkey_url)
-    monkeypatch.setenv("PENSTOCK_VALKEY_PREFIX", f"test-{tmp_path.name}")
+    monkeypatch.setenv("HEADRACE_POSTGRES_URL", database_url)
+    monkeypatch.setenv("HEADRACE_VALKEY_URL", running_engines.endpoints.valkey_url)
+    monkeypatch.setenv("HEADRACE_VALKEY_PREFIX", f"test-{tmp_path.name}")
     monkeypatch.chdir(tmp_path)
     names = {}
     for block in blocks("from-counters.md", "python"):

@@ -11,9 +11,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from penstock.jobs.worker import Worker
-from penstock.testing import drain
-from penstock.testing.waiting import wait_true
+from headrace.jobs.worker import Worker
+from headrace.testing import drain
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parents[2] / "docs"
@@ -24,10 +24,10 @@ TABLES = "CREATE TABLE accounts (id int PRIMARY KEY, sum int); INSERT INTO accou
 @pytest.fixture
 async def surroundings(running_engines, database_url, tmp_path, monkeypatch):
     """What the programs find: engines of this test, a folder, tables of their own."""
-    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", database_url)
-    monkeypatch.setenv("PENSTOCK_VALKEY_URL", running_engines.endpoints.valkey_url)
-    monkeypatch.setenv("PENSTOCK_DATA_FOLDER", str(tmp_path / "data"))
-    monkeypatch.setenv("PENSTOCK_JOBS_POLL", "200ms")
+    monkeypatch.setenv("HEADRACE_POSTGRES_URL", database_url)
+    monkeypatch.setenv("HEADRACE_VALKEY_URL", running_engines.endpoints.valkey_url)
+    monkeypatch.setenv("HEADRACE_DATA_FOLDER", str(tmp_path / "data"))
+    monkeypatch.setenv("HEADRACE_JOBS_POLL", "200ms")
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.chdir(tmp_path)
     connection = await asyncpg.connect(database_url)

@@ -21,7 +21,7 @@ from examples.bazaar.pictures import Album
 from examples.bazaar.shops import ITEMS_MIN, first_wares, shops
 from PIL import Image
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 ROOT = Path(__file__).resolve().parents[2]
 

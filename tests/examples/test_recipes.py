@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import pytest
 
-from penstock.engines.sql import compile_query
-from penstock.jobs.model import TakenOutcome
-from penstock.testing import assert_enqueued, drain, refute_enqueued
+from headrace.engines.sql import compile_query
+from headrace.jobs.model import TakenOutcome
+from headrace.testing import assert_enqueued, drain, refute_enqueued
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ RECIPES = ROOT / "examples" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("[a-z]*.py"))
 DUE = compile_query(
     "due",
-    "-- Everything that waits is due.\nUPDATE penstock.job_ready SET run_at = now() - interval '1 s'",
+    "-- Everything that waits is due.\nUPDATE headrace.job_ready SET run_at = now() - interval '1 s'",
 )
 
 
@@ -33,9 +33,9 @@ DUE = compile_query(
 async def recipe(running_engines, database_url, tmp_path, monkeypatch):
     """`recipe(name)`: the program, on a database of its own."""
     imported = []
-    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", database_url)
-    monkeypatch.setenv("PENSTOCK_VALKEY_URL", running_engines.endpoints.valkey_url)
-    monkeypatch.setenv("PENSTOCK_DATA_FOLDER", str(tmp_path / "data"))
+    monkeypatch.setenv("HEADRACE_POSTGRES_URL", database_url)
+    monkeypatch.setenv("HEADRACE_VALKEY_URL", running_engines.endpoints.valkey_url)
+    monkeypatch.setenv("HEADRACE_DATA_FOLDER", str(tmp_path / "data"))
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.chdir(tmp_path)
 
@@ -106,7 +106,7 @@ async def test_night(recipe, capsys):
     assert "10000 jobs" in capsys.readouterr().out
     look = compile_query(
         "look",
-        "-- Their moments.\nSELECT min(run_at) AS first, max(run_at) AS last FROM penstock.job_ready",
+        "-- Their moments.\nSELECT min(run_at) AS first, max(run_at) AS last FROM headrace.job_ready",
     )
     [row] = await night.app.engines.postgres.all(look)
     hours = (row["last"] - row["first"]).total_seconds() / 3600

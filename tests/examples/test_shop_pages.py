@@ -14,9 +14,9 @@ from examples.bazaar.buyers import Buyers
 from examples.bazaar.shop import make_web
 from examples.bazaar.tracks import TRACKS
 
-from penstock import Penstock
-from penstock.media.worker import serve
-from penstock.testing.waiting import wait_true
+from headrace import Headrace
+from headrace.media.worker import serve
+from headrace.testing.waiting import wait_true
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 PHOTOS = (
@@ -48,7 +48,7 @@ async def serving(web):
 
 
 @pytest.fixture
-async def penstock(running_engines, database_url, valkey, tmp_path):
+async def headrace(running_engines, database_url, valkey, tmp_path):
     """A platform of this test's own."""
     flags = {
         "data.folder": str(tmp_path),
@@ -58,18 +58,18 @@ async def penstock(running_engines, database_url, valkey, tmp_path):
         "blobs.url": (tmp_path / "blobs").as_uri(),
         "media.listen": f"127.0.0.1:{free_port()}",
     }
-    return Penstock(flags=flags)
+    return Headrace(flags=flags)
 
 
 @pytest.fixture
-async def shop_url(penstock, tmp_path):
+async def shop_url(headrace, tmp_path):
     """The pages, with a few adverts that are also in their sellers' feeds."""
     adverts = Adverts(tmp_path / "bazaar.sqlite")
     adverts.create()
     for advert in ADVERTS:
         adverts.show(advert, action="publish")
-        await penstock.feed.post(advert.shop, f"{advert.shop}:{advert.item}")
-    async with serving(make_web(penstock, adverts)) as url:
+        await headrace.feed.post(advert.shop, f"{advert.shop}:{advert.item}")
+    async with serving(make_web(headrace, adverts)) as url:
         yield url
 
 
@@ -102,7 +102,7 @@ async def test_a_buyers_way_from_the_listing_to_the_feed(tab):
 
 
 @pytest.mark.slow
-async def test_sellers_words_are_text_and_nothing_may_run(tab, penstock):
+async def test_sellers_words_are_text_and_nothing_may_run(tab, headrace):
     for path in ("/", "/items/shop-01/lamp", "/sellers/shop-01"):
         page = await tab.get(path)
         assert "&lt;script&gt;" in page.text
@@ -110,7 +110,7 @@ async def test_sellers_words_are_text_and_nothing_may_run(tab, penstock):
         assert "<img src=x" not in page.text
         policy = page.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; style-src 'self'; img-src http://127.0.0.1:")
-    assert penstock.media.url("photos/a.jpg") in (await tab.get("/")).text
+    assert headrace.media.url("photos/a.jpg") in (await tab.get("/")).text
 
 
 @pytest.mark.slow
@@ -126,10 +126,10 @@ async def test_what_is_not_there_and_what_is_not_allowed_is_a_page(tab):
 
 
 @pytest.mark.slow
-async def test_simulated_buyers_walk_play_and_notice_a_wrong_track(shop_url, penstock):
+async def test_simulated_buyers_walk_play_and_notice_a_wrong_track(shop_url, headrace):
     stop = asyncio.Event()
     ready = asyncio.get_running_loop().create_future()
-    node = asyncio.create_task(serve(penstock.media, stop, lambda *at: ready.set_result(at)))
+    node = asyncio.create_task(serve(headrace.media, stop, lambda *at: ready.set_result(at)))
     host, port = await asyncio.wait_for(ready, 60)
     buyers = Buyers(shop_url, f"http://{host}:{port}")
     walking = asyncio.create_task(buyers.run())
@@ -138,7 +138,7 @@ async def test_simulated_buyers_walk_play_and_notice_a_wrong_track(shop_url, pen
     assert seen.faults == []
     assert seen.ranges >= 4 * seen.tracks
     for track in TRACKS:
-        await penstock.media.put(track.key, track.data()[:-2] + b"!!")
+        await headrace.media.put(track.key, track.data()[:-2] + b"!!")
     await wait_true(lambda: seen.faults_count or walking.done(), what="they notice")
     assert "are not the track" in seen.faults[0]
     walking.cancel()
@@ -147,11 +147,11 @@ async def test_simulated_buyers_walk_play_and_notice_a_wrong_track(shop_url, pen
     await node
 
 
-async def test_buyers_do_not_mind_an_advert_that_is_sold_while_they_look_at_it(penstock, tmp_path):
+async def test_buyers_do_not_mind_an_advert_that_is_sold_while_they_look_at_it(headrace, tmp_path):
     adverts = Adverts(tmp_path / "sold.sqlite")
     adverts.create()
     adverts.show(ADVERTS[0], action="publish")
-    pages = make_web(penstock, adverts)
+    pages = make_web(headrace, adverts)
     opened = 0
 
     async def selling(scope, receive, send):

@@ -15,8 +15,8 @@ from examples.bazaar.shops import shops
 from examples.bazaar.stage import CommandFailedError, Stage, dead_roles
 from examples.bazaar.story import Story
 
-DIED = '{"source":"penstock.cli.supervisor","name":"agent","exit_code":1,"event":"role_died"}'
-STARTED = '{"source":"penstock.cli.supervisor","name":"api","pid":7,"event":"role_started"}'
+DIED = '{"source":"headrace.cli.supervisor","name":"agent","exit_code":1,"event":"role_died"}'
+STARTED = '{"source":"headrace.cli.supervisor","name":"api","pid":7,"event":"role_started"}'
 
 
 def test_a_role_that_ends_again_and_again_is_named():
@@ -72,7 +72,7 @@ def stage(tmp_path):
     read_fd, write_fd = os.pipe()
     stage = Stage(tmp_path, shops(3), lock_fd=write_fd)
     stage.token_file.parent.mkdir()
-    stage.token_file.write_text("pst_test")
+    stage.token_file.write_text("hrt_test")
     stage.origins_log.write_bytes(b"")
     yield stage
     os.close(read_fd)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.testing.processes import wait_until
+from headrace.testing.processes import wait_until
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(sh|python|toml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-FOREGROUND = ("penstock up", "uvicorn")
+FOREGROUND = ("headrace up", "uvicorn")
 """Commands that keep their terminal."""
 
 
@@ -29,14 +29,14 @@ class Terminals:
 
     def __init__(self, folder):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
         self.folder = folder
         self.ports = {8500: free_port(), 8000: free_port()}
         self.env = {
             **kept,
             "PATH": path,
-            "PENSTOCK_WEB_LISTEN": "127.0.0.1:0",
-            "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{free_port()}",
+            "HEADRACE_WEB_LISTEN": "127.0.0.1:0",
+            "HEADRACE_MEDIA_LISTEN": f"127.0.0.1:{free_port()}",
         }
         self.running = []
         self.is_changed = False
@@ -59,7 +59,7 @@ class Terminals:
                     command, cwd=self.folder, env=self.env, stdout=file, stderr=subprocess.STDOUT
                 )
             )
-        return self.wait_said(out, "is up" if text.startswith("penstock") else "running on")
+        return self.wait_said(out, "is up" if text.startswith("headrace") else "running on")
 
     def _run(self, text):
         # What is left in the background is ended with this group.
@@ -123,13 +123,13 @@ def steps():
 
 def save(terminals, language, text):
     """A file of the page: a program names itself, the TOML is the configuration."""
-    name = text.split()[1] if language == "python" else "penstock.toml"
+    name = text.split()[1] if language == "python" else "headrace.toml"
     (terminals.folder / name).write_text(terminals.with_ports(text))
 
 
 def type_when_ready(terminals, text):
     """Type a block once the first terminal shows what the page tells the reader to wait for."""
-    first = terminals.folder / "penstock.txt"
+    first = terminals.folder / "headrace.txt"
     if "ADDRESS-OF-A-PHOTO" in text:
         shown = terminals.wait_said(first, "publish lamp-7")
         shown = terminals.wait_said(first, "publish bike-1")
@@ -160,7 +160,7 @@ def test_the_tutorial_word_for_word(terminals):
     assert re.search(r"item:bike-1 +2 ", looked), looked
     assert told["A feed"][0].count("<li>") == 2
     assert told["Change something"][1].count("<li>") == 1
-    shown = terminals.wait_said(terminals.folder / "penstock.txt", "mail to ann@example.com hello")
+    shown = terminals.wait_said(terminals.folder / "headrace.txt", "mail to ann@example.com hello")
     assert "edit bike-1" in shown
     log = (terminals.folder / "seller.log").read_text()
     assert log.count("GET /bike.jpg") == 1, "the seller's host sees no new request"

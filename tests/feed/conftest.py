@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.engines import Engines
-from penstock.engines.multiplex import Multiplexer
-from penstock.engines.sql import compile_query
-from penstock.engines.valkey import ValkeyConfig
-from penstock.feed import Feed, FeedConfig
-from penstock.feed.worker import Sweeper
-from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.kernel.secrets import derive_key
+from headrace.engines import Engines
+from headrace.engines.multiplex import Multiplexer
+from headrace.engines.sql import compile_query
+from headrace.engines.valkey import ValkeyConfig
+from headrace.feed import Feed, FeedConfig
+from headrace.feed.worker import Sweeper
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.kernel.secrets import derive_key
 
 KEY = derive_key("a secret of the tests, 32 characters", "cursor")
 

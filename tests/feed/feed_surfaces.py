@@ -18,14 +18,14 @@ from urllib.parse import quote
 import httpx
 from click.testing import CliRunner
 
-from penstock.feed import cli, http
-from penstock.feed.model import Bar
-from penstock.feed.shown import page_shown, people_shown
-from penstock.kernel.config import load_config
-from penstock.kernel.errors import PenstockError
-from penstock.web.model import WebConfig
-from penstock.web.server import run_api
-from penstock.web.tokens import Tokens
+from headrace.feed import cli, http
+from headrace.feed.model import Bar
+from headrace.feed.shown import page_shown, people_shown
+from headrace.kernel.config import load_config
+from headrace.kernel.errors import HeadraceError
+from headrace.web.model import WebConfig
+from headrace.web.server import run_api
+from headrace.web.tokens import Tokens
 from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
@@ -227,7 +227,7 @@ class CommandSurface:
         [command] = cli.COMMANDS
         words = [str(word) for word in words]
         ran = await asyncio.to_thread(CliRunner().invoke, command, words, obj=terminal, input=text)
-        if isinstance(ran.exception, PenstockError):
+        if isinstance(ran.exception, HeadraceError):
             raise Refused(ran.exception.status, ran.exception.code) from ran.exception
         assert ran.exit_code == 0, (words, ran.output, ran.exception)
         [(value, text)] = shown

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from penstock.engines.sql import compile_query
-from penstock.feed import NewPost
+from headrace.engines.sql import compile_query
+from headrace.feed import NewPost
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -105,7 +105,7 @@ class History:
         names = ", ".join(f"'{each}'" for each in ids)
         return compile_query(
             "posts",
-            f"-- Posts.\nSELECT id, score, author FROM penstock.feed_post WHERE id IN ({names})",
+            f"-- Posts.\nSELECT id, score, author FROM headrace.feed_post WHERE id IN ({names})",
         )
 
     async def delete(self):

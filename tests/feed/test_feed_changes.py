@@ -7,15 +7,15 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.engines.valkey import ValkeyDown
-from penstock.feed import NewPost, apply, store
-from penstock.feed.apply import Applier
-from penstock.feed.errors import FeedShardsFixed
-from penstock.feed.model import Change, Kind
-from penstock.feed.worker import Sweeper
-from penstock.kernel.logs import SparseLogger
-from penstock.testing import drain
-from penstock.testing.waiting import wait_true
+from headrace.engines.valkey import ValkeyDown
+from headrace.feed import NewPost, apply, store
+from headrace.feed.apply import Applier
+from headrace.feed.errors import FeedShardsFixed
+from headrace.feed.model import Change, Kind
+from headrace.feed.worker import Sweeper
+from headrace.kernel.logs import SparseLogger
+from headrace.testing import drain
+from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ class Unreachable:
 
 
 async def left(sql):
-    [row] = await sql("SELECT count(*) FROM penstock.feed_outbox WHERE NOT is_swept")
+    [row] = await sql("SELECT count(*) FROM headrace.feed_outbox WHERE NOT is_swept")
     return row[0]
 
 
@@ -93,7 +93,7 @@ async def test_the_end_of_all_follows_names_none_and_is_brought_in_order(make_fe
 async def test_where_the_log_is_forgotten_the_whole_is_brought(feed, applier, sql):
     await feed.ready()
     await store.posts.post(feed.postgres, ids=["a"], authors=[1], ats=[None], refs=[None])
-    await sql("DELETE FROM penstock.feed_outbox")
+    await sql("DELETE FROM headrace.feed_outbox")
     await feed.follow(7, 1)
     await feed.post(1, "b")
     assert await ids(feed, 7) == ["b", "a"]
@@ -115,12 +115,12 @@ async def test_the_sweep_brings_what_a_writer_left(feed, sweeper, sql):
 async def test_swept_changes_are_forgotten_after_a_while(feed, sweeper, sql):
     await feed.post(1, "a")
     await sweeper.run_once(older_s=0)
-    [row] = await sql("SELECT count(*) FROM penstock.feed_outbox")
+    [row] = await sql("SELECT count(*) FROM headrace.feed_outbox")
     assert row[0] == 1
-    await sql("UPDATE penstock.feed_outbox SET made_at = made_at - interval '1 hour'")
+    await sql("UPDATE headrace.feed_outbox SET made_at = made_at - interval '1 hour'")
     await sweeper.run_once(older_s=0)
     [row] = await sql(
-        "SELECT (SELECT count(*) FROM penstock.feed_outbox), forgotten FROM penstock.feed_index"
+        "SELECT (SELECT count(*) FROM headrace.feed_outbox), forgotten FROM headrace.feed_index"
     )
     assert (row[0], row[1] > 0) == (0, True)
 
@@ -146,9 +146,9 @@ async def test_only_what_was_swept_lately_is_swept_again(feed, sweeper, sql, eng
     for number in range(4):
         await feed.post(1, f"p{number}")
     await sweeper.run_once(older_s=0)
-    rows = await sql("SELECT id FROM penstock.feed_outbox ORDER BY id")
+    rows = await sql("SELECT id FROM headrace.feed_outbox ORDER BY id")
     await sql(
-        f"UPDATE penstock.feed_outbox SET made_at = made_at - interval '5 minutes' WHERE id <= {rows[1][0]}"
+        f"UPDATE headrace.feed_outbox SET made_at = made_at - interval '5 minutes' WHERE id <= {rows[1][0]}"
     )
     assert await store.changes.unsweep(feed.postgres, swept=rows[2][0], late_s=60) == 2
     await sweeper.run_once(older_s=0)
@@ -195,7 +195,7 @@ async def test_a_server_that_is_an_old_copy_is_dropped_and_built_anew(feed, swee
     await feed.follow(7, 1)
     await feed.post(1, "a")
     await sweeper.run_once(older_s=0)
-    await sql("UPDATE penstock.feed_index SET forgotten = 1000000")
+    await sql("UPDATE headrace.feed_index SET forgotten = 1000000")
     prefix = f"{engines.valkey.prefix}:{{f2:0}}:"
     await engines.valkey.command("ZADD", f"{prefix}p:1", 2**52, "old")
     await engines.valkey.command("HSET", f"{prefix}m", "run", "the run before", "newest", 2**52)
@@ -209,14 +209,14 @@ async def test_a_server_that_is_an_old_copy_is_dropped_and_built_anew(feed, swee
 @pytest.mark.slow
 async def test_a_large_old_copy_is_built_anew_by_a_job(feed, sweeper, engines, sql, app):
     await feed.post(1, "a")
-    await sql("INSERT INTO penstock.feed_version SELECT 1, n, 1 FROM generate_series(10, 1100) n")
-    await sql("UPDATE penstock.feed_index SET forgotten = 1000000")
+    await sql("INSERT INTO headrace.feed_version SELECT 1, n, 1 FROM generate_series(10, 1100) n")
+    await sql("UPDATE headrace.feed_index SET forgotten = 1000000")
     key = f"{engines.valkey.prefix}:{{f2:0}}:m"
     await engines.valkey.command("HSET", key, "run", "the run before")
     await sweeper.run_once(older_s=0, settle_s=0)
 
     async def is_enqueued():
-        [row] = await sql("SELECT count(*) FROM penstock.job_ready")
+        [row] = await sql("SELECT count(*) FROM headrace.job_ready")
         return row[0] == 1
 
     await wait_true(is_enqueued, what="a job is to build it")
@@ -296,7 +296,7 @@ async def test_shards_stay_as_they_were_begun(make_feed):
 async def test_the_functions_load_with_the_flags_that_they_say(feed, engines):
     """Changes are made in a full memory, and what only reads may be asked of a replica."""
     await feed.ready()
-    reply = await engines.valkey.command("FUNCTION", "LIST", "LIBRARYNAME", "penstock_feed_*")
+    reply = await engines.valkey.command("FUNCTION", "LIST", "LIBRARYNAME", "headrace_feed_*")
     libraries = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in reply]
     flags = {}
     for entry in [function for library in libraries for function in library[b"functions"]]:

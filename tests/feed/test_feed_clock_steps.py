@@ -13,11 +13,11 @@ import asyncpg
 import pytest
 from feed_world import NOON, History
 
-from penstock.engines.sql import compile_query
-from penstock.feed import store
-from penstock.feed.model import TICKS, score_of
-from penstock.feed.worker import Sweeper
-from penstock.testing import drain
+from headrace.engines.sql import compile_query
+from headrace.feed import store
+from headrace.feed.model import TICKS, score_of
+from headrace.feed.worker import Sweeper
+from headrace.testing import drain
 
 STEPPED = """
 CREATE SCHEMA stepped;
@@ -92,7 +92,7 @@ class SteppedHistory(History):
     async def _look_at(self, ids):
         """Which of some posts are shown by now; those are where the clock stands."""
         names = ", ".join(f"'{each}'" for each in ["", *ids])
-        text = f"-- Posts.\nSELECT * FROM penstock.feed_post WHERE id IN ({names})"
+        text = f"-- Posts.\nSELECT * FROM headrace.feed_post WHERE id IN ({names})"
         for row in await self.feed.postgres.all(compile_query("shown", text)):
             score, is_shown = row["score"], row["state"] == 0
             assert is_shown == (row["visible_at"] <= self.moment), "the database's clock decides"
@@ -152,7 +152,7 @@ async def test_pages_are_right_after_a_clock_was_months_ahead(clock, make_feed):
 async def test_what_a_writer_left_before_a_step_back_is_swept_at_once(feed, sweeper, sql):
     await feed.follow(7, 1)
     await store.posts.post(feed.postgres, ids=["a"], authors=[1], ats=[None], refs=[None])
-    await sql("UPDATE penstock.feed_outbox SET made_at = made_at + interval '1 hour'")
+    await sql("UPDATE headrace.feed_outbox SET made_at = made_at + interval '1 hour'")
     assert await sweeper.run_once() == 1
     assert [post.id for post in (await feed.page(7)).posts] == ["a"]
 
@@ -162,10 +162,10 @@ async def test_what_valkey_lost_after_a_step_back_is_brought_again(feed, sweeper
     await feed.follow(7, 1)
     await feed.post(1, "a")
     await sweeper.run_once(older_s=0)
-    [row] = await sql("SELECT max(id) FROM penstock.feed_outbox")
+    [row] = await sql("SELECT max(id) FROM headrace.feed_outbox")
     await feed.post(1, "b")
     await sql(
-        f"UPDATE penstock.feed_outbox SET made_at = made_at - interval '5 minutes' WHERE id > {row[0]}"
+        f"UPDATE headrace.feed_outbox SET made_at = made_at - interval '5 minutes' WHERE id > {row[0]}"
     )
     await sweeper.run_once(older_s=0)
     prefix = f"{engines.valkey.prefix}:{{f2:0}}:"

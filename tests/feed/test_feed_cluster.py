@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 from feed_world import History
 
-from penstock.feed.worker import Sweeper
-from penstock.testing.waiting import wait_true
+from headrace.feed.worker import Sweeper
+from headrace.testing.waiting import wait_true
 
 SHARDS = 4
 

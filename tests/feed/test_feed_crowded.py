@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from valkey.asyncio import Valkey
 
-from penstock.feed import NewPost
-from penstock.feed.model import TICKS, Place
+from headrace.feed import NewPost
+from headrace.feed.model import TICKS, Place
 
 AUTHORS, EACH, TIED = 3_000, 2, 3_000
 MINUTE_MS = 60_000
@@ -17,19 +17,19 @@ READS_MAX = 320
 """A bucket has up to 256 authors; some are read twice."""
 CROWD = f"""
 WITH made AS (
-    INSERT INTO penstock.feed_post (id, author, score, state, visible_at)
+    INSERT INTO headrace.feed_post (id, author, score, state, visible_at)
     SELECT 'p' || lpad(n::text, 9, '0'), 1 + n % {AUTHORS}, ({{began_ms}} + n * 10) * {TICKS}, 0, now()
     FROM generate_series(1, {AUTHORS * EACH}) n RETURNING author
 )
-INSERT INTO penstock.feed_version SELECT DISTINCT 1, author, 1 FROM made
+INSERT INTO headrace.feed_version SELECT DISTINCT 1, author, 1 FROM made
 """
 TIE = f"""
 WITH made AS (
-    INSERT INTO penstock.feed_post (id, author, score, state, visible_at)
+    INSERT INTO headrace.feed_post (id, author, score, state, visible_at)
     SELECT 'p' || lpad(n::text, 9, '0'), 1, {BEGAN_MS * TICKS}, 0, now()
     FROM generate_series(1, {TIED}) n RETURNING author
 )
-INSERT INTO penstock.feed_version SELECT DISTINCT 1, author, 1 FROM made
+INSERT INTO headrace.feed_version SELECT DISTINCT 1, author, 1 FROM made
 """
 
 

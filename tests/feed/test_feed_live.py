@@ -10,7 +10,7 @@ import httpx
 import pytest
 from feed_surfaces import client_of
 
-from penstock.feed import NewPost
+from headrace.feed import NewPost
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ async def test_a_reader_that_comes_again_gets_what_it_missed_and_nothing_twice(e
 
 
 async def test_a_stream_has_an_end_so_that_tokens_are_looked_at_again(engines, feed, monkeypatch):
-    monkeypatch.setattr("penstock.feed.http.live.LIFE_S", 0.1)
+    monkeypatch.setattr("headrace.feed.http.live.LIFE_S", 0.1)
     await feed.follow(7, 100)
     async with client_of(engines, feed) as client:
         async with watching(client, 7) as stream:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from feed_world import History
 
-from penstock.feed.model import FINE_MS, TICKS
+from headrace.feed.model import FINE_MS, TICKS
 
 FEW = {"authors": 12, "most": 6}
 MANY = {"authors": 400, "viewers": 3, "most": 300, "moments": 60}
@@ -123,8 +123,8 @@ async def test_a_hundred_thousand_pages_are_right(make_feed, sql):
     while checked < 100_000:
         seed += 1
         await sql(
-            "TRUNCATE penstock.feed_post, penstock.feed_follow, penstock.feed_bar, penstock.feed_version,"
-            " penstock.feed_outbox"
+            "TRUNCATE headrace.feed_post, headrace.feed_follow, headrace.feed_bar, headrace.feed_version,"
+            " headrace.feed_outbox"
         )
         feed = make_feed(shards=2, follows_max=10_000)
         await feed.rebuild_now(clean=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from penstock.feed import NewPost
+from headrace.feed import NewPost
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -7,17 +7,17 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.feed.hot import POSTS_AT_ONCE, Part, parts_of
-from penstock.feed.model import SCORE_MAX, TICKS, Change, Kind
+from headrace.feed.hot import POSTS_AT_ONCE, Part, parts_of
+from headrace.feed.model import SCORE_MAX, TICKS, Change, Kind
 
 MANY, TIED, LEVELS = 12_000, 3, 7
 FILL = f"""
 WITH made AS (
-    INSERT INTO penstock.feed_post (id, author, score, state, visible_at)
+    INSERT INTO headrace.feed_post (id, author, score, state, visible_at)
     SELECT 'p' || lpad(n::text, 9, '0'), 1, (1772000000000 + n / {TIED}) * {TICKS}, 0, now()
     FROM generate_series(1, {MANY}) n RETURNING author
 )
-INSERT INTO penstock.feed_version SELECT DISTINCT 1, author, 1 FROM made
+INSERT INTO headrace.feed_version SELECT DISTINCT 1, author, 1 FROM made
 """
 
 
@@ -89,7 +89,7 @@ async def test_whoever_finds_a_part_missing_puts_the_whole(many, engines):
     start = f"{engines.valkey.prefix}:{{f2:0}}:"
     before = await newest(many)
     await engines.valkey.command("ZADD", f"{start}p:1", 0, "")
-    words = ["penstock_feed_put_posts_part_v2", 2, f"{start}p:1", f"{start}m"]
+    words = ["headrace_feed_put_posts_part_v2", 2, f"{start}p:1", f"{start}m"]
     upto = 1_772_000_000_000 * TICKS
     assert await engines.valkey.command("FCALL", *words, 1, 1, 0, upto, 0) == [b"ok", 0, 0]
     assert await newest(many) == before

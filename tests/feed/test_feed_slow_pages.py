@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from feed_surfaces import client_of
 
-from penstock.engines.multiplex import Multiplexer
-from penstock.engines.valkey import ValkeyConfig
-from penstock.feed import Feed, FeedConfig
-from penstock.feed.errors import SlowPagesBusy
-from penstock.kernel.secrets import derive_key
+from headrace.engines.multiplex import Multiplexer
+from headrace.engines.valkey import ValkeyConfig
+from headrace.feed import Feed, FeedConfig
+from headrace.feed.errors import SlowPagesBusy
+from headrace.kernel.secrets import derive_key
 from whole_nodes import free_port
 
 READERS, AT_ONCE, WAITING = 40, 3, 12
-BLOCKED = "SELECT count(*) FROM pg_locks WHERE relation = 'penstock.feed_follow'::regclass AND NOT granted"
+BLOCKED = "SELECT count(*) FROM pg_locks WHERE relation = 'headrace.feed_follow'::regclass AND NOT granted"
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def test_readers_without_valkey_leave_connections_to_all_others(
     holder = await postgres.connect_alone()
     async with client_of(engines, without_valkey) as client:
         async with holder.transaction():
-            await holder.execute("LOCK TABLE penstock.feed_follow IN ACCESS EXCLUSIVE MODE")
+            await holder.execute("LOCK TABLE headrace.feed_follow IN ACCESS EXCLUSIVE MODE")
             readers = {
                 asyncio.create_task(client.get("/v1/feed/viewers/7")) for _ in range(READERS)
             }
@@ -70,7 +70,7 @@ async def test_a_reader_that_goes_away_leaves_its_turn_to_others(feed, without_v
     await without_valkey.ready()
     holder = await postgres.connect_alone()
     async with holder.transaction():
-        await holder.execute("LOCK TABLE penstock.feed_follow IN ACCESS EXCLUSIVE MODE")
+        await holder.execute("LOCK TABLE headrace.feed_follow IN ACCESS EXCLUSIVE MODE")
         readers = [asyncio.create_task(without_valkey.page(7)) for _ in range(AT_ONCE + WAITING)]
         while await holder.fetchval(BLOCKED) < AT_ONCE:
             pass

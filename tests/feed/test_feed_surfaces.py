@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 from feed_surfaces import SURFACES, CommandSurface, Refused, client_of, surface_on
 
-from penstock.feed import cli
-from penstock.feed.errors import PostUnknown
-from penstock.testing import drain
+from headrace.feed import cli
+from headrace.feed.errors import PostUnknown
+from headrace.testing import drain
 
 STEPS = tomllib.loads(Path(__file__).with_name("feed_scenario.toml").read_text())["step"]
 PAGES = {"page", "author_posts"}

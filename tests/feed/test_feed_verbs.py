@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.feed import NewPost, PostDeleted
-from penstock.feed.errors import (
+from headrace.feed import NewPost, PostDeleted
+from headrace.feed.errors import (
     InvalidFeedId,
     InvalidFollow,
     InvalidLimit,
@@ -17,10 +17,10 @@ from penstock.feed.errors import (
     TooManyBars,
     TooManyFollows,
 )
-from penstock.feed.model import Bar
-from penstock.feed.worker import Sweeper
-from penstock.kernel.cursors import CursorInvalid
-from penstock.testing import drain
+from headrace.feed.model import Bar
+from headrace.feed.worker import Sweeper
+from headrace.kernel.cursors import CursorInvalid
+from headrace.testing import drain
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -65,8 +65,8 @@ async def test_a_later_post_is_shown_when_its_moment_comes(feed, app, sql):
     assert later.is_waiting
     assert await ids(feed, 7) == ["a"]
     await feed.delete("dropped")
-    await sql("UPDATE penstock.feed_post SET visible_at = now() WHERE state = 1")
-    await sql("UPDATE penstock.job_ready SET run_at = now()")
+    await sql("UPDATE headrace.feed_post SET visible_at = now() WHERE state = 1")
+    await sql("UPDATE headrace.job_ready SET run_at = now()")
     await feed.post(1, "c")
     assert await drain(app) == {"done": 2}
     assert await ids(feed, 7) == ["b", "c", "a"], "it is new when it is shown"
@@ -121,7 +121,7 @@ async def test_marker_and_unread(feed):
 
 async def test_lists_are_paged_latest_first_with_totals(feed, sql):
     await feed.follow(7, list(range(1, 26)))
-    await sql("UPDATE penstock.feed_follow SET followed_at = now() - author * interval '1 minute'")
+    await sql("UPDATE headrace.feed_follow SET followed_at = now() - author * interval '1 minute'")
     seen, cursor = [], None
     while True:
         people = await feed.following(7, 10, cursor=cursor)
@@ -341,7 +341,7 @@ async def test_mutes_and_blocks_are_bounded(feed, sql):
     await feed.follow(7, [1, 2])
     for kind in Bar:
         await sql(
-            "INSERT INTO penstock.feed_bar (viewer, author, kind)"
+            "INSERT INTO headrace.feed_bar (viewer, author, kind)"
             f" SELECT 7, n, '{kind}' FROM generate_series(1001, 10999) n"
         )
         with pytest.raises(TooManyBars, match=f"{kind} more than 10000"):

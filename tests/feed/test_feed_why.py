@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.feed import store
-from penstock.feed.errors import InvalidFeedId
+from headrace.feed import store
+from headrace.feed.errors import InvalidFeedId
 
 
 async def codes(feed, viewer, post):

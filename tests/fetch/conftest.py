@@ -12,16 +12,16 @@ import pytest
 from click.testing import CliRunner
 from origin import Origin
 
-from penstock.fetch import Fetch, FetchConfig, Item, Run, http, starts
-from penstock.fetch.cli import fetch as fetch_command
-from penstock.fetch.model import FINAL_STATES
-from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.jobs.worker import Worker
-from penstock.kernel.config import load_config
-from penstock.testing.waiting import wait_true
-from penstock.web.model import WebConfig
-from penstock.web.server import create_api
-from penstock.web.tokens import Tokens
+from headrace.fetch import Fetch, FetchConfig, Item, Run, http, starts
+from headrace.fetch.cli import fetch as fetch_command
+from headrace.fetch.model import FINAL_STATES
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.jobs.worker import Worker
+from headrace.kernel.config import load_config
+from headrace.testing.waiting import wait_true
+from headrace.web.model import WebConfig
+from headrace.web.server import create_api
+from headrace.web.tokens import Tokens
 
 JOBS = JobsConfig(poll_s=0.05, retry_first_s=0.1)
 
@@ -195,7 +195,7 @@ class RecordingTerminal:
 
 @pytest.fixture
 async def command(shop):
-    """Run `penstock fetch WORDS`: (exit code or our error, the text shown)."""
+    """Run `headrace fetch WORDS`: (exit code or our error, the text shown)."""
 
     async def run(*words: str):
         terminal = RecordingTerminal(shop.fetch, asyncio.get_running_loop())

@@ -13,9 +13,9 @@ from urllib.parse import quote
 import msgspec
 from click.testing import CliRunner
 
-from penstock.fetch.cli import fetch as fetch_command
-from penstock.fetch.model import SentItem
-from penstock.kernel.errors import error_table
+from headrace.fetch.cli import fetch as fetch_command
+from headrace.fetch.model import SentItem
+from headrace.kernel.errors import error_table
 from ways_in import PythonVerbs, Refused, plain
 
 WAYS = ("python", "http", "commands")

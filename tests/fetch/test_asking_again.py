@@ -7,15 +7,15 @@ import hashlib
 import pytest
 from origin import Answer, photo
 
-from penstock.engines.sql import compile_query
-from penstock.fetch import FetchConfig
-from penstock.fetch.model import RunState
+from headrace.engines.sql import compile_query
+from headrace.fetch import FetchConfig
+from headrace.fetch.model import RunState
 
 HEAD = "id,name,price,photos\n"
 A_DAY_LATER = compile_query(
     "a_day_later",
     "-- A day passes since links were asked.\n"
-    "UPDATE penstock.fetch_link SET checked_at = checked_at - interval '24 hours',"
+    "UPDATE headrace.fetch_link SET checked_at = checked_at - interval '24 hours',"
     " recheck_at = recheck_at - interval '24 hours'",
 )
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from penstock.fetch.mappings import parse_mapping
-from penstock.fetch.schema_rules import parse_schema
+from headrace.fetch.mappings import parse_mapping
+from headrace.fetch.schema_rules import parse_schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "catalogues.md").read_text()
 

@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.sql import compile_query
-from penstock.fetch.catalogues import RUNS_AT_ONCE, Catalogues, Order
-from penstock.fetch.errors import (
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
+from headrace.fetch.catalogues import RUNS_AT_ONCE, Catalogues, Order
+from headrace.fetch.errors import (
     CatalogueBroken,
     CatalogueTooLarge,
     CustomerUnknown,
@@ -22,8 +22,8 @@ from penstock.fetch.errors import (
     RunUnderWay,
     RunUnknown,
 )
-from penstock.fetch.model import RunState
-from penstock.fetch.store.sql import SQL
+from headrace.fetch.model import RunState
+from headrace.fetch.store.sql import SQL
 
 
 def rows(count: int, start: int = 0) -> str:
@@ -34,7 +34,7 @@ HEAD = "id,name,price,photos\n"
 
 
 async def count(shop, table: str) -> int:
-    query = compile_query("count", f"-- Rows of a table.\nSELECT count(*) FROM penstock.{table}")
+    query = compile_query("count", f"-- Rows of a table.\nSELECT count(*) FROM headrace.{table}")
     return await shop.postgres.value(query)
 
 
@@ -151,7 +151,7 @@ async def test_a_file_over_the_bound_is_refused(shop):
 async def test_unknown_names_and_senseless_limits(shop):
     path = shop.folder / "x.csv"
     path.write_text(HEAD + rows(1))
-    with pytest.raises(CustomerUnknown, match="penstock fetch customer set nobody"):
+    with pytest.raises(CustomerUnknown, match="headrace fetch customer set nobody"):
         await shop.fetch.run_catalogue(path, "nobody")
     with pytest.raises(RunUnknown):
         await shop.fetch.run(10**9)
@@ -207,7 +207,7 @@ async def test_a_reading_that_died_is_abandoned_and_its_rows_cleared(shop):
 FAIL_AT_THE_END = """
 CREATE FUNCTION fail_at_the_end() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN RAISE EXCEPTION 'the disk is full'; END $$;
-CREATE TRIGGER fail_at_the_end BEFORE UPDATE ON penstock.fetch_run FOR EACH ROW
+CREATE TRIGGER fail_at_the_end BEFORE UPDATE ON headrace.fetch_run FOR EACH ROW
 WHEN (NEW.state IN ('applied', 'done')) EXECUTE FUNCTION fail_at_the_end();
 """
 
@@ -219,7 +219,7 @@ async def test_a_run_that_fails_after_enqueueing_changes_nothing(shop):
         await session.connection.execute(FAIL_AT_THE_END)
         with pytest.raises(Exception, match="the disk is full"):
             await shop.run(text)
-        await session.connection.execute("DROP TRIGGER fail_at_the_end ON penstock.fetch_run")
+        await session.connection.execute("DROP TRIGGER fail_at_the_end ON headrace.fetch_run")
     assert await count(shop, "fetch_item") == 0
     assert await count(shop, "fetch_change") == 0
     assert not any(q.ready for q in await shop.jobs.queues())

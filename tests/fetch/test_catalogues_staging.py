@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from penstock.engines.postgres import Postgres, PostgresConfig, PostgresDown
-from penstock.engines.sql import compile_query
-from penstock.fetch.guard import Policy
-from penstock.fetch.intake import Rules
-from penstock.fetch.readers import Fault, RawRow, Truncated
-from penstock.fetch.schemas import FieldRule, Schema
-from penstock.fetch.staging import BYTES_AT_ONCE, ROWS_AT_ONCE, Staging, read_raw
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.sql import compile_query
+from headrace.fetch.guard import Policy
+from headrace.fetch.intake import Rules
+from headrace.fetch.readers import Fault, RawRow, Truncated
+from headrace.fetch.schemas import FieldRule, Schema
+from headrace.fetch.staging import BYTES_AT_ONCE, ROWS_AT_ONCE, Staging, read_raw
 
 HEAD = "id,name,price,photos\n"
 RULES = b"rules"
@@ -70,7 +70,7 @@ def test_a_chunk_ends_by_rows_by_bytes_and_with_the_file():
 
 
 async def hashed(shop) -> int:
-    text = "-- Items whose row is known.\nSELECT count(raw_hash) FROM penstock.fetch_item"
+    text = "-- Items whose row is known.\nSELECT count(raw_hash) FROM headrace.fetch_item"
     return await shop.postgres.value(compile_query("hashed", text))
 
 

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 from origin import Answer
 
-from penstock.engines.sql import compile_query
-from penstock.fetch.cli.text import describe_run, duration, progress_line
-from penstock.fetch.cli.waiting import finish_run
-from penstock.fetch.errors import RunUnfinished
-from penstock.fetch.model import Customer, RunState, SampledPhoto
-from penstock.fetch.sampling import expected_s
-from penstock.fetch.store.runs import pace_of
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.fetch.cli.text import describe_run, duration, progress_line
+from headrace.fetch.cli.waiting import finish_run
+from headrace.fetch.errors import RunUnfinished
+from headrace.fetch.model import Customer, RunState, SampledPhoto
+from headrace.fetch.sampling import expected_s
+from headrace.fetch.store.runs import pace_of
+from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 NEVER = "0 0 1 1 *"
@@ -174,12 +174,12 @@ async def test_a_run_shows_its_pace_and_when_it_will_be_done(shop):
     assert (run.photos_per_s, run.eta_s) == (None, None)
     await run_sql(
         shop,
-        "UPDATE penstock.fetch_run SET applied_at = now() - interval '100 s' WHERE id = :run",
+        "UPDATE headrace.fetch_run SET applied_at = now() - interval '100 s' WHERE id = :run",
         run=run.run,
     )
     await run_sql(
         shop,
-        "INSERT INTO penstock.fetch_pace VALUES (:run, date_trunc('minute', now()) - interval '2 min', 50)",
+        "INSERT INTO headrace.fetch_pace VALUES (:run, date_trunc('minute', now()) - interval '2 min', 50)",
         run=run.run,
     )
     paced = await shop.fetch.run(run.run)
@@ -194,5 +194,5 @@ async def test_a_run_shows_its_pace_and_when_it_will_be_done(shop):
 async def test_photos_decided_are_counted_by_minute(shop):
     links = "|".join(shop.origin.url(f"/photo/{n}") for n in range(7))
     run = await shop.run_to_end(f"{HEAD}a,A,5,{links}\n")
-    text = "-- Paced.\nSELECT sum(photos)::integer FROM penstock.fetch_pace WHERE run_id = :run"
+    text = "-- Paced.\nSELECT sum(photos)::integer FROM headrace.fetch_pace WHERE run_id = :run"
     assert await shop.postgres.value(compile_query("paced", text), run=run.run) == 7

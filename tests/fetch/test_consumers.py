@@ -7,26 +7,26 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.engines.sql import compile_query
-from penstock.fetch.consumers import Consumers, deliveries
-from penstock.fetch.errors import ConsumerUnknown, CustomerUnknown
-from penstock.fetch.model import RunState
-from penstock.fetch.publishing import absent_wait_s
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.fetch.consumers import Consumers, deliveries
+from headrace.fetch.errors import ConsumerUnknown, CustomerUnknown
+from headrace.fetch.model import RunState
+from headrace.fetch.publishing import absent_wait_s
+from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 DUE_NOW = compile_query(
     "due_now",
     "-- What waits for its time is due.\n"
-    "UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now()",
+    "UPDATE headrace.job_ready SET run_at = now() WHERE run_at > now()",
 )
 FAR_AWAY = compile_query(
     "far_away",
     "-- What waits for its time waits for long.\n"
-    "UPDATE penstock.job_ready SET run_at = now() + interval '1 hour'",
+    "UPDATE headrace.job_ready SET run_at = now() + interval '1 hour'",
 )
 ABSENT = compile_query(
-    "absent", "-- Who is waited for.\nSELECT count(*) FROM penstock.fetch_absent"
+    "absent", "-- Who is waited for.\nSELECT count(*) FROM headrace.fetch_absent"
 )
 
 
@@ -155,7 +155,7 @@ async def test_removed_deliveries_stay_dropped_when_the_name_comes_back(shop, pr
     back = process(site)
     await back.fetch.declare_consumers()
     await back.fetch.declare_consumers()
-    assert capsys.readouterr().out.count("penstock fetch consumer replay 'site.publish'") == 1
+    assert capsys.readouterr().out.count("headrace fetch consumer replay 'site.publish'") == 1
     async with back:
         await hurry(shop)
         await wait_items_waiting(shop, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.fetch.model import LIMITER
+from headrace.fetch.model import LIMITER
 
 
 async def test_a_pause_and_a_weight_outlast_new_limits(shop):

@@ -8,16 +8,16 @@ import time
 import pytest
 from origin import Answer, photo
 
-from penstock.engines.sql import compile_query
-from penstock.fetch import store
-from penstock.fetch.model import RunState, SentItem
-from penstock.fetch.store.photos import Decision
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.fetch import store
+from headrace.fetch.model import RunState, SentItem
+from headrace.fetch.store.photos import Decision
+from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 OLD = compile_query(
     "old",
-    "-- Time passes.\nUPDATE penstock.fetch_run SET"
+    "-- Time passes.\nUPDATE headrace.fetch_run SET"
     " applied_at = applied_at - make_interval(secs => :age_s::double precision)",
 )
 

@@ -16,9 +16,9 @@ import pytest
 from origin import Answer, photo
 from PIL import Image
 
-from penstock.fetch.decoding import DecodeLimits, Decoder, DecoderDown
-from penstock.fetch.images import NotAPhoto, inspect_image
-from penstock.testing.waiting import wait_true
+from headrace.fetch.decoding import DecodeLimits, Decoder, DecoderDown
+from headrace.fetch.images import NotAPhoto, inspect_image
+from headrace.testing.waiting import wait_true
 
 KINDS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "AVIF": "avif"}
 LIMITS = DecodeLimits()
@@ -86,7 +86,7 @@ async def test_one_child_serves_many_photos(decoding):
     assert limits.count(str(LIMITS.memory_bytes_max)) == 2
     assert len(list(Path(f"/proc/{pid}/fd").iterdir())) == 3
     environment = Path(f"/proc/{pid}/environ").read_bytes()
-    assert b"PENSTOCK" not in environment
+    assert b"HEADRACE" not in environment
     assert b"HOME" not in environment
 
 

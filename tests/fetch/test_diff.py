@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.engines.sql import compile_query
-from penstock.fetch.errors import RunNotHeld
-from penstock.fetch.model import RunState, SentItem
+from headrace.engines.sql import compile_query
+from headrace.fetch.errors import RunNotHeld
+from headrace.fetch.model import RunState, SentItem
 
 HEAD = "id,name,price,photos\n"
 PRICES = ("1990.50", "1 990.50", "1990,50")
@@ -116,7 +116,7 @@ def item_of(customer: str, item: str, variant: int | None) -> SentItem:
 
 ITEMS = compile_query(
     "items",
-    "-- Items of a customer.\nSELECT item, fields, is_gone, version, photos FROM penstock.fetch_item"
+    "-- Items of a customer.\nSELECT item, fields, is_gone, version, photos FROM headrace.fetch_item"
     " WHERE customer = :customer",
 )
 
@@ -200,5 +200,5 @@ async def test_of_dry_runs_the_last_five_are_kept(shop):
     ]
     found = await shop.fetch.runs("shop")
     assert [run.run for run in found] == [run.run for run in reversed(dry[2:])]
-    kept = compile_query("kept", "-- Of a test.\nSELECT count(*) FROM penstock.fetch_change")
+    kept = compile_query("kept", "-- Of a test.\nSELECT count(*) FROM headrace.fetch_change")
     assert await shop.postgres.value(kept) == 5

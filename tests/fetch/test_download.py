@@ -10,11 +10,11 @@ import pytest
 from forbidden import LOOPBACK_HOSTS
 from origin import Answer, Origin, photo
 
-from penstock.fetch import FetchConfig
-from penstock.fetch.download import Downloader, _retry_after_s, _Trip
-from penstock.fetch.hop import Bounds, Known
-from penstock.fetch.starts import Starts
-from penstock.testing.waiting import wait_true
+from headrace.fetch import FetchConfig
+from headrace.fetch.download import Downloader, _retry_after_s, _Trip
+from headrace.fetch.hop import Bounds, Known
+from headrace.fetch.starts import Starts
+from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def test_a_photo_arrives_whole_with_its_validators(downloader, origin):
         assert found.body.read() == photo("a")
     assert found.etag == '"x"'
     sent = origin.headers["/a.jpg"]
-    assert sent["user-agent"].startswith("penstockfetch/")
+    assert sent["user-agent"].startswith("headracefetch/")
     assert sent["accept-encoding"] == "identity"
     assert not {"cookie", "authorization", "if-none-match"} & sent.keys()
 
@@ -248,7 +248,7 @@ async def test_the_socket_hook_alone_keeps_a_forbidden_peer_away(canary):
 
 
 def _judged(downloader: Downloader, url: str):
-    from penstock.fetch.guard import judge_url
+    from headrace.fetch.guard import judge_url
 
     return judge_url(url, downloader.policy)
 

@@ -14,11 +14,11 @@ from forbidden import FORBIDDEN_ADDRESSES, LOOPBACK_HOSTS
 from name_server import NameServer
 from origin import Answer, Origin
 
-from penstock.fetch import FetchConfig
-from penstock.fetch.download import Downloader, _Trip
-from penstock.fetch.guard import Policy, judge_url
-from penstock.fetch.hop import Bounds, Hop, Known
-from penstock.fetch.starts import Starts
+from headrace.fetch import FetchConfig
+from headrace.fetch.download import Downloader, _Trip
+from headrace.fetch.guard import Policy, judge_url
+from headrace.fetch.hop import Bounds, Hop, Known
+from headrace.fetch.starts import Starts
 
 BOUNDS = Bounds(5.0, 1_000_000)
 

@@ -15,16 +15,16 @@ import pytest
 from fetch_ways import WAYS, CommandWay, HttpWay, PythonWay, Refused
 from receiver import Receiver
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.fetch import Fetch, FetchConfig, Item, http
-from penstock.fetch.model import RunState
-from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.jobs.worker import Worker
-from penstock.kernel.config import load_config
-from penstock.testing.waiting import wait_true
-from penstock.web.model import WebConfig
-from penstock.web.server import create_api
-from penstock.web.tokens import Tokens
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.fetch import Fetch, FetchConfig, Item, http
+from headrace.fetch.model import RunState
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.jobs.worker import Worker
+from headrace.kernel.config import load_config
+from headrace.testing.waiting import wait_true
+from headrace.web.model import WebConfig
+from headrace.web.server import create_api
+from headrace.web.tokens import Tokens
 
 STEPS = tomllib.loads(Path(__file__).with_name("scenario_fetch.toml").read_text())["step"]
 JOBS = JobsConfig(poll_s=0.05, retry_first_s=0.1)

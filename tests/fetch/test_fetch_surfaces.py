@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 import pytest
 
-from penstock.fetch.cli import describe_run
-from penstock.fetch.errors import InvalidRate
-from penstock.fetch.model import OUTCOME_CODES, parse_rate
-from penstock.fetch.texts import Texts
-from penstock.web.tokens import Tokens
+from headrace.fetch.cli import describe_run
+from headrace.fetch.errors import InvalidRate
+from headrace.fetch.model import OUTCOME_CODES, parse_rate
+from headrace.fetch.texts import Texts
+from headrace.web.tokens import Tokens
 
 CATALOGUE = b"id,name,price,photos\na,A,5,\nb,B,five,\n"
 
@@ -215,7 +215,7 @@ async def test_photos_that_failed_are_listed_with_the_problems(client, command, 
     assert code == 0
     assert f"{shop.origin.url('/none')}: there is nothing at this link (404)" in text
     told = describe_run(run)
-    assert f"2 photos failed or were refused: `penstock fetch catalogue errors {run.run}`" in told
+    assert f"2 photos failed or were refused: `headrace fetch catalogue errors {run.run}`" in told
     why = (await command("why", shop.origin.url("/none")))[1]
     assert "asks again" in why
     refused = (await command("why", "http://10.0.0.1/x.jpg"))[1]
@@ -233,7 +233,7 @@ async def test_the_upload_of_a_catalogue_is_described_with_its_body(client):
 async def test_what_is_refused_names_its_remedy(client, command):
     unknown = (await client.get("/v1/fetch/customers/nobody")).json()["detail"]
     assert "PUT /v1/fetch/customers/nobody" in unknown
-    assert "penstock fetch customer set nobody" in unknown
+    assert "headrace fetch customer set nobody" in unknown
     assert parse_rate("20/5s") == (20, 5.0)
     assert parse_rate("1/0.5m") == (1, 30.0)
     for wrong in ("20/s5", "20/-1s", "/5s", "20/5"):

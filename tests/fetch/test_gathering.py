@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.fetch.gathering import ASKED_MAX, RUNS_AT_ONCE, Gathering
-from penstock.testing.waiting import wait_true
+from headrace.fetch.gathering import ASKED_MAX, RUNS_AT_ONCE, Gathering
+from headrace.testing.waiting import wait_true
 
 
 async def test_questions_asked_together_share_an_answer_and_keep_their_order():

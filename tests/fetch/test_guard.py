@@ -10,8 +10,8 @@ from forbidden import FORBIDDEN_ADDRESSES, LOOPBACK_HOSTS, REFUSED_URLS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.fetch.errors import UrlRefused
-from penstock.fetch.guard import Policy, forbidden_reason, judge_url
+from headrace.fetch.errors import UrlRefused
+from headrace.fetch.guard import Policy, forbidden_reason, judge_url
 
 PUBLIC = Policy()
 OPENED = Policy.of(("127.0.0.0/8",), (80, 8080))

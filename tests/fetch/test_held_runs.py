@@ -7,21 +7,21 @@ import gzip
 
 import pytest
 
-from penstock.engines.sql import compile_query
-from penstock.fetch.catalogues import Order
-from penstock.fetch.errors import RunNotHeld
-from penstock.fetch.model import RunState, SentItem
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.fetch.catalogues import Order
+from headrace.fetch.errors import RunNotHeld
+from headrace.fetch.model import RunState, SentItem
+from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 BAD_ID = "\u200bhidden,Bad,5,\n"
 LEFT = compile_query(
     "left",
-    "-- What held and superseded runs leave of links to ask.\nSELECT count(*) FROM penstock.fetch_need",
+    "-- What held and superseded runs leave of links to ask.\nSELECT count(*) FROM headrace.fetch_need",
 )
 STAGED = compile_query(
     "staged",
-    "-- Runs with staged rows.\nSELECT count(DISTINCT run_id) FROM penstock.fetch_staged",
+    "-- Runs with staged rows.\nSELECT count(DISTINCT run_id) FROM headrace.fetch_staged",
 )
 WAITING = compile_query(
     "waiting",
@@ -31,7 +31,7 @@ WAITING = compile_query(
 PROCESS_DIED = compile_query(
     "process_died",
     "-- As a process leaves a run that it compared and did not end.\n"
-    "UPDATE penstock.fetch_run SET state = 'reading', ended_at = NULL WHERE id = :run_id",
+    "UPDATE headrace.fetch_run SET state = 'reading', ended_at = NULL WHERE id = :run_id",
 )
 
 

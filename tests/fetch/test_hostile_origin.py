@@ -18,21 +18,21 @@ from forbidden import FORBIDDEN_ADDRESSES, LOOPBACK_HOSTS
 from name_server import NameServer
 from origin import Answer, Origin, photo
 
-from penstock.engines.sql import compile_query
-from penstock.fetch import FetchConfig
-from penstock.fetch.download import Downloader
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.fetch import FetchConfig
+from headrace.fetch.download import Downloader
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 HURRY = compile_query(
     "hurry",
     "-- What waits for its backoff is due, but for a call's own class: no attempt is spared.\n"
-    "WITH ready AS (UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now() RETURNING 1),"
-    " lanes AS (UPDATE penstock.lane_job SET run_at = now() WHERE run_at > now() RETURNING 1)"
+    "WITH ready AS (UPDATE headrace.job_ready SET run_at = now() WHERE run_at > now() RETURNING 1),"
+    " lanes AS (UPDATE headrace.lane_job SET run_at = now() WHERE run_at > now() RETURNING 1)"
     " SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM lanes)",
 )
 LINKS = compile_query(
-    "links", "-- What became of each link.\nSELECT url, outcome FROM penstock.fetch_link"
+    "links", "-- What became of each link.\nSELECT url, outcome FROM headrace.fetch_link"
 )
 HEAD = b"HTTP/1.1 200 OK\r\n"
 GOOD = photo("good")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from origin import photo
 from PIL import Image
 
-from penstock.fetch.images import (
+from headrace.fetch.images import (
     PIXELS_MAX,
     ImageInfo,
     NotAPhoto,

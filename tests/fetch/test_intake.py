@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.fetch.door import refusal
-from penstock.fetch.errors import UrlRefused
-from penstock.fetch.guard import Policy, judge_url
-from penstock.fetch.intake import Rules, judge_row, read_chunk
-from penstock.fetch.readers import Fault, RawRow, Truncated
+from headrace.fetch.door import refusal
+from headrace.fetch.errors import UrlRefused
+from headrace.fetch.guard import Policy, judge_url
+from headrace.fetch.intake import Rules, judge_row, read_chunk
+from headrace.fetch.readers import Fault, RawRow, Truncated
 
 RULES = Rules(Policy())
 

@@ -18,8 +18,8 @@ from fetch_ways import CommandWay, HttpWay, PythonWay
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.fetch.item_ids import ITEM_ID_CHARACTERS_MAX, find_item_id
-from penstock.fetch.model import SentItem
+from headrace.fetch.item_ids import ITEM_ID_CHARACTERS_MAX, find_item_id
+from headrace.fetch.model import SentItem
 from ways_in import Refused
 
 ORDINARY = ("A/1", "A 1", "арт-1", "A(1)", "№5")
@@ -180,7 +180,7 @@ async def test_pages_of_changes_go_on_behind_any_id(shop, client, command):
         code, text = await command(*words)
         assert code == 0
         shown += re.findall(r"^  new      (.*)$", text, re.MULTILINE)
-        more = re.search(r"^more: `penstock fetch (.*)`$", text, re.MULTILINE | re.DOTALL)
+        more = re.search(r"^more: `headrace fetch (.*)`$", text, re.MULTILINE | re.DOTALL)
         if more is None:
             break
         words = [*shlex.split(more[1]), "--limit", "7"]

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.fetch.errors import CustomerUnknown, InvalidItems
-from penstock.fetch.model import RunState, SentItem
+from headrace.fetch.errors import CustomerUnknown, InvalidItems
+from headrace.fetch.model import RunState, SentItem
 
 HEAD = "id,name,price,photos\n"
 

@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from penstock.engines.sql import compile_query
-from penstock.fetch.ledger import Ledger
-from penstock.fetch.store.photos import Decision, NewPhoto
-from penstock.jobs.errors import LeaseLost
+from headrace.engines.sql import compile_query
+from headrace.fetch.ledger import Ledger
+from headrace.fetch.store.photos import Decision, NewPhoto
+from headrace.jobs.errors import LeaseLost
 
 LEASED = compile_query(
     "leased",
     "-- A lease of nobody.\n"
-    "INSERT INTO penstock.job_lease (host, queue, granted_at, ids, run_ats, group_ids, priorities,"
+    "INSERT INTO headrace.job_lease (host, queue, granted_at, ids, run_ats, group_ids, priorities,"
     " attempts, losses, lanes, unique_keys, traceparents, payloads)"
     " VALUES (1, 1, now(), '{1}', ARRAY[now()], '{0}', '{0}', '{0}', '{0}', '{a}', '{a}', '{a}', '{a}')"
     " RETURNING id",
@@ -22,7 +22,7 @@ LEASED = compile_query(
 NEEDS = compile_query(
     "needs",
     "-- What became of a run's photos.\n"
-    "SELECT url, outcome FROM penstock.fetch_need WHERE run_id = :run_id ORDER BY url",
+    "SELECT url, outcome FROM headrace.fetch_need WHERE run_id = :run_id ORDER BY url",
 )
 pytestmark = pytest.mark.slow
 

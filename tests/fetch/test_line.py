@@ -8,15 +8,15 @@ import hashlib
 import pytest
 from origin import Answer, photo
 
-from penstock.engines.sql import compile_query
-from penstock.fetch.model import PHOTO_RETRIES
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.fetch.model import PHOTO_RETRIES
+from headrace.testing.waiting import wait_true
 
 PHOTOS_DUE = compile_query(
     "photos_due",
     "-- What waits for its time is due.\n"
-    "WITH ready AS (UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now() RETURNING 1),"
-    " lanes AS (UPDATE penstock.lane_job SET run_at = now() WHERE run_at > now() RETURNING 1)"
+    "WITH ready AS (UPDATE headrace.job_ready SET run_at = now() WHERE run_at > now() RETURNING 1),"
+    " lanes AS (UPDATE headrace.lane_job SET run_at = now() WHERE run_at > now() RETURNING 1)"
     " SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM lanes)",
 )
 pytestmark = [pytest.mark.usefixtures("worker"), pytest.mark.slow]
@@ -132,7 +132,7 @@ async def _hurry_retries(done, postgres) -> None:
         async with postgres.session() as session:
             for table in ("job_ready", "lane_job"):
                 await session.connection.execute(
-                    f"UPDATE penstock.{table} SET run_at = now() WHERE run_at > now()"
+                    f"UPDATE headrace.{table} SET run_at = now() WHERE run_at > now()"
                 )
         await asyncio.wait([done], timeout=0.1)
 

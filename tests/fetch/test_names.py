@@ -8,8 +8,8 @@ import pytest
 from name_server import NameServer
 from origin import Answer, Origin, photo
 
-from penstock.fetch import FetchConfig
-from penstock.fetch.download import Downloader
+from headrace.fetch import FetchConfig
+from headrace.fetch.download import Downloader
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import asyncio
 import random
 import time
 
-from penstock.fetch.places import Places
-from penstock.fetch.share import planned_slots, share_of
+from headrace.fetch.places import Places
+from headrace.fetch.share import planned_slots, share_of
 
 
 async def test_places_are_given_in_order_and_never_twice():

@@ -15,21 +15,21 @@ from name_server import NameServer
 from origin import Answer, photo
 from paced import PacedOrigin
 
-from penstock.engines.sql import compile_query
-from penstock.fetch import FetchConfig
-from penstock.fetch.asking import LATE_MAX, Asked, Back, pause_s
-from penstock.fetch.download import Downloader
-from penstock.fetch.lanes import LaneReach
-from penstock.fetch.robots import crawl_delay_s
-from penstock.fetch.routing import TimeClass
-from penstock.fetch.starts import LEAD_S_MAX, NotStarted, Starts
-from penstock.jobs.errors import LaneExhausted
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.fetch import FetchConfig
+from headrace.fetch.asking import LATE_MAX, Asked, Back, pause_s
+from headrace.fetch.download import Downloader
+from headrace.fetch.lanes import LaneReach
+from headrace.fetch.robots import crawl_delay_s
+from headrace.fetch.routing import TimeClass
+from headrace.fetch.starts import LEAD_S_MAX, NotStarted, Starts
+from headrace.jobs.errors import LaneExhausted
+from headrace.testing.waiting import wait_true
 
 DUE = compile_query(
     "due",
     "-- What waits for its time is due.\n"
-    "WITH ready AS (UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now() RETURNING 1)"
+    "WITH ready AS (UPDATE headrace.job_ready SET run_at = now() WHERE run_at > now() RETURNING 1)"
     " SELECT count(*) FROM ready",
 )
 
@@ -225,7 +225,7 @@ def test_what_asks_all_photos_to_wait(outcome, retry_after_s, pause):
     ("text", "delay_s"),
     [
         ("User-agent: *\nCrawl-delay: 3\n", 3.0),
-        ("User-agent: PenstockFetch\nCrawl-delay: 7\n\nUser-agent: *\nCrawl-delay: 3\n", 7.0),
+        ("User-agent: HeadraceFetch\nCrawl-delay: 7\n\nUser-agent: *\nCrawl-delay: 3\n", 7.0),
         ("User-agent: other\nCrawl-delay: 3\n", None),
         ("User-agent: *\nCrawl-delay: 99999\n", 60.0),
         ("User-agent: *\nCrawl-delay: often\n", None),
@@ -236,7 +236,7 @@ def test_what_asks_all_photos_to_wait(outcome, retry_after_s, pause):
     ],
 )
 def test_the_delay_that_a_robots_txt_asks(text, delay_s):
-    assert crawl_delay_s(text, "PenstockFetch") == delay_s
+    assert crawl_delay_s(text, "HeadraceFetch") == delay_s
 
 
 # ---- through the whole room
@@ -481,7 +481,7 @@ async def test_a_request_that_left_late_is_charged_again(shop):
 SPENT = compile_query(
     "spent",
     "-- Starts that the lane of shop counts.\n"
-    "SELECT coalesce((SELECT sum(n) FROM unnest(n) AS n), 0) FROM penstock.lane WHERE name = 'shop'",
+    "SELECT coalesce((SELECT sum(n) FROM unnest(n) AS n), 0) FROM headrace.lane WHERE name = 'shop'",
 )
 
 

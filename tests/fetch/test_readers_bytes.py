@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.fetch.guard import Policy
-from penstock.fetch.intake import Rules, read_chunk
-from penstock.fetch.mappings import parse_mapping
-from penstock.fetch.readers import FORMAT_NAMES, Truncated, open_catalogue
-from penstock.kernel.errors import InvalidInput, TooLarge
+from headrace.fetch.guard import Policy
+from headrace.fetch.intake import Rules, read_chunk
+from headrace.fetch.mappings import parse_mapping
+from headrace.fetch.readers import FORMAT_NAMES, Truncated, open_catalogue
+from headrace.kernel.errors import InvalidInput, TooLarge
 
 RULES = Rules(Policy())
 MAPPING = parse_mapping({"id": "id", "rows": "items", "photos": ["photos", "a.@b"]})

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.fetch.errors import CatalogueBroken, CatalogueTooLarge, NotACatalogue
-from penstock.fetch.readers import Truncated, open_catalogue
+from headrace.fetch.errors import CatalogueBroken, CatalogueTooLarge, NotACatalogue
+from headrace.fetch.readers import Truncated, open_catalogue
 
 ROW = {"id": "1", "name": "Лампа", "price": "5.50", "photos": ["http://a/1.jpg", "http://a/2.jpg"]}
 READ = ({"id": "1", "name": "Лампа", "price": "5.50"}, ["http://a/1.jpg", "http://a/2.jpg"], None)

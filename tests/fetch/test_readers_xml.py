@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.fetch.errors import (
+from headrace.fetch.errors import (
     CatalogueBroken,
     InvalidMapping,
     NotACatalogue,
     UnknownFormat,
 )
-from penstock.fetch.mappings import parse_mapping
-from penstock.fetch.readers import Truncated, open_catalogue
+from headrace.fetch.mappings import parse_mapping
+from headrace.fetch.readers import Truncated, open_catalogue
 
 AVITO = """<?xml version="1.0" encoding="UTF-8"?>
 <Ads formatVersion="3" target="Avito.ru">

@@ -18,18 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.sql import compile_query
-from penstock.fetch import FetchConfig
-from penstock.fetch.errors import FileFault, LanguageUnknown, RunUnknown
-from penstock.fetch.holding import HoldLimits, hold_reason
-from penstock.fetch.model import (
+from headrace.engines.sql import compile_query
+from headrace.fetch import FetchConfig
+from headrace.fetch.errors import FileFault, LanguageUnknown, RunUnknown
+from headrace.fetch.holding import HoldLimits, hold_reason
+from headrace.fetch.model import (
     OUTCOME_CODES,
     PhotoProblem,
     RowProblem,
     Run,
     RunState,
 )
-from penstock.fetch.reports import (
+from headrace.fetch.reports import (
     BOM,
     COLUMNS,
     POLICY,
@@ -40,14 +40,14 @@ from penstock.fetch.reports import (
     page_of,
     safe_cell,
 )
-from penstock.fetch.texts import Texts, languages, placeholders, preferred
+from headrace.fetch.texts import Texts, languages, placeholders, preferred
 
-SOURCES = Path(__file__).parents[2] / "src" / "penstock" / "fetch"
+SOURCES = Path(__file__).parents[2] / "src" / "headrace" / "fetch"
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =cmd|' /C calc'!A0", "\uff1d1", "|x")
 MANY = compile_query(
     "many",
     "-- As many photos without a copy.\n"
-    "INSERT INTO penstock.fetch_need (run_id, item, url, outcome)"
+    "INSERT INTO headrace.fetch_need (run_id, item, url, outcome)"
     " SELECT :run_id::bigint, 'a', 'http://h.example/' || n, 'failed:http_404'"
     " FROM generate_series(1, :count::bigint) n",
 )
@@ -164,7 +164,7 @@ def test_the_page_says_what_there_is_and_that_there_is_more():
 
 def documents() -> dict[str, dict]:
     return {
-        lang: tomllib.loads(files("penstock.fetch.texts").joinpath(f"{lang}.toml").read_text())
+        lang: tomllib.loads(files("headrace.fetch.texts").joinpath(f"{lang}.toml").read_text())
         for lang in languages()
     }
 

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from penstock.fetch.reports import BOM, POLICY
+from headrace.fetch.reports import BOM, POLICY
 
 CATALOGUE = "id,name,price,photos\na,A,5,\n=b\u200b,B,5,\nc,C,five,http://10.0.0.1/x.jpg\n"
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.fetch.model import Host, Link
-from penstock.fetch.service.urls import ahead_of
+from headrace.fetch.model import Host, Link
+from headrace.fetch.service.urls import ahead_of
 
 HEAD = "id,name,price,photos\n"
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 HEAD = "id,name,price,photos\n"

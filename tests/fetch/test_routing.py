@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.fetch.routing import (
+from headrace.fetch.routing import (
     FIT,
     RECENT,
     Classes,

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.fetch.errors import CatalogueBroken, NotACatalogue
-from penstock.fetch.guard import Policy
-from penstock.fetch.intake import Rules, judge_row, problem_of
-from penstock.fetch.readers import RawRow, Truncated, open_catalogue
-from penstock.fetch.readers.encoding import find_encoding
-from penstock.fetch.readers.naming import known_names
-from penstock.fetch.synonyms import field_of
-from penstock.fetch.texts import Texts, languages
+from headrace.fetch.errors import CatalogueBroken, NotACatalogue
+from headrace.fetch.guard import Policy
+from headrace.fetch.intake import Rules, judge_row, problem_of
+from headrace.fetch.readers import RawRow, Truncated, open_catalogue
+from headrace.fetch.readers.encoding import find_encoding
+from headrace.fetch.readers.naming import known_names
+from headrace.fetch.synonyms import field_of
+from headrace.fetch.texts import Texts, languages
 
 RULES = Rules(Policy())
 TABLE = (

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from penstock.fetch.errors import InvalidSchema
-from penstock.fetch.guard import Policy
-from penstock.fetch.intake import Rules, judge_row
-from penstock.fetch.kinds import matcher
-from penstock.fetch.model import RowProblem
-from penstock.fetch.readers import RawRow
-from penstock.fetch.schema_rules import parse_schema, require_category
-from penstock.fetch.schemas import Schema, Schemas
-from penstock.fetch.texts import Texts, languages
+from headrace.fetch.errors import InvalidSchema
+from headrace.fetch.guard import Policy
+from headrace.fetch.intake import Rules, judge_row
+from headrace.fetch.kinds import matcher
+from headrace.fetch.model import RowProblem
+from headrace.fetch.readers import RawRow
+from headrace.fetch.schema_rules import parse_schema, require_category
+from headrace.fetch.schemas import Schema, Schemas
+from headrace.fetch.texts import Texts, languages
 
 
 def judged(rule: dict, value):

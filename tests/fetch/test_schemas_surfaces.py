@@ -8,15 +8,15 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from penstock.fetch.errors import (
+from headrace.fetch.errors import (
     InvalidMapping,
     InvalidSchema,
     MappingUnknown,
     SchemaUnknown,
 )
-from penstock.fetch.mappings import Mapping
-from penstock.fetch.schemas import FieldRule, Schema
-from penstock.kernel.ids import InvalidId
+from headrace.fetch.mappings import Mapping
+from headrace.fetch.schemas import FieldRule, Schema
+from headrace.kernel.ids import InvalidId
 
 CARS = {"fields": {"year": {"type": "integer", "least": 1900, "required": True}}}
 CARS_TOML = '[fields.year]\ntype = "integer"\nleast = 1900\nrequired = true\n'

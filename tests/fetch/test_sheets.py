@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from sheets import Raw, formula, number, ods, sheet_xml, xlsx
 
-from penstock.fetch.decoding import sheets as decoding
-from penstock.fetch.decoding.sheets import SheetRow, SheetUnreadable, sheet_rows
-from penstock.fetch.errors import CatalogueBroken, NotACatalogue
-from penstock.fetch.mappings import parse_mapping
-from penstock.fetch.readers import open_catalogue
+from headrace.fetch.decoding import sheets as decoding
+from headrace.fetch.decoding.sheets import SheetRow, SheetUnreadable, sheet_rows
+from headrace.fetch.errors import CatalogueBroken, NotACatalogue
+from headrace.fetch.mappings import parse_mapping
+from headrace.fetch.readers import open_catalogue
 
 HEADER = ("Артикул*", "Название", "Цена, руб.", "Фото 1", "Фото 2", "Вес")
 ROW = ("A-1", "Стол", "10 000,50", "https://shop.example/1.jpg", "https://shop.example/2.jpg", 5)

@@ -7,15 +7,15 @@ import gzip
 import pytest
 from origin import Answer
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.sql import compile_query
-from penstock.fetch import FetchConfig
-from penstock.fetch.errors import CustomerUnknown, SourceUnknown, UnknownFormat, UrlRefused
-from penstock.fetch.model import LIMITER, RunState
-from penstock.fetch.sources import cron_name, shown_name
-from penstock.fetch.store.sql import SQL
-from penstock.jobs.errors import CronUnknown, InvalidCron
-from penstock.testing.waiting import wait_true
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
+from headrace.fetch import FetchConfig
+from headrace.fetch.errors import CustomerUnknown, SourceUnknown, UnknownFormat, UrlRefused
+from headrace.fetch.model import LIMITER, RunState
+from headrace.fetch.sources import cron_name, shown_name
+from headrace.fetch.store.sql import SQL
+from headrace.jobs.errors import CronUnknown, InvalidCron
+from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 TEXT = f"{HEAD}a,A,5,\nb,B,5,\n".encode()
@@ -183,7 +183,7 @@ async def test_a_passing_fault_is_tried_again_with_backoff(shop):
 
 async def due_now(shop):
     """Let jobs that wait for their next try be due."""
-    text = "-- Due.\nUPDATE penstock.job_ready SET run_at = now() WHERE run_at > now()"
+    text = "-- Due.\nUPDATE headrace.job_ready SET run_at = now() WHERE run_at > now()"
     await shop.postgres.run(compile_query("due", text))
 
 

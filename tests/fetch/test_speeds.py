@@ -7,23 +7,23 @@ import asyncio
 import pytest
 from origin import Answer
 
-from penstock.engines.sql import compile_query
-from penstock.fetch import store
-from penstock.fetch.errors import HostUnknown
-from penstock.fetch.routing import RECENT, Classes, faded
-from penstock.fetch.speeds import Speeds
+from headrace.engines.sql import compile_query
+from headrace.fetch import store
+from headrace.fetch.errors import HostUnknown
+from headrace.fetch.routing import RECENT, Classes, faded
+from headrace.fetch.speeds import Speeds
 
 CLASSES = Classes((1.0, 5.0, 30.0))
 HALF_LIFE_S = 3600.0
 WEIGHTS = compile_query(
     "weights",
     "-- Of every host and class.\n"
-    "SELECT host, class_s, weight FROM penstock.fetch_speed ORDER BY host, class_s",
+    "SELECT host, class_s, weight FROM headrace.fetch_speed ORDER BY host, class_s",
 )
 AGE = compile_query(
     "age",
     "-- Let hosts have been seen so long ago.\n"
-    "UPDATE penstock.fetch_host SET last_seen_at = last_seen_at - :age_s::double precision * interval '1 s',"
+    "UPDATE headrace.fetch_host SET last_seen_at = last_seen_at - :age_s::double precision * interval '1 s',"
     " paused_until = paused_until - :age_s::double precision * interval '1 s'",
 )
 
@@ -139,7 +139,7 @@ async def test_slots_that_tell_of_the_same_hosts_at_once_lose_nothing(make_speed
     rows = await postgres.all(
         compile_query(
             "counts",
-            "-- Requests of every host.\nSELECT requests FROM penstock.fetch_host",
+            "-- Requests of every host.\nSELECT requests FROM headrace.fetch_host",
         )
     )
     assert [row["requests"] for row in rows] == [12] * 30

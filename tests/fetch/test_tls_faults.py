@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tls_hosts import TlsHosts
 
-from penstock.fetch import FetchConfig
-from penstock.fetch.download import Downloader
-from penstock.fetch.model import is_temporary
+from headrace.fetch import FetchConfig
+from headrace.fetch.download import Downloader
+from headrace.fetch.model import is_temporary
 
 FAULTS = {
     "expired": "failed:tls_expired",

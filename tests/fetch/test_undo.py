@@ -7,10 +7,10 @@ import gzip
 import pytest
 from origin import Answer
 
-from penstock.engines.sql import compile_query
-from penstock.fetch.errors import InvalidCustomer, RunNotUndoable, RunUnknown
-from penstock.fetch.model import UNDOABLE_RUNS, RunState, SentItem
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.fetch.errors import InvalidCustomer, RunNotUndoable, RunUnknown
+from headrace.fetch.model import UNDOABLE_RUNS, RunState, SentItem
+from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 LIMITS = {"starts_max": 100_000, "window_s": 60, "connections": 50}
@@ -21,12 +21,12 @@ ITEMS = compile_query(
     " CASE WHEN is_gone THEN '{}' ELSE photos END AS photos,"
     " CASE WHEN is_gone THEN '' ELSE encode(hash, 'hex') END AS hash,"
     " CASE WHEN is_gone THEN '' ELSE encode(raw_hash, 'hex') END AS raw_hash"
-    " FROM penstock.fetch_item ORDER BY item",
+    " FROM headrace.fetch_item ORDER BY item",
 )
 BEFORE = compile_query(
     "before",
     "-- Runs of which the earlier content is kept.\n"
-    "SELECT DISTINCT run_id FROM penstock.fetch_before ORDER BY run_id",
+    "SELECT DISTINCT run_id FROM headrace.fetch_before ORDER BY run_id",
 )
 
 

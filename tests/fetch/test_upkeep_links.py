@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 from origin import Answer, photo
 
-from penstock.engines.sql import compile_query
-from penstock.fetch import store
-from penstock.fetch.model import PHOTO_RETRIES
-from penstock.fetch.store.photos import Decision
+from headrace.engines.sql import compile_query
+from headrace.fetch import store
+from headrace.fetch.model import PHOTO_RETRIES
+from headrace.fetch.store.photos import Decision
 
 HEAD = "id,name,price,photos\n"
 HOUR_S = 3600.0
@@ -87,25 +87,25 @@ def test_a_repair_is_noticed_within_a_day(gap_h):
 PUBLISHED = compile_query(
     "published",
     "-- What workers would have done: every change is published.\n"
-    "WITH changes AS (UPDATE penstock.fetch_change SET published_at = now() WHERE published_at IS NULL)"
-    " UPDATE penstock.fetch_run SET state = 'done' WHERE state = 'applied'",
+    "WITH changes AS (UPDATE headrace.fetch_change SET published_at = now() WHERE published_at IS NULL)"
+    " UPDATE headrace.fetch_run SET state = 'done' WHERE state = 'applied'",
 )
 AGED = compile_query(
     "aged",
     "-- Time passes.\n"
-    "WITH runs AS (UPDATE penstock.fetch_run SET"
+    "WITH runs AS (UPDATE headrace.fetch_run SET"
     " started_at = started_at - make_interval(secs => :age_s::double precision))"
-    " UPDATE penstock.fetch_link SET"
+    " UPDATE headrace.fetch_link SET"
     " checked_at = checked_at - make_interval(secs => :age_s::double precision),"
     " recheck_at = recheck_at - make_interval(secs => :age_s::double precision)",
 )
 NEEDS = compile_query(
     "needs",
-    "-- What a run asks for.\nSELECT item, url FROM penstock.fetch_need WHERE run_id = :run_id",
+    "-- What a run asks for.\nSELECT item, url FROM headrace.fetch_need WHERE run_id = :run_id",
 )
 STATES = compile_query(
     "states",
-    "-- What is kept of links.\nSELECT url, failures, due_round FROM penstock.fetch_link",
+    "-- What is kept of links.\nSELECT url, failures, due_round FROM headrace.fetch_link",
 )
 
 
@@ -162,7 +162,7 @@ async def test_sql_and_the_rule_agree(shop, seed):
 RECHECKS = compile_query(
     "rechecks",
     "-- Links that are due by the clock at some time.\n"
-    "SELECT url FROM penstock.fetch_link WHERE recheck_at IS NOT NULL ORDER BY url",
+    "SELECT url FROM headrace.fetch_link WHERE recheck_at IS NOT NULL ORDER BY url",
 )
 
 

@@ -12,15 +12,15 @@ from forbidden import FORBIDDEN_ADDRESSES
 from name_server import NameServer
 from receiver import Receiver
 
-from penstock.engines.sql import compile_query
-from penstock.fetch import FetchConfig, store
-from penstock.fetch.errors import UrlRefused, WebhookUnknown
-from penstock.fetch.model import WEBHOOK_QUEUE, Customer, Result
-from penstock.fetch.posting import Poster, PostFailed
-from penstock.fetch.service.webhooks import Webhooks
-from penstock.fetch.store.results import NewResult
-from penstock.fetch.store.sql import SQL
-from penstock.fetch.webhooks import (
+from headrace.engines.sql import compile_query
+from headrace.fetch import FetchConfig, store
+from headrace.fetch.errors import UrlRefused, WebhookUnknown
+from headrace.fetch.model import WEBHOOK_QUEUE, Customer, Result
+from headrace.fetch.posting import Poster, PostFailed
+from headrace.fetch.service.webhooks import Webhooks
+from headrace.fetch.store.results import NewResult
+from headrace.fetch.store.sql import SQL
+from headrace.fetch.webhooks import (
     MESSAGE_BYTES_MAX,
     WebhookJob,
     WebhookSending,
@@ -29,16 +29,16 @@ from penstock.fetch.webhooks import (
     new_secret,
     signature,
 )
-from penstock.jobs import Jobs, JobsConfig, NewJob, Registry, Task
-from penstock.jobs.model import JobFilter
-from penstock.jobs.worker import Worker
-from penstock.testing.waiting import wait_true
+from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, Task
+from headrace.jobs.model import JobFilter
+from headrace.jobs.worker import Worker
+from headrace.testing.waiting import wait_true
 
 JOBS = JobsConfig(poll_s=0.05, retry_first_s=0.1)
 DUE_NOW = compile_query(
     "due_now",
     "-- What waits for its time is due.\n"
-    "UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now()",
+    "UPDATE headrace.job_ready SET run_at = now() WHERE run_at > now()",
 )
 
 

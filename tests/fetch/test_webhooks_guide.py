@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.fetch.webhooks import headers_of, new_secret
+from headrace.fetch.webhooks import headers_of, new_secret
 
 GUIDE = Path(__file__).parents[2] / "docs" / "fetch.md"
 BODY = b'{"type":"fetch.results","results":[]}'

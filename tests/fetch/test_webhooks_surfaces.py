@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from receiver import Receiver
 
-from penstock.cli.checkup import check_webhooks
-from penstock.engines.sql import compile_query
-from penstock.testing.waiting import wait_true
+from headrace.cli.checkup import check_webhooks
+from headrace.engines.sql import compile_query
+from headrace.testing.waiting import wait_true
 
 LIMITS = {"starts_max": 100_000, "window_s": 60.0, "connections": 50}
 
@@ -79,7 +79,7 @@ async def test_a_webhook_by_commands(command, shop, receiver):
 NOT_TAKEN = compile_query(
     "not_taken",
     "-- It has failed for long, or is gone.\n"
-    "UPDATE penstock.fetch_webhook SET failures = :failures,"
+    "UPDATE headrace.fetch_webhook SET failures = :failures,"
     " disabled_at = CASE WHEN :is_gone::boolean THEN now() END",
 )
 

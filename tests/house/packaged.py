@@ -1,7 +1,7 @@
 """The package as others get it: built from this tree, and environments that hold exactly what an extra names.
 
 Nothing is downloaded: an environment's libraries are links to those that run the tests, of the
-distributions that `penstock[EXTRA]` asks for and of what they ask for in turn. So a library that is used
+distributions that `headrace[EXTRA]` asks for and of what they ask for in turn. So a library that is used
 and not named is missing there, as it would be for a user.
 """
 
@@ -50,7 +50,7 @@ def asked_for(*extras: str) -> dict[str, Requirement]:
 
 
 def closure(*extras: str) -> set[str]:
-    """The distributions that `penstock[extras]` brings, without Penstock."""
+    """The distributions that `headrace[extras]` brings, without Headrace."""
     found: set[str] = set()
     waiting = list(asked_for(*extras).values())
     while waiting:
@@ -95,16 +95,16 @@ def install(python: Path, wheel: Path) -> None:
 
 
 def copy_package(source: Path, target: Path) -> None:
-    """Have the Penstock of one environment in another, too."""
+    """Have the Headrace of one environment in another, too."""
     [there] = source.parents[1].glob("lib/python3*/site-packages")
     [here] = target.parents[1].glob("lib/python3*/site-packages")
-    for path in there.glob("penstock*"):
+    for path in there.glob("headrace*"):
         (here / path.name).symlink_to(path)
 
 
 def run(python: Path, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A command of that environment, in `folder`, which knows nothing of this tree."""
-    outside = ("PENSTOCK_", "PYTHON")
+    outside = ("HEADRACE_", "PYTHON")
     env = {k: v for k, v in os.environ.items() if not k.startswith(outside)}
     command = [str(python), *words]
     return subprocess.run(

@@ -71,7 +71,7 @@ def test_a_goal_is_judged_by_the_median_and_by_the_peers_of_the_same_run(goal, o
     row = figure("drain", "jobs/s", "10", ours=runs, peers={"peer": Runs((10,))}, goal=goal)
     assert row.holds is holds
     assert (row in broken([row])) is not holds
-    assert row.spread["penstock"] == [rounded(ours - 90), rounded(ours + 1_000)]
+    assert row.spread["headrace"] == [rounded(ours - 90), rounded(ours + 1_000)]
 
 
 def test_a_goal_that_was_not_measured_does_not_hold_and_says_why():
@@ -92,7 +92,7 @@ def test_the_bars_and_the_table_show_every_system():
     head = {"commit": "abc", "date": "now", "machine": {"cores": 2, "cpu": "x"}}
     texts = [e.text for e in ET.fromstring(bars("jobs", head, [row])).iter() if e.text]
     assert "a&b" in texts
-    assert "penstock" in texts
+    assert "headrace" in texts
     assert "a&b 10 (5 x)" in table([row])
 
 

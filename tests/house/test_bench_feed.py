@@ -16,8 +16,8 @@ from bench.feed_stage import (
     stage_posts,
 )
 
-from penstock.feed import store
-from penstock.feed.model import Kind, moment_of
+from headrace.feed import store
+from headrace.feed.model import Kind, moment_of
 
 
 @pytest.mark.parametrize("shape", ["uniform", "zipf"])

@@ -12,7 +12,7 @@ from bench.origins.log import Request, judge, per_second, read_log
 from bench.origins.photos import jpeg
 from bench.origins.plan import PASSING, HostPlan, seed_mix
 
-from penstock.fetch.images import inspect_image
+from headrace.fetch.images import inspect_image
 
 SHAPE = {"starts_max": 3, "window_s": 1.0, "from_s": 0.0, "until_s": 2.0}
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 RULES = [
     rule
-    for group in yaml.safe_load((DEPLOY / "prometheus" / "penstock.rules.yml").read_text())[
+    for group in yaml.safe_load((DEPLOY / "prometheus" / "headrace.rules.yml").read_text())[
         "groups"
     ]
     for rule in group["rules"]
@@ -30,10 +30,10 @@ UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 NOT_OURS = {"up"}
 SSL_WANTED = 80877103
 AWAY = "127.0.0.1:1"
-EXAMPLE = DEPLOY / "systemd" / "penstock.env.example"
+EXAMPLE = DEPLOY / "systemd" / "headrace.env.example"
 RUN_EACH = """
 import contextlib, io, json, sys
-from penstock.__main__ import main
+from headrace.__main__ import main
 told = []
 for words in json.loads(sys.argv[1]):
     sys.modules.pop(sys.argv[2], None)  # each command stands on an application of its own
@@ -56,7 +56,7 @@ def _asked(query):
 def _commands():
     return set(
         re.findall(
-            r"^## (penstock .+)$",
+            r"^## (headrace .+)$",
             (ROOT / "docs" / "reference" / "commands.md").read_text(),
             re.MULTILINE,
         )
@@ -81,7 +81,7 @@ def test_every_alert_has_its_entry_in_the_runbook_and_no_entry_is_left_over():
 def test_the_runbook_names_commands_that_exist():
     page = (ROOT / "docs" / "runbook.md").read_text()
     known = _commands()
-    for words in re.findall(r"`(penstock [a-z][a-z ]*[a-z])", page):
+    for words in re.findall(r"`(headrace [a-z][a-z ]*[a-z])", page):
         assert any(words.startswith(command) or command.startswith(words) for command in known), (
             words
         )
@@ -91,7 +91,7 @@ def test_the_dashboard_is_what_its_tool_says_and_asks_what_is_declared():
     command = [sys.executable, "-m", "tools.dashboard", "--check"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"{ran.stdout}: run `make reference`"
-    shown = json.loads((DEPLOY / "grafana" / "penstock.json").read_text())
+    shown = json.loads((DEPLOY / "grafana" / "headrace.json").read_text())
     queries = [target["expr"] for panel in shown["panels"] for target in panel.get("targets", [])]
     assert queries
     for query in queries:
@@ -101,7 +101,7 @@ def test_the_dashboard_is_what_its_tool_says_and_asks_what_is_declared():
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_a_unit_starts_a_command_that_exists_and_stops_it_in_order(unit):
     text = unit.read_text()
-    started = re.search(r"^ExecStart=/opt/penstock/bin/(penstock [a-z ]+)", text, re.MULTILINE)
+    started = re.search(r"^ExecStart=/opt/headrace/bin/(headrace [a-z ]+)", text, re.MULTILINE)
     assert started
     assert started[1].strip() in _commands()
     assert "KillMode=mixed" in text
@@ -110,13 +110,13 @@ def test_a_unit_starts_a_command_that_exists_and_stops_it_in_order(unit):
 
 def settings_of_example():
     """Every line of the example, also those that are given as a choice."""
-    lines = re.findall(r"^#? ?(PENSTOCK_\w+)=(.*)$", EXAMPLE.read_text(), re.MULTILINE)
+    lines = re.findall(r"^#? ?(HEADRACE_\w+)=(.*)$", EXAMPLE.read_text(), re.MULTILINE)
     return {name: text or "no secret but long enough for one" for name, text in lines}
 
 
 def started_by(unit, settings):
     """The words of the unit's command, as systemd makes them of the settings."""
-    [line] = re.findall(r"^ExecStart=\S+/penstock (.*)$", unit.read_text(), re.MULTILINE)
+    [line] = re.findall(r"^ExecStart=\S+/headrace (.*)$", unit.read_text(), re.MULTILINE)
     return [re.sub(r"\$\{(\w+)\}", lambda name: settings[name[1]], word) for word in line.split()]
 
 
@@ -148,19 +148,19 @@ def refusing_postgres():
 def test_a_unit_s_command_takes_the_settings_of_the_example(tmp_path):
     """Each gets as far as PostgreSQL, which lets nobody in, or is stopped by the last thing before it begins."""
     settings = settings_of_example()
-    assert {"PENSTOCK_APP", "PENSTOCK_POSTGRES_URL", "PENSTOCK_MEDIA_LISTEN"} <= settings.keys()
-    module = settings["PENSTOCK_APP"].partition(":")[0]
-    (tmp_path / f"{module}.py").write_text("from penstock import Penstock\napp = Penstock()\n")
+    assert {"HEADRACE_APP", "HEADRACE_POSTGRES_URL", "HEADRACE_MEDIA_LISTEN"} <= settings.keys()
+    module = settings["HEADRACE_APP"].partition(":")[0]
+    (tmp_path / f"{module}.py").write_text("from headrace import Headrace\napp = Headrace()\n")
     ends = {"up": (2, "no engine to start"), "media": (5, "cannot listen on")}
     commands = {unit.stem: started_by(unit, settings) for unit in UNITS}
-    commands["penstock-up"].append("--engines-only")
+    commands["headrace-up"].append("--engines-only")
     with socket.create_server(("127.0.0.1", 0)) as taken, refusing_postgres() as refusing:
         settings |= {
-            "PENSTOCK_DATA_FOLDER": str(tmp_path / "data"),
-            "PENSTOCK_POSTGRES_URL": f"postgresql://penstock@{refusing}/penstock",
-            "PENSTOCK_VALKEY_URL": f"valkey://{AWAY}",
-            "PENSTOCK_BLOBS_URL": f"file://{tmp_path}/blobs",
-            "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{taken.getsockname()[1]}",
+            "HEADRACE_DATA_FOLDER": str(tmp_path / "data"),
+            "HEADRACE_POSTGRES_URL": f"postgresql://headrace@{refusing}/headrace",
+            "HEADRACE_VALKEY_URL": f"valkey://{AWAY}",
+            "HEADRACE_BLOBS_URL": f"file://{tmp_path}/blobs",
+            "HEADRACE_MEDIA_LISTEN": f"127.0.0.1:{taken.getsockname()[1]}",
         }
         ran = subprocess.run(
             [sys.executable, "-c", RUN_EACH, json.dumps(list(commands.values())), module],
@@ -178,7 +178,7 @@ def test_the_compose_file_runs_every_role():
     assert set(commands) == {
         "postgres", "valkey", "migrate", "api", "agent", "scheduler", "flusher", "media",
     }  # fmt: skip
-    assert "PENSTOCK_MEDIA_PUBLIC_URL" in compose["services"]["media"]["environment"]
+    assert "HEADRACE_MEDIA_PUBLIC_URL" in compose["services"]["media"]["environment"]
     for name in ("migrate", "api", "agent", "scheduler", "flusher", "media"):
-        words = f"penstock {commands[name]}".split(" ${")[0]
+        words = f"headrace {commands[name]}".split(" ${")[0]
         assert words in _commands()

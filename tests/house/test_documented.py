@@ -47,10 +47,10 @@ def test_an_application_has_no_name_of_the_standard_library():
 
 
 def test_nobody_is_told_to_install_a_stranger_s_package():
-    """What is called `penstock` in the public index is another project."""
+    """What is called `headrace` in the public index is another project."""
 
     def strangers(page):
-        told = r"pip install [^`\n]*(?<=[ '\"])penstock(?:\[[\w,]+\])?['\"\s`]"
+        told = r"pip install [^`\n]*(?<=[ '\"])headrace(?:\[[\w,]+\])?['\"\s`]"
         return re.findall(told, page.read_text())
 
     assert found_on(TOLD, strangers) == ""

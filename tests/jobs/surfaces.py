@@ -18,14 +18,14 @@ import httpx
 import msgspec
 from click.testing import CliRunner
 
-from penstock.jobs import NewJob, cli, http
-from penstock.jobs.crons import NewCron
-from penstock.jobs.model import JobFilter, TakenOutcome
-from penstock.kernel.config import load_config
-from penstock.kernel.errors import PenstockError
-from penstock.web.model import WebConfig
-from penstock.web.server import run_api
-from penstock.web.tokens import Tokens
+from headrace.jobs import NewJob, cli, http
+from headrace.jobs.crons import NewCron
+from headrace.jobs.model import JobFilter, TakenOutcome
+from headrace.kernel.config import load_config
+from headrace.kernel.errors import HeadraceError
+from headrace.web.model import WebConfig
+from headrace.web.server import run_api
+from headrace.web.tokens import Tokens
 from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
@@ -313,7 +313,7 @@ class CommandSurface:
         )
         command = next(c for c in cli.COMMANDS if c.name == words[0])
         ran = await asyncio.to_thread(CliRunner().invoke, command, words[1:], obj=terminal)
-        if isinstance(ran.exception, PenstockError):
+        if isinstance(ran.exception, HeadraceError):
             raise Refused(ran.exception.status, ran.exception.code) from ran.exception
         if ran.exit_code == 2:
             raise Refused(422, "usage")

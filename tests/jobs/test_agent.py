@@ -1,4 +1,4 @@
-"""`penstock agent` as a fleet sees it: it reports itself, follows the plan, counts, and says what it is."""
+"""`headrace agent` as a fleet sees it: it reports itself, follows the plan, counts, and says what it is."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import signal
 
 import pytest
 
-from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, JobsConfig, NewJob, Registry, store
-from penstock.jobs.agent.succession import Record, Succession, file_name, start_time
-from penstock.jobs.errors import AgentRuns
-from penstock.testing.processes import PenstockProcess, descendants, is_alive
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, store
+from headrace.jobs.agent.succession import Record, Succession, file_name, start_time
+from headrace.jobs.errors import AgentRuns
+from headrace.testing.processes import HeadraceProcess, descendants, is_alive
+from headrace.testing.waiting import wait_true
 
 APPLICATION = '''
 """Two queues."""
 import threading
-from penstock import Penstock
-from penstock.jobs import Batch
+from headrace import Headrace
+from headrace.jobs import Batch
 
-app = Penstock()
+app = Headrace()
 
 @app.task("one", batch=10)
 def one(batch: Batch[dict]) -> None:
@@ -37,7 +37,7 @@ async def two(n: int) -> None:
 '''
 
 
-HOST = compile_query("host", "-- A host.\nSELECT * FROM penstock.host WHERE name = :name")
+HOST = compile_query("host", "-- A host.\nSELECT * FROM headrace.host WHERE name = :name")
 
 
 @pytest.fixture
@@ -59,13 +59,13 @@ def start(tmp_path, running_engines, database_url):
     (tmp_path / "two_queues.py").write_text(APPLICATION)
 
     def begin(*arguments, command="agent", **env):
-        process = PenstockProcess(
+        process = HeadraceProcess(
             [command, "two_queues:app", *arguments],
             folder=tmp_path,
             env={
-                "PENSTOCK_POSTGRES_URL": database_url,
-                "PENSTOCK_VALKEY_URL": running_engines.endpoints.valkey_url,
-                "PENSTOCK_JOBS_FLOATS": "2",
+                "HEADRACE_POSTGRES_URL": database_url,
+                "HEADRACE_VALKEY_URL": running_engines.endpoints.valkey_url,
+                "HEADRACE_JOBS_FLOATS": "2",
                 **env,
             },
         )
@@ -220,11 +220,11 @@ async def _taken_by_another(folder):
 async def _plan(postgres, host, slots):
     """Write a plan as a scheduler would."""
     rows = ", ".join(f"('{host}', {queue}, {count})" for queue, count in slots.items())
-    texts = ["DELETE FROM penstock.fleet_slot"]
+    texts = ["DELETE FROM headrace.fleet_slot"]
     if rows:
-        texts.append(f"INSERT INTO penstock.fleet_slot (host, queue, slots) VALUES {rows}")
-    texts.append("UPDATE penstock.fleet_plan SET version = version + 1, planned_at = now()")
-    texts.append("SELECT pg_notify('penstock_fleet', '')")
+        texts.append(f"INSERT INTO headrace.fleet_slot (host, queue, slots) VALUES {rows}")
+    texts.append("UPDATE headrace.fleet_plan SET version = version + 1, planned_at = now()")
+    texts.append("SELECT pg_notify('headrace_fleet', '')")
     for text in texts:
         await postgres.all(compile_query("plan", f"-- The plan.\n{text}"))
 
@@ -236,15 +236,15 @@ async def _says(postgres, queues):
 async def _totals(postgres, expected):
     query = compile_query(
         "totals",
-        "-- Totals.\nSELECT q.name, t.done, t.failed FROM penstock.queue_total t"
-        " JOIN penstock.queue q ON q.id = t.queue",
+        "-- Totals.\nSELECT q.name, t.done, t.failed FROM headrace.queue_total t"
+        " JOIN headrace.queue q ON q.id = t.queue",
     )
     rows = await postgres.all(query)
     return {row["name"]: (row["done"], row["failed"]) for row in rows} == expected
 
 
 def _metrics(folder):
-    files = (folder / "penstock-data" / "run" / "metrics").glob("agent-*.prom")
+    files = (folder / "headrace-data" / "run" / "metrics").glob("agent-*.prom")
     return "".join(file.read_text() for file in files)
 
 

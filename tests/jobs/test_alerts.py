@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from penstock.jobs import store
-from penstock.jobs.fleet.alerts import (
+from headrace.jobs import store
+from headrace.jobs.fleet.alerts import (
     HOST_RAISE_AFTER,
     HOST_RULE,
     QUEUE_RULES,
@@ -21,11 +21,11 @@ from penstock.jobs.fleet.alerts import (
     Sight,
     Watch,
 )
-from penstock.jobs.fleet.scheduler import Scheduler
-from penstock.jobs.fleet.telling import Teller
-from penstock.jobs.fleet.webhook import USE, WebhookFailed, send_alert
-from penstock.kernel.backoff import Backoff
-from penstock.kernel.secrets import derive_key
+from headrace.jobs.fleet.scheduler import Scheduler
+from headrace.jobs.fleet.telling import Teller
+from headrace.jobs.fleet.webhook import USE, WebhookFailed, send_alert
+from headrace.kernel.backoff import Backoff
+from headrace.kernel.secrets import derive_key
 
 LIMITS = Limits(active_min=1000, oldest_s=900, failure_share=0.5)
 SECRET = "a root secret of at least thirty-two characters"
@@ -159,7 +159,7 @@ async def test_alerts_are_kept_until_they_are_old(postgres, sql):
     assert await store.alerts.clear_alert(postgres, "at_max", "mail") is None
     assert await store.alerts.find_alerts(postgres, is_open=True, alerts_max=9) == []
     assert await store.alerts.count_open_alerts(postgres) == 0
-    await sql("UPDATE penstock.alert SET cleared_at = now() - interval '8 d'")
+    await sql("UPDATE headrace.alert SET cleared_at = now() - interval '8 d'")
     assert await store.alerts.drop_alerts(postgres, kept_s=7 * 86400) == 1
 
 
@@ -227,7 +227,7 @@ async def test_a_post_is_signed(receiver, alert):
     assert path == "/alerts"
     assert (document["event"], document["state"]) == (f"{alert.id}-raised", "raised")
     assert (document["rule"], document["subject"]) == ("at_max", "mail")
-    parts = dict(part.split("=") for part in headers["Penstock-Signature"].split(","))
+    parts = dict(part.split("=") for part in headers["Headrace-Signature"].split(","))
     expected = hmac.digest(key.secret, parts["t"].encode() + b"." + body, "sha256").hex()
     assert (parts["v1"], parts["key"]) == (expected, key.id)
 

@@ -14,9 +14,9 @@ import pytest
 from bad_calls import CALLS, COMMANDS, REQUESTS
 from surfaces import SURFACES, PythonSurface, Refused, surface_on
 
-from penstock.jobs import NewJob
-from penstock.jobs.errors import BatchTooLarge, InvalidJob, LeaseLost, PayloadTooLarge, QueueUnknown
-from penstock.kernel.errors import PenstockError
+from headrace.jobs import NewJob
+from headrace.jobs.errors import BatchTooLarge, InvalidJob, LeaseLost, PayloadTooLarge, QueueUnknown
+from headrace.kernel.errors import HeadraceError
 
 FAR = datetime.now(UTC) + timedelta(days=400)
 NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001
@@ -62,9 +62,9 @@ def door(registry, jobs, sql):
     async def check(call, error):
         with pytest.raises(error) as raised:
             await call()
-        assert isinstance(raised.value, PenstockError)
+        assert isinstance(raised.value, HeadraceError)
         good = await handle.enqueue({})
-        rows = await sql("SELECT id FROM penstock.job_ready UNION SELECT id FROM penstock.lane_job")
+        rows = await sql("SELECT id FROM headrace.job_ready UNION SELECT id FROM headrace.lane_job")
         assert [row["id"] for row in rows] == [good]
         return raised.value
 
@@ -165,7 +165,7 @@ async def test_a_payload_of_the_wrong_shape_is_refused_at_the_door(postgres, job
     async with surface_on("http", postgres, jobs) as surface:
         with pytest.raises(Refused, match=r"422 jobs.invalid_job"):
             await surface.do("enqueue", {"queue": "mail", "payload": {"to": 5}})
-    assert await sql("SELECT id FROM penstock.job_ready") == []
+    assert await sql("SELECT id FROM headrace.job_ready") == []
     # Other versions are for other code, or for an upgrade, to judge.
     for version in (1, 3):
         await jobs.enqueue(NewJob(queue="photos", payload={"n": "x"}, version=version))
@@ -188,7 +188,7 @@ class OnlyInSlots(msgspec.Struct):
 @pytest.mark.parametrize("job_id", [0, -1, 2**62, 2**63, -(2**70), "x", 1.5, None, True])
 async def test_ids_never_given(jobs, job_id):
     for verb in (jobs.job, jobs.why, jobs.cancel, jobs.retry):
-        with pytest.raises(PenstockError) as raised:
+        with pytest.raises(HeadraceError) as raised:
             await verb(job_id)
         assert raised.value.code == "jobs.job_unknown"
 
@@ -249,7 +249,7 @@ class Place:
                 await self._do("ack", said)
                 self.names["over"] = taken["lease_id"]
             if name == "failed":
-                await self._sql("UPDATE penstock.queue SET keep_done_s = 3600")
+                await self._sql("UPDATE headrace.queue SET keep_done_s = 3600")
         self.names["ready"] = await self._add()
         self.names["later"] = await self._add(after_s=3600)
         cron = {"name": "nightly", "spec": "0 4 * * *", "queue": "mail"}
@@ -269,11 +269,11 @@ class Place:
         """Every row of every table but the tokens', as digests."""
         tables = await self._sql(
             "SELECT c.relname AS name FROM pg_class c WHERE c.relkind = 'r'"
-            " AND c.relnamespace = 'penstock'::regnamespace AND c.relname <> 'token' ORDER BY 1"
+            " AND c.relnamespace = 'headrace'::regnamespace AND c.relname <> 'token' ORDER BY 1"
         )
         parts = " UNION ALL ".join(
             f"SELECT '{table['name']}' AS name, md5(string_agg(t::text, ',' ORDER BY t::text)) AS sum"
-            f" FROM penstock.{table['name']} t"
+            f" FROM headrace.{table['name']} t"
             for table in tables
         )
         return {row["name"]: row["sum"] for row in await self._sql(parts)}

@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 from one_slot import running_slot
 
-from penstock.jobs import Batch, Cancel, Fail, Registry, Retry, Snooze
-from penstock.jobs.slots.messages import Settled, SpendAnswer
+from headrace.jobs import Batch, Cancel, Fail, Registry, Retry, Snooze
+from headrace.jobs.slots.messages import Settled, SpendAnswer
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from penstock.jobs.agent.board import CELL_BYTES, SLOTS_MAX, Board
+from headrace.jobs.agent.board import CELL_BYTES, SLOTS_MAX, Board
 
 
 @pytest.fixture

@@ -15,20 +15,20 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from penstock import Penstock
-from penstock.engines.endpoints import Endpoints
-from penstock.jobs import JobState, NewJob
-from penstock.jobs.bridge import AwaitInstead, BridgeClosed
-from penstock.jobs.errors import InvalidTask, QueueUnknown
-from penstock.jobs.tasks import Task
-from penstock.kernel.trace import current_traceparent, new_traceparent
+from headrace import Headrace
+from headrace.engines.endpoints import Endpoints
+from headrace.jobs import JobState, NewJob
+from headrace.jobs.bridge import AwaitInstead, BridgeClosed
+from headrace.jobs.errors import InvalidTask, QueueUnknown
+from headrace.jobs.tasks import Task
+from headrace.kernel.trace import current_traceparent, new_traceparent
 
 APP = """
 import os, sys
-from penstock import Penstock
-from penstock.engines.endpoints import Endpoints
+from headrace import Headrace
+from headrace.engines.endpoints import Endpoints
 
-app = Penstock()
+app = Headrace()
 app.use_endpoints(Endpoints(os.environ["PG"], os.environ["VALKEY"], "file:///nowhere"))
 
 @app.task("mail")
@@ -40,7 +40,7 @@ async def mail(to: str):
 @pytest.fixture
 async def app(running_engines, database_url, tmp_path):
     """An app on this test's database, closed when the test ends."""
-    app = Penstock(flags={"data.folder": str(tmp_path)})
+    app = Headrace(flags={"data.folder": str(tmp_path)})
     valkey_url = running_engines.endpoints.valkey_url
     app.use_endpoints(Endpoints(database_url, valkey_url, tmp_path.as_uri()))
     yield app
@@ -67,7 +67,7 @@ def script(running_engines, database_url, tmp_path):
             **os.environ,
             "PG": database_url,
             "VALKEY": running_engines.endpoints.valkey_url,
-            "PENSTOCK_DATA_FOLDER": str(tmp_path),
+            "HEADRACE_DATA_FOLDER": str(tmp_path),
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
         }
         warned = ["-W", "error::ResourceWarning"] if closes_all else []
@@ -109,7 +109,7 @@ async def test_every_verb_of_tasks_and_rooms(app, mail, sql):
             app.sync.no_such_room.verb()
 
     await asyncio.to_thread(work)
-    assert len(await sql("SELECT 1 FROM penstock.job_ready")) == 4
+    assert len(await sql("SELECT 1 FROM headrace.job_ready")) == 4
 
 
 async def test_async_code_and_sync_threads_use_the_app_at_once(app, mail, sql):
@@ -122,8 +122,8 @@ async def test_async_code_and_sync_threads_use_the_app_at_once(app, mail, sql):
         own = [await mail.enqueue(to="own") for _ in range(10)]
         ids = [job_id for found in await asyncio.gather(*waiting) for job_id in found]
     assert len({*ids, *own}) == 90
-    assert len(await sql("SELECT 1 FROM penstock.job_ready")) == 90
-    bridges = [thread for thread in threading.enumerate() if thread.name == "penstock-sync"]
+    assert len(await sql("SELECT 1 FROM headrace.job_ready")) == 90
+    bridges = [thread for thread in threading.enumerate() if thread.name == "headrace-sync"]
     assert len(bridges) == 1
 
 
@@ -152,7 +152,7 @@ async def test_the_context_goes_along(app, mail, sql):
 
     told = new_traceparent()
     await asyncio.to_thread(work)
-    rows = await sql("SELECT traceparent FROM penstock.job_ready")
+    rows = await sql("SELECT traceparent FROM headrace.job_ready")
     assert rows[0]["traceparent"].split("-")[1] == told.split("-")[1]
 
 
@@ -193,8 +193,8 @@ async def test_a_group_is_filled_in_a_block_and_in_the_callers_transaction(
                 mail.sync.enqueue_many([{"to": "ann"}, {"to": "bob"}], group=group, tx=connection)
 
     await asyncio.to_thread(work)
-    assert [row["pending"] for row in await sql("SELECT pending FROM penstock.job_group")] == [2]
-    assert len(await sql("SELECT 1 FROM penstock.job_ready")) == 2
+    assert [row["pending"] for row in await sql("SELECT pending FROM headrace.job_group")] == [2]
+    assert len(await sql("SELECT 1 FROM headrace.job_ready")) == 2
 
 
 async def test_closed_it_ends_its_thread_and_starts_anew(app, mail):
@@ -202,12 +202,12 @@ async def test_closed_it_ends_its_thread_and_starts_anew(app, mail):
         return app.sync.run(asyncio.Event().wait())
 
     hanging = asyncio.create_task(asyncio.to_thread(work))
-    while not any(thread.name == "penstock-sync" for thread in threading.enumerate()):
+    while not any(thread.name == "headrace-sync" for thread in threading.enumerate()):
         await asyncio.sleep(0)
     await app.close()
     with pytest.raises(BridgeClosed):
         await hanging
-    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-sync"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "headrace-sync"]
     assert await asyncio.to_thread(mail.sync.enqueue, to="ann") > 0
 
 
@@ -247,7 +247,7 @@ assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
 show(mail.sync.enqueue(to="parent"))
 """)  # fmt: skip
     assert len(set(out)) == 6
-    assert len(await sql("SELECT 1 FROM penstock.job_ready")) == 6
+    assert len(await sql("SELECT 1 FROM headrace.job_ready")) == 6
 
 
 @pytest.mark.slow
@@ -283,7 +283,7 @@ print(*asyncio.run(main(1)), *asyncio.run(main(2)), mail.sync.enqueue(to="sync")
 print(*asyncio.run(main(3)))
 """)  # fmt: skip
     assert len(set(out)) == len(out) == 7
-    assert len(await sql("SELECT 1 FROM penstock.job_ready")) == 7
+    assert len(await sql("SELECT 1 FROM headrace.job_ready")) == 7
 
 
 @pytest.mark.slow
@@ -320,6 +320,6 @@ except Exception as error:
 connection.close()
 """)  # fmt: skip
     assert out == ["IntegrityError", "postgres.transaction_unfit"]
-    rows = await sql("SELECT payload FROM penstock.job_ready")
+    rows = await sql("SELECT payload FROM headrace.job_ready")
     assert [row["payload"] for row in rows] == [b'{"to":"kept"}']
     assert len(await sql("SELECT 1 FROM notes_note")) == 1

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from desk_hands import claim_lane_jobs, claim_one, living_desk, settle
 
-from penstock.jobs import JobState, NewGroup, NewJob
-from penstock.jobs.errors import InvalidFilter, JobNotWaiting, QueueUnknown
-from penstock.jobs.handling import Outcome
-from penstock.jobs.model import JobFilter
-from penstock.jobs.service import steering
+from headrace.jobs import JobState, NewGroup, NewJob
+from headrace.jobs.errors import InvalidFilter, JobNotWaiting, QueueUnknown
+from headrace.jobs.handling import Outcome
+from headrace.jobs.model import JobFilter
+from headrace.jobs.service import steering
 
 FAIL = Outcome("fail", None, "peer: 503")
 
@@ -74,10 +74,10 @@ async def test_keys_taken_meanwhile_are_skipped_and_counted(jobs, desk, queue_id
     assert (done.matched, done.changed, done.skipped) == (3, 1, 2)
     # Of two with one key the newer one lives on.
     assert await states(jobs, [*old, taken]) == ["failed", "failed", "ready", "ready"]
-    rows = await sql("SELECT key, job_id FROM penstock.job_unique ORDER BY key")
+    rows = await sql("SELECT key, job_id FROM headrace.job_unique ORDER BY key")
     assert [tuple(row) for row in rows] == [("a", taken), ("b", old[2])]
     await jobs.bulk("cancel", JobFilter(queue="q"))
-    assert await sql("SELECT key FROM penstock.job_unique") == []
+    assert await sql("SELECT key FROM headrace.job_unique") == []
 
 
 async def test_cancelling_jobs_of_lanes_keeps_the_books(
@@ -132,14 +132,14 @@ async def test_deleting_takes_every_state_but_leased(jobs, desk, queue_id, sql):
     assert (done.matched, done.changed) == (5, 5)
     assert await states(jobs, failed + waiting) == ["gone"] * 5
     assert (await jobs.job(leased)).state is JobState.LEASED
-    assert await sql("SELECT key FROM penstock.job_unique") == []
+    assert await sql("SELECT key FROM headrace.job_unique") == []
 
 
 async def test_age_and_ids_choose(jobs, desk, queue_id, sql):
     ids = await jobs.enqueue_many([NewJob(queue="q")] * 4)
     await fail_all(desk, queue_id, 4)
     await sql(
-        f"UPDATE penstock.job_failed SET ended_at = now() - interval '2 h' WHERE id < {ids[2]}"
+        f"UPDATE headrace.job_failed SET ended_at = now() - interval '2 h' WHERE id < {ids[2]}"
     )
     old = JobFilter(queue="q", older_than_s=3600)
     assert (await jobs.bulk("delete", old, dry_run=True)).matched == 2

@@ -17,17 +17,17 @@ from django.db import connection, connections, transaction
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from penstock.engines.borrowed import ConnectionUnknown, TransactionUnfit
-from penstock.engines.postgres import PostgresBusy
-from penstock.jobs import JobNotEnded, JobNotWaiting, NewGroup, NewJob
-from penstock.jobs.bridge import Bridge
-from penstock.jobs.errors import InvalidJob, QueueUnknown
-from penstock.testing.waiting import wait_true
+from headrace.engines.borrowed import ConnectionUnknown, TransactionUnfit
+from headrace.engines.postgres import PostgresBusy
+from headrace.jobs import JobNotEnded, JobNotWaiting, NewGroup, NewJob
+from headrace.jobs.bridge import Bridge
+from headrace.jobs.errors import InvalidJob, QueueUnknown
+from headrace.testing.waiting import wait_true
 
 LEFT = [
     "mine",
     *(
-        f"penstock.{name}"
+        f"headrace.{name}"
         for name in (
             "job_ready",
             "lane_job",
@@ -39,7 +39,7 @@ LEFT = [
         )
     ),
 ]
-WAITING = "SELECT id, payload, lane, unique_key FROM penstock.job_ready ORDER BY id"
+WAITING = "SELECT id, payload, lane, unique_key FROM headrace.job_ready ORDER BY id"
 HARD = "quote ' double \" back\\slash {brace},NULL %s %(x)s :name $1 \u2603 \U0001f600"
 
 
@@ -102,7 +102,7 @@ async def test_a_rollback_leaves_no_job(caller, mail, sql):
     await caller.run("INSERT INTO mine VALUES (1)")
     await mail.enqueue(to="ann", tx=caller.tx)
     await caller.rollback()
-    assert await sql("SELECT id FROM mine UNION ALL SELECT id FROM penstock.job_ready") == []
+    assert await sql("SELECT id FROM mine UNION ALL SELECT id FROM headrace.job_ready") == []
 
 
 async def test_a_commit_brings_the_job_whole_and_a_savepoint_its_part(caller, mail, jobs, sql):
@@ -162,8 +162,8 @@ async def test_ten_thousand_jobs_with_every_option(caller, jobs, mail, sql):
     ids = await jobs.enqueue_many(new, tx=caller.tx)
     assert len(set(ids)) == 10_000
     await caller.commit()
-    rows = await sql("SELECT (SELECT count(*) FROM penstock.job_ready) AS ready,"
-                     " (SELECT count(*) FROM penstock.lane_job) AS lanes")  # fmt: skip
+    rows = await sql("SELECT (SELECT count(*) FROM headrace.job_ready) AS ready,"
+                     " (SELECT count(*) FROM headrace.lane_job) AS lanes")  # fmt: skip
     assert rows[0]["ready"] + rows[0]["lanes"] == 10_000
     job = await jobs.job(ids[9])
     assert (job.run_at, job.lane, job.priority) == (soon, 'lane "2"', 9)
@@ -182,8 +182,8 @@ async def test_groups_and_lanes_are_the_callers_too(caller, jobs, mail, sql):
     await jobs.set_lane("mail", "ann", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
     assert await sql(WAITING) == []
     await caller.commit()
-    assert [row["id"] for row in await sql("SELECT id FROM penstock.job_group ORDER BY id")] == ids
-    assert [row["name"] for row in await sql("SELECT name FROM penstock.lane")] == ["ann"]
+    assert [row["id"] for row in await sql("SELECT id FROM headrace.job_group ORDER BY id")] == ids
+    assert [row["name"] for row in await sql("SELECT name FROM headrace.lane")] == ["ann"]
     assert len(await sql(WAITING)) == 6
 
 
@@ -264,8 +264,8 @@ async def test_sync_code_enqueues_thousands_and_groups(open_blocking, mail, brid
             caller.commit()
 
     await asyncio.to_thread(work)
-    rows = await sql("SELECT count(*) AS n FROM penstock.job_ready UNION ALL"
-                     " SELECT count(*) FROM penstock.lane_job")  # fmt: skip
+    rows = await sql("SELECT count(*) AS n FROM headrace.job_ready UNION ALL"
+                     " SELECT count(*) FROM headrace.lane_job")  # fmt: skip
     assert [row["n"] for row in rows] == [8_000, 8_000]
 
 
@@ -289,7 +289,7 @@ async def test_sync_code_is_told_of_its_failed_transaction(open_blocking, mail, 
 async def test_the_hint_rides_in_the_callers_transaction(database_url, mail):
     heard = []
     listening = await asyncpg.connect(database_url)
-    await listening.add_listener("penstock_jobs", lambda *message: heard.append(message[3]))
+    await listening.add_listener("headrace_jobs", lambda *message: heard.append(message[3]))
     writing = await asyncpg.connect(database_url)
     async with writing.transaction():
         await mail.enqueue(to="ann", tx=writing)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from penstock.jobs.agent.capacity import (
+from headrace.jobs.agent.capacity import (
     SLOT_BYTES_MIN,
     HostState,
     SlotCpu,

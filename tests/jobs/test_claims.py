@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from desk_hands import claim_one, living_desk, settle, told
 
-from penstock.jobs import JobState, NewGroup, NewJob
-from penstock.jobs.handling import Outcome
-from penstock.jobs.leases import Scan
+from headrace.jobs import JobState, NewGroup, NewJob
+from headrace.jobs.handling import Outcome
+from headrace.jobs.leases import Scan
 
 
 @pytest.fixture
@@ -40,18 +40,18 @@ async def test_one_claim_serves_several_slots(registry, desk, queue_id, sql):
     assert [len(lease.ids) for lease in claims.leases] == [10, 10, 5]
     assert [job_id for lease in claims.leases for job_id in lease.ids] == ids
     assert (claims.retries, claims.slack_s, claims.moved) == (7, None, 0)
-    assert [row["n"] for row in await sql("SELECT count(*) AS n FROM penstock.job_lease")] == [3]
+    assert [row["n"] for row in await sql("SELECT count(*) AS n FROM headrace.job_lease")] == [3]
     for lease in claims.leases:
         desk.settle(told(lease))
     assert desk.unsettled == 25
     claims = await desk.claim_ready(queue_id, Scan(), leases_max=5, batch=10)
     assert (claims.leases, claims.lost, desk.unsettled, desk.leases_held) == ([], (), 0, 0)
-    assert await sql("SELECT id FROM penstock.job_lease") == []
+    assert await sql("SELECT id FROM headrace.job_lease") == []
 
 
 async def test_no_more_leases_than_asked_for(registry, desk, queue_id, sql):
     ids = await fill(registry, 9)
-    await sql(f"UPDATE penstock.job_ready SET losses = 1 WHERE id IN ({ids[0]}, {ids[4]})")
+    await sql(f"UPDATE headrace.job_ready SET losses = 1 WHERE id IN ({ids[0]}, {ids[4]})")
     claims = await desk.claim_ready(queue_id, Scan(), leases_max=2, batch=3)
     assert [list(lease.ids) for lease in claims.leases] == [ids[:1], ids[1:4]]
     assert list(claims.leases[0].losses) == [1]
@@ -65,7 +65,7 @@ async def test_a_job_that_killed_its_process_is_claimed_alone(
     doomed = await living_desk(postgres, config, [queue_id])
     await fill(registry, 3)
     assert len((await claim_one(doomed, queue_id)).ids) == 3
-    await sql(f"UPDATE penstock.host SET expires_at = now() WHERE id = {doomed.host_id}")
+    await sql(f"UPDATE headrace.host SET expires_at = now() WHERE id = {doomed.host_id}")
     assert (await jobs.sweep()).jobs_returned == 3
     for _ in range(3):
         assert len((await claim_one(desk, queue_id)).ids) == 1
@@ -82,7 +82,7 @@ async def test_acks_of_every_kind_ride_on_a_claim(jobs, registry, desk, queue_id
         desk.settle(told(lease))
     claims = await desk.claim_ready(queue_id, Scan(), leases_max=1, batch=10)
     assert desk.unsettled == 0
-    assert await sql("SELECT key FROM penstock.job_unique") == []
+    assert await sql("SELECT key FROM headrace.job_unique") == []
     [callback] = claims.leases[0].payloads
     assert b'"done":1' in callback
 
@@ -90,9 +90,9 @@ async def test_acks_of_every_kind_ride_on_a_claim(jobs, registry, desk, queue_id
 @pytest.mark.parametrize(
     "change",
     [
-        "UPDATE penstock.queue SET paused = true",
-        "UPDATE penstock.host SET is_draining = true",
-        "UPDATE penstock.host SET expires_at = now()",
+        "UPDATE headrace.queue SET paused = true",
+        "UPDATE headrace.host SET is_draining = true",
+        "UPDATE headrace.host SET expires_at = now()",
     ],
 )
 async def test_who_may_claim_nothing_can_still_ack(registry, desk, queue_id, sql, change):
@@ -102,7 +102,7 @@ async def test_who_may_claim_nothing_can_still_ack(registry, desk, queue_id, sql
     desk.settle(told(lease))
     assert await claim_one(desk, queue_id) is None
     assert desk.unsettled == 0
-    assert await sql("SELECT id FROM penstock.job_lease") == []
+    assert await sql("SELECT id FROM headrace.job_lease") == []
     assert (await desk.claim_lanes(queue_id, leases_max=1, batch=1)).leases == []
 
 
@@ -111,7 +111,7 @@ async def test_a_lost_ack_is_told_where_it_rode(jobs, registry, desk, queue_id, 
     desk.on_lost = lost.append
     await fill(registry, 1)
     lease = await claim_one(desk, queue_id)
-    await sql("DELETE FROM penstock.host")
+    await sql("DELETE FROM headrace.host")
     await jobs.sweep()
     desk.settle(told(lease))
     await claim_one(desk, queue_id)
@@ -138,7 +138,7 @@ async def test_every_eighth_claim_serves_the_lowest_priority(registry, desk, que
 
 async def test_a_persons_retries_win(jobs, registry, desk, queue_id, sql):
     await fill(registry, 1)
-    await sql(f"INSERT INTO penstock.queue_override (queue, retries) VALUES ({queue_id}, 1)")
+    await sql(f"INSERT INTO headrace.queue_override (queue, retries) VALUES ({queue_id}, 1)")
     claims = await desk.claim_ready(queue_id, Scan(), leases_max=1, batch=1)
     assert claims.retries == 1
 
@@ -172,7 +172,7 @@ async def test_lane_jobs_are_claimed_for_several_slots(registry, desk, queue_id,
 
 async def test_a_lossy_lane_job_is_alone(registry, desk, queue_id, sql, broken_invariants):
     ids = await fill(registry, 4, lane="a")
-    await sql(f"UPDATE penstock.lane_job SET losses = 1 WHERE id = {ids[1]}")
+    await sql(f"UPDATE headrace.lane_job SET losses = 1 WHERE id = {ids[1]}")
     claims = await desk.claim_lanes(queue_id, leases_max=2, batch=3)
     assert sorted(len(lease.ids) for lease in claims.leases) == [1, 3]
     assert await broken_invariants() == []

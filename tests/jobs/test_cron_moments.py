@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.jobs.crons import next_moment
-from penstock.jobs.errors import InvalidCron
+from headrace.jobs.crons import next_moment
+from headrace.jobs.errors import InvalidCron
 
 BERLIN = "Europe/Berlin"
 

@@ -8,10 +8,10 @@ import dataclasses
 import pytest
 from surfaces import client_of
 
-from penstock.jobs import InvalidJob, QueueUnknown
-from penstock.jobs.crons import NewCron
-from penstock.jobs.errors import CronExists, CronFixed, CronUnknown, InvalidCron
-from penstock.kernel.ids import InvalidId
+from headrace.jobs import InvalidJob, QueueUnknown
+from headrace.jobs.crons import NewCron
+from headrace.jobs.errors import CronExists, CronFixed, CronUnknown, InvalidCron
+from headrace.kernel.ids import InvalidId
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def make_due(sql):
     """Let crons be due since so long."""
 
     async def age(interval="1 s"):
-        await sql(f"UPDATE penstock.cron SET next_at = now() - interval '{interval}'")
+        await sql(f"UPDATE headrace.cron SET next_at = now() - interval '{interval}'")
 
     return age
 
@@ -56,7 +56,7 @@ async def test_what_was_missed_comes_once(jobs, report, make_due, sql):
     assert await jobs.crons.fire_due() == 1
     assert await jobs.crons.fire_due() == 0
     assert await waiting(jobs) == 1
-    [row] = await sql("SELECT next_at > now() AS is_future FROM penstock.cron")
+    [row] = await sql("SELECT next_at > now() AS is_future FROM headrace.cron")
     assert row["is_future"]
 
 
@@ -89,7 +89,7 @@ async def test_run_now_leaves_the_next_moment(jobs, report):
 async def test_one_that_became_invalid_rests_and_says_why(jobs, report, make_due, sql):
     await jobs.crons.add(NewCron(name="well", spec="* * * * *", queue="reports"))
     await make_due()
-    await sql("UPDATE penstock.cron SET tz = 'Mars/Olympus' WHERE name = 'report'")
+    await sql("UPDATE headrace.cron SET tz = 'Mars/Olympus' WHERE name = 'report'")
     await jobs.crons.fire_due()
     found = await jobs.crons.get("report")
     assert found.paused
@@ -143,11 +143,11 @@ async def test_code_declares_and_alone_changes(jobs, declared, make_due):
 async def test_one_that_code_stopped_declaring_comes_no_more(jobs, declared, make_due, sql):
     await jobs.crons.declare()
     await make_due()
-    await sql("UPDATE penstock.cron SET declared_at = now() - interval '2 h'")
+    await sql("UPDATE headrace.cron SET declared_at = now() - interval '2 h'")
     assert await jobs.crons.fire_due() == 0
     await jobs.crons.declare()
     assert await jobs.crons.fire_due() == 1, "its code came back"
-    await sql("UPDATE penstock.cron SET declared_at = now() - interval '31 d'")
+    await sql("UPDATE headrace.cron SET declared_at = now() - interval '31 d'")
     assert await jobs.crons.forget() == 1
 
 

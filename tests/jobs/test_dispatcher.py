@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.jobs import NewJob, store
-from penstock.jobs.agent import seats as seats_module
-from penstock.jobs.agent.blame import begun_jobs
-from penstock.jobs.agent.board import Doing
-from penstock.jobs.agent.dispatcher import Dispatcher
-from penstock.jobs.agent.lines import Line, TaskFacts
-from penstock.jobs.agent.seats import Hand, Seat
-from penstock.jobs.leases import Desk
-from penstock.jobs.slots.messages import Ready, Settled, Spend, Work
-from penstock.testing.waiting import wait_true
+from headrace.jobs import NewJob, store
+from headrace.jobs.agent import seats as seats_module
+from headrace.jobs.agent.blame import begun_jobs
+from headrace.jobs.agent.board import Doing
+from headrace.jobs.agent.dispatcher import Dispatcher
+from headrace.jobs.agent.lines import Line, TaskFacts
+from headrace.jobs.agent.seats import Hand, Seat
+from headrace.jobs.leases import Desk
+from headrace.jobs.slots.messages import Ready, Settled, Spend, Work
+from headrace.testing.waiting import wait_true
 
 NOTHING = Doing(None, 0, 0.0, 0.0, 0.0)
 
@@ -332,7 +332,7 @@ async def test_jobs_of_a_dead_slot_are_lost_or_returned(open_floor, jobs, sql):
         alone = replace(NOTHING, job_id=ids[0], jobs=1)
         assert floor.dispatcher.lose(seat, alone, "it died") == 2
         await floor.desk.flush()
-        rows = await sql("SELECT id, losses, attempt FROM penstock.job_ready ORDER BY id")
+        rows = await sql("SELECT id, losses, attempt FROM headrace.job_ready ORDER BY id")
         assert [tuple(row) for row in rows] == [(ids[0], 1, 0), (ids[1], 0, 0)]
         late = Settled(lease_id=seat.place.works[0].lease_id)
         floor.dispatcher.heard(seat, late)
@@ -348,14 +348,14 @@ async def test_a_call_over_its_timeout_is_a_failed_run(open_floor, jobs, sql):
         alone = replace(NOTHING, job_id=job_id, jobs=1)
         floor.dispatcher.lose(seat, alone, "over its timeout", is_overtime=True)
         await floor.desk.flush()
-        rows = await sql("SELECT losses, attempt FROM penstock.job_ready")
+        rows = await sql("SELECT losses, attempt FROM headrace.job_ready")
         assert [tuple(row) for row in rows] == [(0, 1)]
 
 
 async def test_a_job_that_killed_its_process_twice_gets_a_slot_alone(open_floor, jobs, sql):
     async with open_floor(a={"concurrency": 10}) as floor:
         ids = await fill(jobs, "a", 4)
-        await sql(f"UPDATE penstock.job_ready SET losses = 2 WHERE id = {ids[1]}")
+        await sql(f"UPDATE headrace.job_ready SET losses = 2 WHERE id = {ids[1]}")
         seat = floor.seat(bound="a")
         line = floor.lines["a"]
         held = []
@@ -487,6 +487,6 @@ def test_what_was_settled_is_nobodys_fault():
 
 async def _counts(sql, *, ready, leased):
     [row] = await sql("""
-        SELECT (SELECT count(*) FROM penstock.job_ready) AS ready,
-               (SELECT coalesce(sum(cardinality(ids)), 0) FROM penstock.job_lease) AS leased""")
+        SELECT (SELECT count(*) FROM headrace.job_ready) AS ready,
+               (SELECT coalesce(sum(cardinality(ids)), 0) FROM headrace.job_lease) AS leased""")
     return (row["ready"], row["leased"]) == (ready, leased)

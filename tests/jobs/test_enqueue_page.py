@@ -15,7 +15,7 @@ import pytest
 PAGE = (Path(__file__).parents[2] / "docs" / "enqueue.md").read_text()
 SHOP, *PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 FIRST = re.compile(
-    r"^(?:import|from) (flask|django|sqlalchemy|psycopg|asyncpg|penstock)", re.MULTILINE
+    r"^(?:import|from) (flask|django|sqlalchemy|psycopg|asyncpg|headrace)", re.MULTILINE
 )
 FRAMEWORKS = [FIRST.findall(program)[0] for program in PROGRAMS]
 
@@ -28,12 +28,12 @@ async def test_a_program_runs(program, running_engines, database_url, sql, tmp_p
     (tmp_path / "program.py").write_text(program)
     parts = urlsplit(database_url)
     user, host = parts.username, parse_qs(parts.query)["host"][0]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     env = {
         **kept,
         "PYTHONPATH": os.pathsep.join(sys.path),
-        "PENSTOCK_POSTGRES_URL": database_url,
-        "PENSTOCK_VALKEY_URL": running_engines.endpoints.valkey_url,
+        "HEADRACE_POSTGRES_URL": database_url,
+        "HEADRACE_VALKEY_URL": running_engines.endpoints.valkey_url,
         "DATABASE_URL": database_url,
         "SQLALCHEMY_URL": f"postgresql+psycopg://{user}@{parts.path}?host={host}",
         "SQLALCHEMY_ASYNC_URL": f"postgresql+asyncpg://{user}@{parts.path}?host={host}",
@@ -52,7 +52,7 @@ async def test_a_program_runs(program, running_engines, database_url, sql, tmp_p
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    jobs = await sql("SELECT payload FROM penstock.job_ready")
+    jobs = await sql("SELECT payload FROM headrace.job_ready")
     users = await sql("SELECT name FROM users")
     is_test = "assert_enqueued" in program
     assert [row["payload"] for row in jobs] == ([] if is_test else [b'{"to":"ann"}'])

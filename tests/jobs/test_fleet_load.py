@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.jobs.fleet.load import QueueLoad
+from headrace.jobs.fleet.load import QueueLoad
 from queue_counts import add_counts
 
 
@@ -35,9 +35,9 @@ def test_means_are_of_what_ran_and_of_what_was_claimed():
 
 
 async def test_the_span_is_no_longer_than_there_are_minutes_here(jobs, sql):
-    await sql("UPDATE penstock.migration SET applied_at = now() - interval '90 s'")
+    await sql("UPDATE headrace.migration SET applied_at = now() - interval '90 s'")
     assert 90 <= (await jobs.fleet.load()).span_s < 300
-    await sql("UPDATE penstock.migration SET applied_at = now() + interval '1 s'")
+    await sql("UPDATE headrace.migration SET applied_at = now() + interval '1 s'")
     assert (await jobs.fleet.load()).span_s == 1
 
 
@@ -51,11 +51,11 @@ async def test_the_last_minutes_are_added_up(jobs, registry, postgres, sql):
     queue_id = (await jobs.declare_queues())["mail"].id
     counts = {"done": 3, "failed": 1, "claimed": 5}
     counts |= {"run_s": 4.0, "wait_s": 5.0, "wait_max_s": 1.5, "slot_s": 60.0}
-    await sql("UPDATE penstock.migration SET applied_at = now() - interval '1 d'")
+    await sql("UPDATE headrace.migration SET applied_at = now() - interval '1 d'")
     for age in ("2 min", "4 min", "3 h"):
         await add_counts(postgres, queue_id, **counts)
         await sql(
-            f"UPDATE penstock.queue_minute SET minute = minute - interval '{age}'"
+            f"UPDATE headrace.queue_minute SET minute = minute - interval '{age}'"
             " WHERE minute >= date_trunc('minute', now()) - interval '1 min'"
         )
     found = await jobs.fleet.load()

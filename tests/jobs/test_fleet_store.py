@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from penstock.jobs import NewJob, store
-from penstock.jobs.fleet.facts import QueueCounts
-from penstock.jobs.fleet.plan import Move
+from headrace.jobs import NewJob, store
+from headrace.jobs.fleet.facts import QueueCounts
+from headrace.jobs.fleet.plan import Move
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ async def test_a_host_is_seen_as_it_reports_itself(postgres, queue_ids, sql):
     assert [(slot.queue, slot.busy_s) for slot in shown.slots] == [("mail", 1.5), (None, 0.0)]
     assert host.queue_ids == set(queue_ids.values())
     assert not shown.is_silent
-    await sql("UPDATE penstock.host SET reported_at = now() - interval '11 s'")
+    await sql("UPDATE headrace.host SET reported_at = now() - interval '11 s'")
     [host] = await store.fleet.fleet_hosts(postgres, silent_s=10)
     assert host.shown.is_silent
-    await sql("UPDATE penstock.host SET expires_at = now()")
+    await sql("UPDATE headrace.host SET expires_at = now()")
     report = {"capacity": 4, "load_per_core": 0.0, "slots": []}
     assert not await store.fleet.report_host(postgres, host_id, **report)
 
@@ -64,10 +64,10 @@ async def test_what_a_host_reports_adds_up_in_minutes_and_totals(postgres, queue
     totals = {queue.name: queue for queue in await store.fleet.fleet_queues(postgres, {})}
     assert (totals["mail"].calls, totals["mail"].run_s, totals["mail"].finished) == (8, 4.0, 0)
     [row] = await sql(
-        "SELECT sum(calls) AS calls, sum(slot_s) AS slot_s FROM penstock.queue_minute"
+        "SELECT sum(calls) AS calls, sum(slot_s) AS slot_s FROM headrace.queue_minute"
     )
     assert (row["calls"], row["slot_s"]) == (8, 4.0)
-    [row] = await sql("SELECT jobs_ended FROM penstock.host")
+    [row] = await sql("SELECT jobs_ended FROM headrace.host")
     assert row["jobs_ended"] == 15
 
 
@@ -102,17 +102,17 @@ async def test_of_lanes_counts_what_may_start(jobs, postgres, queue_ids, sql):
     """What is in the journal only is work too: nobody folds it before somebody claims."""
     await jobs.enqueue_many([NewJob(queue="mail", lane=f"l{n % 2}") for n in range(10)])
     assert (await store.fleet.fleet_waiting(postgres, count_max=99))[queue_ids["mail"]][0] == 10
-    await sql("DELETE FROM penstock.lane_event")
+    await sql("DELETE FROM headrace.lane_event")
     await sql(
-        "INSERT INTO penstock.lane (limiter, name, starts_max, window_s, concurrency) VALUES"
+        "INSERT INTO headrace.lane (limiter, name, starts_max, window_s, concurrency) VALUES"
         " ('mail', 'l0', 3, 60, NULL), ('mail', 'l1', NULL, NULL, 1), ('mail', 'l2', NULL, NULL, NULL)"
         " ON CONFLICT (limiter, name) DO UPDATE SET starts_max = excluded.starts_max,"
         " window_s = excluded.window_s, concurrency = excluded.concurrency"
     )
-    await sql("DELETE FROM penstock.lane_queue")
+    await sql("DELETE FROM headrace.lane_queue")
     queue = queue_ids["mail"]
     await sql(
-        "INSERT INTO penstock.lane_queue (limiter, lane, queue, waiting, ready_at) VALUES"
+        "INSERT INTO headrace.lane_queue (limiter, lane, queue, waiting, ready_at) VALUES"
         f" ('mail', 'l0', {queue}, 5, now()), ('mail', 'l1', {queue}, 5, now()),"
         f" ('mail', 'l2', {queue}, 5, now() + interval '9 s')"
     )
@@ -123,7 +123,7 @@ async def test_one_leads_until_its_time_is_over(postgres, sql):
     assert await store.fleet.lead_fleet(postgres, "a", lead_s=300) == 1
     assert await store.fleet.lead_fleet(postgres, "b", lead_s=300) is None
     assert await store.fleet.lead_fleet(postgres, "a", lead_s=300) == 1
-    await sql("UPDATE penstock.fleet_plan SET leads_until = now()")
+    await sql("UPDATE headrace.fleet_plan SET leads_until = now()")
     assert await store.fleet.lead_fleet(postgres, "b", lead_s=300) == 2
     assert await store.fleet.lead_fleet(postgres, "a", lead_s=300) is None
     await store.fleet.stop_leading(postgres, "a")
@@ -144,7 +144,7 @@ async def test_a_plan_is_told_and_explained(postgres, queue_ids):
 
     told: list[str] = []
     listener = await postgres.connect_alone()
-    await listener.add_listener("penstock_fleet", lambda *message: told.append(message[3]))
+    await listener.add_listener("headrace_fleet", lambda *message: told.append(message[3]))
     move = Move(queue="mail", host="a", before=0, after=2, code="below_need", why="it needs 2")
     assert await write({"a": {"mail": 2, "photos": 1}}, move) == 1
     assert await write({"a": {"mail": 2, "photos": 1}}) == 1, "nothing changed"
@@ -165,7 +165,7 @@ async def test_a_plan_is_told_and_explained(postgres, queue_ids):
 
 async def test_a_leader_that_was_replaced_writes_nothing(postgres, queue_ids, sql):
     old = await store.fleet.lead_fleet(postgres, "old", lead_s=5)
-    await sql("UPDATE penstock.fleet_plan SET leads_until = now()")
+    await sql("UPDATE headrace.fleet_plan SET leads_until = now()")
     new = await store.fleet.lead_fleet(postgres, "new", lead_s=5)
     slots = {"slots": {"a": {"mail": 1}}, "queue_ids": queue_ids, "moves": []}
     assert await store.fleet.write_plan(postgres, "new", new, **slots) == 1
@@ -181,6 +181,6 @@ async def test_decisions_are_forgotten_in_time(postgres, queue_ids, sql):
     await store.fleet.write_plan(
         postgres, "me", term, slots=slots, queue_ids=queue_ids, moves=[move, move]
     )
-    await sql("UPDATE penstock.fleet_decision SET at = now() - interval '8 d' WHERE id % 2 = 0")
+    await sql("UPDATE headrace.fleet_decision SET at = now() - interval '8 d' WHERE id % 2 = 0")
     assert await store.fleet.drop_decisions(postgres, kept_s=7 * 86400, rows_max=10) == 1
     assert len(await store.fleet.decisions(postgres, before=None, decisions_max=10)) == 1

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from penstock.jobs import cli, http, store
-from penstock.jobs.fleet.facts import QueueCounts
-from penstock.jobs.fleet.scheduler import Planner
-from penstock.kernel.config import load_config
-from penstock.kernel.errors import PenstockError
-from penstock.web.model import WebConfig
-from penstock.web.server import run_api
-from penstock.web.tokens import Tokens
+from headrace.jobs import cli, http, store
+from headrace.jobs.fleet.facts import QueueCounts
+from headrace.jobs.fleet.scheduler import Planner
+from headrace.kernel.config import load_config
+from headrace.kernel.errors import HeadraceError
+from headrace.web.model import WebConfig
+from headrace.web.server import run_api
+from headrace.web.tokens import Tokens
 from queue_counts import add_counts
 
 
@@ -31,7 +31,7 @@ async def fleet(postgres, jobs, registry, sql):
     async def mail(job: dict | None): ...
 
     queue_id = (await jobs.declare_queues())["mail"].id
-    await sql("UPDATE penstock.queue SET slots_min = 2")
+    await sql("UPDATE headrace.queue SET slots_min = 2")
     host_id = await store.hosts.add_host(postgres, "a:1", [queue_id], 30)
     slots = [{"queue": "mail", "pid": 7, "busy_s": 1.0}]
     await store.fleet.report_host(postgres, host_id, capacity=5, load_per_core=0.5, slots=slots)
@@ -41,7 +41,7 @@ async def fleet(postgres, jobs, registry, sql):
     await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
     await Planner(postgres, jobs, "me").run_once()
     # It leads on, however long the test takes.
-    await sql("UPDATE penstock.fleet_plan SET leads_until = now() + interval '1 h'")
+    await sql("UPDATE headrace.fleet_plan SET leads_until = now() + interval '1 h'")
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ async def test_a_name_is_taken_once(api):
 
 async def test_a_cron_of_code_can_rest_and_no_more(api, sql):
     await api.post("/v1/crons", json=NEW)
-    await sql("UPDATE penstock.cron SET source = 'code'")
+    await sql("UPDATE headrace.cron SET source = 'code'")
     assert (await api.put("/v1/crons/new", json={"paused": True})).json()["paused"]
     for answer in (
         await api.put("/v1/crons/new", json={"spec": "0 5 * * *"}),
@@ -192,7 +192,7 @@ async def run_command(jobs, *words):
     )
     command = next(c for c in cli.COMMANDS if c.name == words[0])
     ran = await asyncio.to_thread(CliRunner().invoke, command, words[1:], obj=terminal)
-    if isinstance(ran.exception, PenstockError):
+    if isinstance(ran.exception, HeadraceError):
         return ran.exception.code
     assert ran.exit_code == 0, ran.output
     value, text = shown[0]

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from penstock.jobs import NewGroup, NewJob, QueueUnknown
-from penstock.jobs.errors import GroupClosed, InvalidJob, InvalidTask
-from penstock.jobs.service.sweeping import Sweeping
-from penstock.testing.waiting import wait_true
+from headrace.jobs import NewGroup, NewJob, QueueUnknown
+from headrace.jobs.errors import GroupClosed, InvalidJob, InvalidTask
+from headrace.jobs.service.sweeping import Sweeping
+from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture
@@ -47,14 +47,14 @@ async def test_the_callback_comes_once_with_the_counts(jobs, tasks, working, sql
         "day": "today",
         "group": {"id": group.id, "done": 3, "failed": 1, "cancelled": 1, "quarantined": 0},
     }
-    assert await sql("SELECT id FROM penstock.job_group") == []
+    assert await sql("SELECT id FROM headrace.job_group") == []
 
 
 async def test_an_empty_block_calls_back_at_its_end(jobs, tasks, sql):
     *_, report, _ = tasks
     async with jobs.group(on_done=report.job({})):
-        assert await sql("SELECT id FROM penstock.job_ready") == []
-    assert len(await sql("SELECT id FROM penstock.job_ready")) == 1
+        assert await sql("SELECT id FROM headrace.job_ready") == []
+    assert len(await sql("SELECT id FROM headrace.job_ready")) == 1
 
 
 async def test_a_block_that_raises_leaves_no_callback(jobs, tasks, working, sql):
@@ -67,7 +67,7 @@ async def test_a_block_that_raises_leaves_no_callback(jobs, tasks, working, sql)
 
     with pytest.raises(ZeroDivisionError):
         await fill()
-    assert await sql("SELECT id FROM penstock.job_group") == []
+    assert await sql("SELECT id FROM headrace.job_group") == []
     async with working():
         await wait_true(lambda: runs == [1])
         await wait_true(lambda: _is_drained(sql))
@@ -82,7 +82,7 @@ async def test_a_closed_group_takes_nobody(jobs, tasks, sql):
         await member.enqueue(n=1, group=group)
     block = jobs.group(on_done=report.job({}))
     group = await block.__aenter__()
-    await sql(f"DELETE FROM penstock.job_group WHERE id = {group.id} RETURNING id")
+    await sql(f"DELETE FROM headrace.job_group WHERE id = {group.id} RETURNING id")
     with pytest.raises(GroupClosed):
         await member.enqueue(n=1, group=group)
     with pytest.raises(GroupClosed):
@@ -106,7 +106,7 @@ async def test_a_taken_key_gives_a_job_that_is_no_member(jobs, tasks, working, s
         assert ids[0] == ids[1]
         assert ids[2] == outside
         assert await member.enqueue(n=7, unique="b", group=group) == ids[0]
-    (row,) = await sql("SELECT pending FROM penstock.job_group")
+    (row,) = await sql("SELECT pending FROM headrace.job_group")
     assert row["pending"] == 2
     async with working():
         await wait_true(lambda: told)
@@ -158,10 +158,10 @@ async def test_a_group_inside_a_transaction_is_all_or_nothing(jobs, tasks, postg
 
     with pytest.raises(ZeroDivisionError):
         await fill(is_kept=False)
-    assert await sql("SELECT id FROM penstock.job_ready") == []
+    assert await sql("SELECT id FROM headrace.job_ready") == []
     await fill(is_kept=True)
     (row,) = await sql(
-        "SELECT g.pending FROM penstock.job_ready r JOIN penstock.job_group g ON g.id = r.group_id"
+        "SELECT g.pending FROM headrace.job_ready r JOIN headrace.job_group g ON g.id = r.group_id"
     )
     assert row["pending"] == 1
 
@@ -224,7 +224,7 @@ async def test_a_callback_that_does_not_fit_is_refused_before_its_members(jobs, 
     members = [publish.job({"album": 1, "group": {"done": "all"}})]
     with pytest.raises(InvalidJob, match="/0/payload: Expected `int`"):
         await jobs.enqueue_groups([NewGroup(members=members, on_done=publish.job(album=1))])
-    assert await sql("SELECT id FROM penstock.job_group") == []
+    assert await sql("SELECT id FROM headrace.job_group") == []
 
 
 async def test_a_group_whose_process_died_in_its_block_is_forgotten(jobs, tasks, postgres, sql):
@@ -239,7 +239,7 @@ async def test_a_group_whose_process_died_in_its_block_is_forgotten(jobs, tasks,
         await member.enqueue(n=3, group=ended)
     await jobs.sweep()
     assert await _groups(sql) == [group.id, sealed, ended.id]
-    await sql("UPDATE penstock.job_group SET opened_at = opened_at - interval '8 d'")
+    await sql("UPDATE headrace.job_group SET opened_at = opened_at - interval '8 d'")
     await Sweeping(postgres, jobs.config, jobs.lanes).run_once()
     assert await _groups(sql) == [sealed, ended.id]
     with pytest.raises(GroupClosed):
@@ -249,7 +249,7 @@ async def test_a_group_whose_process_died_in_its_block_is_forgotten(jobs, tasks,
 
 
 async def _groups(sql):
-    return [row["id"] for row in await sql("SELECT id FROM penstock.job_group ORDER BY id")]
+    return [row["id"] for row in await sql("SELECT id FROM headrace.job_group ORDER BY id")]
 
 
 async def _is_gone(jobs, job_id):
@@ -257,4 +257,4 @@ async def _is_gone(jobs, job_id):
 
 
 async def _is_drained(sql):
-    return await sql("SELECT id FROM penstock.job_lease") == []
+    return await sql("SELECT id FROM headrace.job_lease") == []

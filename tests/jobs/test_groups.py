@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from desk_hands import claim_one, living_desk, told
 
-from penstock.jobs import Batch, InvalidJob, NewGroup, NewJob, store
-from penstock.jobs.handling import DONE, Outcome
-from penstock.jobs.settling import said_of
-from penstock.testing.waiting import wait_true
+from headrace.jobs import Batch, InvalidJob, NewGroup, NewJob, store
+from headrace.jobs.handling import DONE, Outcome
+from headrace.jobs.settling import said_of
+from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def group(members, **on_done):
 
 async def callbacks(sql):
     rows = await sql("""
-        SELECT convert_from(payload, 'UTF8')::json AS payload FROM penstock.job_ready r
-        JOIN penstock.queue q ON q.id = r.queue WHERE q.name = 'callbacks' ORDER BY r.id""")
+        SELECT convert_from(payload, 'UTF8')::json AS payload FROM headrace.job_ready r
+        JOIN headrace.queue q ON q.id = r.queue WHERE q.name = 'callbacks' ORDER BY r.id""")
     import json
 
     return [json.loads(row["payload"]) for row in rows]
@@ -46,7 +46,7 @@ async def test_a_group_without_members_calls_back_at_once(jobs, sql):
     [group_id] = await jobs.enqueue_groups([group([], payload={"item": 1})])
     counts = {"id": group_id, "done": 0, "failed": 0, "cancelled": 0, "quarantined": 0}
     assert await callbacks(sql) == [{"group": counts, "item": 1}]
-    assert await sql("SELECT id FROM penstock.job_group") == []
+    assert await sql("SELECT id FROM headrace.job_group") == []
 
 
 @pytest.mark.usefixtures("queues")
@@ -76,11 +76,11 @@ async def test_concurrent_settlers_call_back_exactly_once(jobs, sql, postgres):
     settled = await asyncio.gather(*(settle(postgres, lease) for lease in leases * 2))
     assert sorted(settled) == [False] * 43 + [True] * 43
     raw = await sql("""
-        SELECT convert_from(payload, 'UTF8') AS payload FROM penstock.job_ready r
-        JOIN penstock.queue q ON q.id = r.queue WHERE q.name = 'callbacks'""")
+        SELECT convert_from(payload, 'UTF8') AS payload FROM headrace.job_ready r
+        JOIN headrace.queue q ON q.id = r.queue WHERE q.name = 'callbacks'""")
     assert len(raw) == 60
     assert all('"done":5' in row["payload"] and "\\u0000" in row["payload"] for row in raw)
-    found = await sql("SELECT id FROM penstock.job_group")
+    found = await sql("SELECT id FROM headrace.job_group")
     assert found == []
     assert len(ids) == len(set(ids)) == 60
 
@@ -115,7 +115,7 @@ async def test_a_worker_runs_the_callback(registry, jobs, working):
 async def test_a_callback_takes_an_object_without_group(jobs, sql, payload):
     with pytest.raises(InvalidJob):
         await jobs.enqueue_groups([group([1], payload=payload)])
-    assert await sql("SELECT id FROM penstock.job_group") == []
+    assert await sql("SELECT id FROM headrace.job_group") == []
 
 
 async def claim(jobs, postgres, queue, jobs_max):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.jobs.slots.halving import Halving
-from penstock.jobs.slots.pace import CALL_S, Pace
+from headrace.jobs.slots.halving import Halving
+from headrace.jobs.slots.pace import CALL_S, Pace
 
 
 def runs_of(count, bad, said=()):

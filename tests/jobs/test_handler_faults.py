@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from penstock.jobs import Batch, Fail, JobInHand, Retry, Snooze
-from penstock.jobs.handling import Outcome, outcome_of
-from penstock.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
-from penstock.testing.waiting import wait_true
+from headrace.jobs import Batch, Fail, JobInHand, Retry, Snooze
+from headrace.jobs.handling import Outcome, outcome_of
+from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
+from headrace.testing.waiting import wait_true
 
 
 class Mute(Exception):
@@ -95,7 +95,7 @@ async def test_any_fault_is_a_failed_attempt(registry, working, sql, name, kind)
         await wait_true(lambda: afterwards, what="the worker still works")
     assert (await handle.jobs().job(job_id)).error == error
     assert len(runs) == 2
-    assert await sql("SELECT id FROM penstock.job_lease") == []
+    assert await sql("SELECT id FROM headrace.job_lease") == []
 
 
 async def test_an_awaited_future_that_raises_generator_exit(registry, working):
@@ -144,7 +144,7 @@ async def test_words_of_another_type_are_taken_as_text(registry, working, sql):
     errors = [(await jobs.job(job_id)).error or None for job_id in ids]
     assert errors == [text for text in told for _ in range(2)]
     assert sorted(runs) == list(range(10))
-    assert await sql("SELECT id FROM penstock.job_lease") == []
+    assert await sql("SELECT id FROM headrace.job_lease") == []
 
 
 @pytest.mark.parametrize("batch", [None, 5])
@@ -171,7 +171,7 @@ async def test_an_outcome_of_no_meaning_is_a_failed_attempt(registry, working, s
     async with working():
         for job_id in ids:
             await wait_true(lambda job_id=job_id: _is_failed(handle.jobs(), job_id))
-    assert await sql("SELECT id FROM penstock.job_lease") == []
+    assert await sql("SELECT id FROM headrace.job_lease") == []
 
 
 def test_what_is_said_is_checked_when_it_is_said():

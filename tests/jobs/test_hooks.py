@@ -8,12 +8,12 @@ import threading
 import msgspec
 import pytest
 
-from penstock.jobs import Batch, Registry, Retry
-from penstock.jobs.errors import SlotHookFailed
-from penstock.jobs.model import JobsConfig
-from penstock.jobs.slots.messages import Left, Ready, Settled, Work
-from penstock.jobs.slots.runner import SlotRunner
-from penstock.testing.waiting import wait_true
+from headrace.jobs import Batch, Registry, Retry
+from headrace.jobs.errors import SlotHookFailed
+from headrace.jobs.model import JobsConfig
+from headrace.jobs.slots.messages import Left, Ready, Settled, Work
+from headrace.jobs.slots.runner import SlotRunner
+from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture
@@ -187,9 +187,9 @@ async def test_what_a_handler_raises_passes_through_middlewares(registry):
     assert words[100][2] == "ValueError: bad"
     assert words[101][:2] == ("retry", 7.0)
     assert caught == [
-        "penstock-handler",
+        "headrace-handler",
         "ValueError('bad')",
-        "penstock-handler",
+        "headrace-handler",
         "Retry('the handler asked for a retry')",
     ]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from desk_hands import claim_one, living_desk, settle
 
-from penstock.jobs import NewJob
-from penstock.jobs.errors import InvalidFilter, QueueUnknown
-from penstock.jobs.handling import Outcome
-from penstock.jobs.model import JobFilter
-from penstock.jobs.service import steering
+from headrace.jobs import NewJob
+from headrace.jobs.errors import InvalidFilter, QueueUnknown
+from headrace.jobs.handling import Outcome
+from headrace.jobs.model import JobFilter
+from headrace.jobs.service import steering
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def test_a_leased_job_shows_its_progress(jobs, of_each_state, sql):
     [listed] = (await jobs.find(state="leased")).jobs
     values = f"{job_id}, 0.25, 'a quarter', {listed.lease_id}"
     await sql(
-        f"INSERT INTO penstock.job_progress (job_id, ratio, text, lease_id) VALUES ({values})"
+        f"INSERT INTO headrace.job_progress (job_id, ratio, text, lease_id) VALUES ({values})"
     )
     progress = (await jobs.job(job_id)).progress
     assert (progress.ratio, progress.text) == (0.25, "a quarter")

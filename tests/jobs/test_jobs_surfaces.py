@@ -13,17 +13,17 @@ import pytest
 from click.testing import CliRunner
 from surfaces import SURFACES, Refused, surface_on
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, QueueUnknown, Registry, cli, store
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, QueueUnknown, Registry, cli, store
 from queue_counts import add_counts
 
 STEPS = tomllib.loads(Path(__file__).with_name("scenario.toml").read_text())["step"]
 END_LEASES = compile_query(
-    "end", "-- Time passes.\nUPDATE penstock.host SET expires_at = now() WHERE kind = 'taker'"
+    "end", "-- Time passes.\nUPDATE headrace.host SET expires_at = now() WHERE kind = 'taker'"
 )
 AGE_MINUTES = compile_query(
-    "age", "-- A day passes.\nUPDATE penstock.queue_minute SET minute = minute - interval '1 d'"
+    "age", "-- A day passes.\nUPDATE headrace.queue_minute SET minute = minute - interval '1 d'"
 )
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from desk_hands import living_desk, settle
 
-from penstock.jobs import NewJob
+from headrace.jobs import NewJob
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 

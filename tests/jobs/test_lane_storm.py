@@ -11,11 +11,11 @@ from contextlib import suppress
 import pytest
 from desk_hands import living_desk, told
 
-from penstock.engines.postgres import PostgresBusy
-from penstock.jobs import NewJob
-from penstock.jobs.errors import JobNotWaiting, LaneUnknown
-from penstock.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
-from penstock.jobs.leases import Scan
+from headrace.engines.postgres import PostgresBusy
+from headrace.jobs import NewJob
+from headrace.jobs.errors import JobNotWaiting, LaneUnknown
+from headrace.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
+from headrace.jobs.leases import Scan
 
 LANES = ("u", "v", "w", "x", None)
 STORM_S = 3.0
@@ -141,20 +141,20 @@ async def test_a_storm(jobs, registry, postgres, *, config, sql, broken_invarian
     registry.task("b", limiter="l", lane="optional")(_nothing)
     registry.task("far", limiter="far", lane="optional")(_nothing)
     ids = {name: row.id for name, row in (await jobs.declare_queues()).items()}
-    await sql("UPDATE penstock.queue SET keep_done_s = 3600")
+    await sql("UPDATE headrace.queue SET keep_done_s = 3600")
     storm = Storm(jobs, postgres, config, ids)
     async with asyncio.timeout(60):
         await asyncio.gather(storm.enqueue(), storm.disturb(), *(storm.work() for _ in range(4)))
     assert await broken_invariants() == []
-    await sql("UPDATE penstock.host SET expires_at = now()")
+    await sql("UPDATE headrace.host SET expires_at = now()")
     while (await jobs.sweep()).leases_returned:
         continue
     assert await broken_invariants() == []
     await sql(
-        "UPDATE penstock.lane SET starts_max = NULL, window_s = NULL, concurrency = NULL,"
+        "UPDATE headrace.lane SET starts_max = NULL, window_s = NULL, concurrency = NULL,"
         " free_at = '-infinity'"
     )
-    await sql("UPDATE penstock.lane_queue SET ready_at = now() WHERE waiting > 0")
+    await sql("UPDATE headrace.lane_queue SET ready_at = now() WHERE waiting > 0")
     places = await _drained(jobs, postgres, config, ids=ids, sql=sql)
     assert set(storm.enqueued) == places.keys()
     assert set(places.values()) == {1}
@@ -168,7 +168,7 @@ async def _drained(jobs, postgres, config, *, ids, sql):
     desk = await living_desk(postgres, config, ids.values())
     async with asyncio.timeout(60):
         while True:
-            await sql("UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now()")
+            await sql("UPDATE headrace.job_ready SET run_at = now() WHERE run_at > now()")
             await jobs.sweep()
             found = 0
             for queue_id in ids.values():
@@ -183,7 +183,7 @@ async def _drained(jobs, postgres, config, *, ids, sql):
             if not found:
                 break
     rows = await sql(
-        "SELECT id FROM penstock.job_done UNION ALL SELECT id FROM penstock.job_failed"
-        " UNION ALL SELECT id FROM penstock.job_ready UNION ALL SELECT id FROM penstock.lane_job"
+        "SELECT id FROM headrace.job_done UNION ALL SELECT id FROM headrace.job_failed"
+        " UNION ALL SELECT id FROM headrace.job_ready UNION ALL SELECT id FROM headrace.lane_job"
     )
     return Counter(row["id"] for row in rows)

@@ -10,10 +10,10 @@ import pytest
 from desk_hands import claim_lane_jobs, living_desk, settle
 from lane_invariants import most_in_a_window
 
-from penstock.jobs import Batch, JobInHand, Jobs, JobState, NewJob, Registry
-from penstock.jobs.errors import InvalidJob, LaneUnknown, LimiterFixed
-from penstock.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
-from penstock.testing.waiting import wait_true
+from headrace.jobs import Batch, JobInHand, Jobs, JobState, NewJob, Registry
+from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterFixed
+from headrace.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
+from headrace.testing.waiting import wait_true
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 
@@ -114,18 +114,18 @@ async def test_a_late_lease_is_handed_back_by_the_worker(jobs, registry, working
         seen.extend(batch)
 
     await jobs.set_lane("l", "x", starts_max=5, window_s=60, concurrency=None)
-    await sql("UPDATE penstock.lane SET slack_s = 0")
+    await sql("UPDATE headrace.lane SET slack_s = 0")
     await jobs.enqueue_many([late.job({}, lane="x") for _ in range(3)])
     async with working(config):
         await wait_true(lambda: _has_started(sql))
         assert seen == []
-        await sql("UPDATE penstock.lane SET slack_s = 5")
+        await sql("UPDATE headrace.lane SET slack_s = 5")
         await wait_true(lambda: len(seen) == 3)
     assert (await jobs.get_lane("l", "x")).starts_live == 3
 
 
 async def _has_started(sql):
-    return (await sql("SELECT started_at FROM penstock.lane"))[0]["started_at"]
+    return (await sql("SELECT started_at FROM headrace.lane"))[0]["started_at"]
 
 
 async def test_concurrency_holds_and_is_freed(jobs, registry, working, broken_invariants):
@@ -199,7 +199,7 @@ async def test_delayed_and_retried_lane_jobs_come_back_to_their_lane(
     assert list(lease.ids) == [now]
     await settle(desk, lease, {now: Outcome("retry", 3600)})
     assert [(await jobs.job(i)).state for i in (later, now)] == [JobState.SCHEDULED] * 2
-    await sql("UPDATE penstock.job_ready SET run_at = now()")
+    await sql("UPDATE headrace.job_ready SET run_at = now()")
     assert (await jobs.sweep()).lane_jobs_moved == 2
     again = await claim(jobs, desk)
     assert sorted(zip(again.ids, again.attempts, strict=True)) == [(later, 0), (now, 1)]
@@ -220,7 +220,7 @@ async def test_big_limits_keep_a_short_log(jobs, registry, desk, sql):
     await fill(registry, 60)
     for _ in range(6):
         await claim(jobs, desk)
-    [row] = await sql("SELECT n FROM penstock.lane")
+    [row] = await sql("SELECT n FROM headrace.lane")
     assert sum(row["n"]) == 60
     assert len(row["n"]) <= 2
 

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from desk_hands import claim_one, living_desk, settle, told
 
-from penstock.jobs import JobState, LeaseLost, store
-from penstock.jobs.handling import DONE, RETURNED, Outcome
-from penstock.jobs.leases import Desk, Scan
-from penstock.testing.waiting import wait_true
+from headrace.jobs import JobState, LeaseLost, store
+from headrace.jobs.handling import DONE, RETURNED, Outcome
+from headrace.jobs.leases import Desk, Scan
+from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def claim(jobs, desk, jobs_max=10):
 
 
 async def expire_hosts(sql):
-    await sql("UPDATE penstock.host SET expires_at = now() - interval '1 s'")
+    await sql("UPDATE headrace.host SET expires_at = now() - interval '1 s'")
 
 
 async def test_a_returned_lease_refuses_its_old_holder(jobs, registry, desk, sql, postgres):
@@ -65,12 +65,12 @@ async def test_a_job_lost_three_times_is_quarantined(jobs, registry, desk, sql, 
         queues = await jobs.declare_queues()
         doomed = await living_desk(postgres, desk.config, [queues["q"].id])
         assert await claim(jobs, doomed) is not None
-        await sql(f"UPDATE penstock.host SET expires_at = now() WHERE id = {doomed.host_id}")
+        await sql(f"UPDATE headrace.host SET expires_at = now() WHERE id = {doomed.host_id}")
         await jobs.sweep()
     job = await jobs.job(job_id)
     assert (job.state, job.losses) == (JobState.QUARANTINED, 3)
     assert job.error == "the process that ran it died 3 times"
-    assert await sql("SELECT key FROM penstock.job_unique") == []
+    assert await sql("SELECT key FROM headrace.job_unique") == []
 
 
 async def test_settling_in_parts_and_twice_changes_nothing_twice(jobs, registry, desk, sql):
@@ -183,7 +183,7 @@ async def test_failed_jobs_are_forgotten_in_time(jobs, registry, sql):
     old, new = [await registry.get("q").enqueue({}) for _ in range(2)]
     await jobs.cancel(old)
     await jobs.cancel(new)
-    await sql(f"UPDATE penstock.job_failed SET ended_at = now() - interval '15 d' WHERE id = {old}")
+    await sql(f"UPDATE headrace.job_failed SET ended_at = now() - interval '15 d' WHERE id = {old}")
     assert (await jobs.sweep()).failed_dropped == 1
     assert (await jobs.job(old)).state is JobState.GONE
     assert (await jobs.job(new)).state is JobState.CANCELLED

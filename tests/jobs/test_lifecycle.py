@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from penstock.jobs import (
+from headrace.jobs import (
     Batch,
     Cancel,
     Fail,
@@ -22,10 +22,10 @@ from penstock.jobs import (
     Retry,
     Snooze,
 )
-from penstock.jobs.errors import JobNotEnded, JobNotWaiting, JobUnknown, KeyTaken
-from penstock.jobs.hints import BURST, GAP_S, Hints, Ration
-from penstock.kernel.trace import current_traceparent, new_traceparent
-from penstock.testing.waiting import wait_true
+from headrace.jobs.errors import JobNotEnded, JobNotWaiting, JobUnknown, KeyTaken
+from headrace.jobs.hints import BURST, GAP_S, Hints, Ration
+from headrace.kernel.trace import current_traceparent, new_traceparent
+from headrace.testing.waiting import wait_true
 
 
 class Photo(msgspec.Struct):
@@ -76,7 +76,7 @@ async def test_batches_are_typed_and_each_job_has_its_outcome(jobs, registry, wo
     assert runs == {0: 1, 1: 1, 2: 2, 3: 2, 4: 1}
     failed = await jobs.job(ids[2])
     assert (failed.error, failed.attempt, failed.payload) == ("again", 2, {"number": 2})
-    assert await sql("SELECT id FROM penstock.job_lease") == []
+    assert await sql("SELECT id FROM headrace.job_lease") == []
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ async def test_single_jobs_run_up_to_the_concurrency_and_are_refilled(registry, 
         gate.set()
         await wait_true(lambda: finished == 40)
     assert most == 5
-    assert await sql("SELECT id FROM penstock.job_lease") == []
+    assert await sql("SELECT id FROM headrace.job_lease") == []
 
 
 async def test_priority_and_time_order_the_jobs(jobs, registry, working):
@@ -197,7 +197,7 @@ async def test_a_delayed_job_starts_when_it_is_due(registry, working, sql):
 
     async with working():
         await later.enqueue(after_s=3600)
-        await sql("UPDATE penstock.job_ready SET run_at = now()")
+        await sql("UPDATE headrace.job_ready SET run_at = now()")
         await wait_true(lambda: seen)
 
 
@@ -321,7 +321,7 @@ async def test_a_bad_job_of_a_batch_fails_alone(jobs, registry, working, sql):
     states = {(await jobs.job(job_id)).state.value for job_id in ids if job_id != ids[13]}
     assert states == {"gone"}
     assert len(calls) == 10, "1 for all, 2 each for 10, 5, 2 and 1 of them, 1 for the retry"
-    assert await sql("SELECT id FROM penstock.job_lease") == []
+    assert await sql("SELECT id FROM headrace.job_lease") == []
 
 
 async def test_a_job_is_sent_on_to_another_queue(jobs, registry, working):
@@ -383,7 +383,7 @@ async def test_a_stopping_worker_returns_what_it_cannot_finish(jobs, registry, w
         assert (await jobs.job(job_id)).state is JobState.LEASED
     job = await jobs.job(job_id)
     assert (job.state, job.attempt, job.losses) == (JobState.READY, 0, 0)
-    assert await sql("SELECT id FROM penstock.host") == []
+    assert await sql("SELECT id FROM headrace.host") == []
 
 
 async def test_an_idle_worker_is_woken_by_an_enqueue(registry, working, jobs):

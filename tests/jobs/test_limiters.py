@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from desk_hands import claim_lane_jobs, living_desk, settle
 
-from penstock.jobs import NewJob, store
-from penstock.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
+from headrace.jobs import NewJob, store
+from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 
@@ -69,9 +69,9 @@ async def test_less_slack_counts_starts_as_late_as_they_may_be(jobs, desk, queue
     await jobs.lanes.set_limiter("l", starts_max=2, window_s=60, slack_s=10)
     await fill(jobs, 2)
     await claim_lane_jobs(desk, queue_id)
-    [before] = await sql("SELECT at FROM penstock.lane")
+    [before] = await sql("SELECT at FROM headrace.lane")
     await jobs.lanes.set_limiter("l", starts_max=2, window_s=60, slack_s=1)
-    [after] = await sql("SELECT at FROM penstock.lane")
+    [after] = await sql("SELECT at FROM headrace.lane")
     assert (after["at"][0] - before["at"][0]).total_seconds() == 9
 
 
@@ -142,7 +142,7 @@ async def test_idle_lanes_go_and_come_back(jobs, desk, queue_id, sql, broken_inv
     await fill(jobs, 1, "waiting")
     await claim_lane_jobs(desk, queue_id, 0)
     await sql(
-        "UPDATE penstock.lane SET started_at = now() - interval '2 h', at = '{}', n = '{}'"
+        "UPDATE headrace.lane SET started_at = now() - interval '2 h', at = '{}', n = '{}'"
         " WHERE name <> 'recent'"
     )
     assert (await jobs.sweep()).lanes_removed == 1
@@ -164,7 +164,7 @@ async def test_an_idle_lane_with_a_line_in_the_journal_is_safe(
 ):
     await fill(jobs, 1)
     await settle(desk, await claim_lane_jobs(desk, queue_id))
-    await sql("UPDATE penstock.lane SET started_at = now() - interval '2 h'")
+    await sql("UPDATE headrace.lane SET started_at = now() - interval '2 h'")
     await fill(jobs, 3)
     assert (await jobs.sweep()).lanes_removed == 1
     assert await broken_invariants() == []

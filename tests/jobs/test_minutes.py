@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.jobs import NewJob, QueueUnknown, store
-from penstock.jobs.errors import InvalidSpan, LeaseLost
-from penstock.jobs.model import TakenOutcome
-from penstock.jobs.scans import Scan
-from penstock.jobs.store.leases import Said
+from headrace.jobs import NewJob, QueueUnknown, store
+from headrace.jobs.errors import InvalidSpan, LeaseLost
+from headrace.jobs.model import TakenOutcome
+from headrace.jobs.scans import Scan
+from headrace.jobs.store.leases import Said
 from queue_counts import add_counts
 
 DAY = timedelta(days=1)
@@ -28,7 +28,7 @@ async def mail(jobs, registry):
 
 async def test_minutes_of_a_span(jobs, postgres, mail, sql):
     await add_counts(postgres, mail, done=3, claimed=3, wait_s=1.5)
-    await sql("UPDATE penstock.queue_minute SET minute = minute - interval '90 minutes'")
+    await sql("UPDATE headrace.queue_minute SET minute = minute - interval '90 minutes'")
     await add_counts(postgres, mail, done=4)
     assert [minute.done for minute in await jobs.minutes("mail")] == [4]
     now = datetime.now(UTC)
@@ -121,7 +121,7 @@ async def test_waits_are_counted_by_the_claim_with_lanes_and_without(jobs, regis
     for lane in (None, "a"):
         await jobs.enqueue_many([NewJob(queue="calls", lane=lane) for _ in range(3)])
     for table in ("job_ready", "lane_job"):
-        await sql(f"UPDATE penstock.{table} SET run_at = run_at - id * interval '1 min'")
+        await sql(f"UPDATE headrace.{table} SET run_at = run_at - id * interval '1 min'")
     taken = [await jobs.takes.take("calls", 10) for _ in range(2)]
     assert [len(one.jobs) for one in taken] == [3, 3]
     await jobs.sweep()
@@ -132,18 +132,18 @@ async def test_waits_are_counted_by_the_claim_with_lanes_and_without(jobs, regis
 
 
 async def test_a_count_that_was_committed_late_is_added_within_a_minute(postgres, mail, sql):
-    late = f"INSERT INTO penstock.job_count (at, queue, done) VALUES (now() - interval '21 s', {mail}, 1)"
+    late = f"INSERT INTO headrace.job_count (at, queue, done) VALUES (now() - interval '21 s', {mail}, 1)"
     assert await store.minutes.fold_counts(postgres, rows_max=10) == 0
     await sql(late)
     assert await store.minutes.fold_counts(postgres, rows_max=10) == 0
-    await sql("UPDATE penstock.job_count_fold SET whole_at = whole_at - interval '1 min'")
+    await sql("UPDATE headrace.job_count_fold SET whole_at = whole_at - interval '1 min'")
     assert await store.minutes.fold_counts(postgres, rows_max=10) == 1
     assert await store.minutes.recent_outcomes(postgres, minutes=10) == {mail: (1, 0)}
 
 
 async def test_old_minutes_are_forgotten(postgres, mail, sql):
     await add_counts(postgres, mail, done=3)
-    await sql("UPDATE penstock.queue_minute SET minute = minute - interval '9 d'")
+    await sql("UPDATE headrace.queue_minute SET minute = minute - interval '9 d'")
     await add_counts(postgres, mail, done=4)
     assert await store.minutes.drop_minutes(postgres, kept_s=8 * 86400, rows_max=100) == 1
     assert await store.minutes.recent_outcomes(postgres, minutes=10) == {mail: (4, 0)}

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.jobs import Batch, Cancel, Fail, JobInHand, JobState, Registry, Retry, Snooze, Task
-from penstock.jobs.cli import parse_rate
-from penstock.jobs.errors import InvalidJob, InvalidTask, LaneExhausted
-from penstock.jobs.handling import (
+from headrace.jobs import Batch, Cancel, Fail, JobInHand, JobState, Registry, Retry, Snooze, Task
+from headrace.jobs.cli import parse_rate
+from headrace.jobs.errors import InvalidJob, InvalidTask, LaneExhausted
+from headrace.jobs.handling import (
     DONE,
     Outcome,
     bounded_text,
     outcome_of,
     settled_outcome,
 )
-from penstock.jobs.model import MOVES
-from penstock.kernel.backoff import Backoff
+from headrace.jobs.model import MOVES
+from headrace.kernel.backoff import Backoff
 
 BACKOFF = Backoff(2.0, 60.0)
 

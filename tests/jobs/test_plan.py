@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.jobs.fleet.fill import divide, fill, first_served
-from penstock.jobs.fleet.placement import REPAIRS_MAX
-from penstock.jobs.fleet.plan import HostRoom, QueueNeed, plan
+from headrace.jobs.fleet.fill import divide, fill, first_served
+from headrace.jobs.fleet.placement import REPAIRS_MAX
+from headrace.jobs.fleet.plan import HostRoom, QueueNeed, plan
 
 TAGS = st.sampled_from([None, None, None, "gpu", "ssd"])
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.jobs.fleet.rates import QueueRate, Rate, Rates, Reading
+from headrace.jobs.fleet.rates import QueueRate, Rate, Rates, Reading
 
 
 def feed(queue, rates_per_s, *, handler_s=0.5, start=None, done=lambda arrived: arrived):

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.jobs import Batch, JobUnknown
-from penstock.jobs.errors import JobFailed, NoResultKept, ResultGone, ResultLate
+from headrace.jobs import Batch, JobUnknown
+from headrace.jobs.errors import JobFailed, NoResultKept, ResultGone, ResultLate
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def end(sql):
     async def move(job_id, result=None):
         kept = "NULL" if result is None else f"convert_to('{result}', 'UTF8')"
         await sql(f"""
-            WITH ended AS (DELETE FROM penstock.job_ready WHERE id = {job_id} RETURNING *)
-            INSERT INTO penstock.job_done
+            WITH ended AS (DELETE FROM headrace.job_ready WHERE id = {job_id} RETURNING *)
+            INSERT INTO headrace.job_done
                 (id, queue, run_at, ended_at, drop_at, priority, attempt, losses, version, payload, result)
             SELECT id, queue, run_at, now(), now() + interval '1 h', priority, attempt, losses, version,
                    payload, {kept} FROM ended RETURNING id""")
@@ -110,7 +110,7 @@ async def test_a_job_that_ended_otherwise_is_told(task, jobs):
 
 async def test_a_result_that_never_comes_is_told(task, jobs, registry, sql):
     gone = await task.enqueue(n=1)
-    await sql(f"DELETE FROM penstock.job_ready WHERE id = {gone} RETURNING id")
+    await sql(f"DELETE FROM headrace.job_ready WHERE id = {gone} RETURNING id")
     with pytest.raises(ResultGone):
         await gone.result(timeout_s=5)
     with pytest.raises(JobUnknown):

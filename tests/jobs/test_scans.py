@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from penstock.jobs.scans import LATE_COMMIT_S, Scan
-from penstock.jobs.store.leases import Claim, Claims
+from headrace.jobs.scans import LATE_COMMIT_S, Scan
+from headrace.jobs.store.leases import Claim, Claims
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FIRST = Scan().marks[0]

@@ -9,13 +9,13 @@ import time
 import msgspec
 import pytest
 
-from penstock.engines.sql import compile_query
-from penstock.jobs import NewJob, store
-from penstock.jobs.fleet.alerts import QUEUE_RULES
-from penstock.jobs.fleet.facts import Facts, HostSeen, QueueSeen, question, readings
-from penstock.jobs.fleet.rates import Rate, Reading
-from penstock.jobs.fleet.scheduler import Planner, Scheduler, sight
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.jobs import NewJob, store
+from headrace.jobs.fleet.alerts import QUEUE_RULES
+from headrace.jobs.fleet.facts import Facts, HostSeen, QueueSeen, question, readings
+from headrace.jobs.fleet.rates import Rate, Reading
+from headrace.jobs.fleet.scheduler import Planner, Scheduler, sight
+from headrace.testing.waiting import wait_true
 from queue_counts import add_counts
 
 
@@ -36,7 +36,7 @@ async def queue_ids(jobs, registry, sql):
     async def photos(batch): ...
 
     found = {name: row.id for name, row in (await jobs.declare_queues()).items()}
-    await sql("UPDATE penstock.queue SET importance = 1, slots_min = 2 WHERE name = 'mail'")
+    await sql("UPDATE headrace.queue SET importance = 1, slots_min = 2 WHERE name = 'mail'")
     return found
 
 
@@ -50,7 +50,7 @@ def add_host(postgres, queue_ids, sql):
         await store.fleet.report_host(
             postgres, host_id, capacity=capacity, load_per_core=0.1, slots=slots
         )
-        await sql("UPDATE penstock.host SET reported_at = now() + interval '1 h'")
+        await sql("UPDATE headrace.host SET reported_at = now() + interval '1 h'")
         return host_id
 
     return add
@@ -134,7 +134,7 @@ async def test_a_standby_takes_over_and_the_old_leader_is_refused(
     await planner.run_once()
     assert await heir.run_once() < jobs.config.plan_every_s / 2, "it looks often"
     assert (planner.leads, heir.leads) == (True, False)
-    await sql("UPDATE penstock.fleet_plan SET leads_until = now()")
+    await sql("UPDATE headrace.fleet_plan SET leads_until = now()")
     await heir.run_once()
     assert heir.leads
     await planner.run_once()
@@ -147,7 +147,7 @@ async def test_a_silent_host_loses_its_slots(planner, postgres, add_host, sql):
     await add_host("a")
     await add_host("b")
     await warm(planner).run_once()
-    await sql("UPDATE penstock.host SET reported_at = now() - interval '11 s' WHERE name = 'a'")
+    await sql("UPDATE headrace.host SET reported_at = now() - interval '11 s' WHERE name = 'a'")
     await planner.run_once()
     assert await slots_of(postgres, "mail") == {"b": 2}
     codes = {d.code for d in await store.fleet.decisions(postgres, before=None, decisions_max=9)}
@@ -170,8 +170,8 @@ async def test_slots_come_only_where_code_and_tag_are(planner, jobs, postgres, a
     await add_host("a", queues=("photos",))
     await add_host("b")
     await add_host("c")
-    await sql("UPDATE penstock.host SET tags = '{gpu}' WHERE name = 'c'")
-    await sql("UPDATE penstock.queue SET tag = 'gpu', slots_min = 3 WHERE name = 'photos'")
+    await sql("UPDATE headrace.host SET tags = '{gpu}' WHERE name = 'c'")
+    await sql("UPDATE headrace.queue SET tag = 'gpu', slots_min = 3 WHERE name = 'photos'")
     await planner.run_once()
     assert await slots_of(postgres, "mail") == {"b": 1, "c": 1}
     assert await slots_of(postgres, "photos") == {"c": 3}
@@ -182,7 +182,7 @@ async def test_a_queue_that_no_code_knows_any_more_gives_its_slots_back(
 ):
     await add_host("a")
     await warm(planner).run_once()
-    await sql(f"UPDATE penstock.host SET queues = ARRAY[{queue_ids['photos']}]")
+    await sql(f"UPDATE headrace.host SET queues = ARRAY[{queue_ids['photos']}]")
     await planner.run_once()
     assert await slots_of(postgres, "mail") == {}
     [decision] = await store.fleet.decisions(postgres, before=None, decisions_max=1)
@@ -199,7 +199,7 @@ async def test_where_waiting_cannot_be_counted_in_time_the_last_count_holds(
     await add_host("a")
     await jobs.enqueue_many([NewJob(queue="photos") for _ in range(7)])
     await planner.run_once()
-    lock = compile_query("lock", "-- Nobody reads it.\nLOCK penstock.job_ready")
+    lock = compile_query("lock", "-- Nobody reads it.\nLOCK headrace.job_ready")
     async with postgres.transaction() as tx:
         await tx.run(lock)
         facts = await planner.gather()
@@ -211,7 +211,7 @@ async def test_an_alert_is_raised_and_cleared(postgres, jobs, config, add_host, 
     planner = Planner(postgres, jobs, "first")
     await add_host("a")
     await jobs.enqueue(NewJob(queue="photos"))
-    await sql("UPDATE penstock.job_ready SET run_at = now() - interval '61 s'")
+    await sql("UPDATE headrace.job_ready SET run_at = now() - interval '61 s'")
     rule = QUEUE_RULES["oldest_waits"]
     for _ in range(rule.raise_after):
         assert await jobs.fleet.alerts(is_open=True) == []
@@ -219,7 +219,7 @@ async def test_an_alert_is_raised_and_cleared(postgres, jobs, config, add_host, 
     [alert] = await jobs.fleet.alerts(is_open=True)
     assert (alert.rule, alert.subject) == ("oldest_waits", "photos")
     assert "its oldest due job waits for 6" in alert.text
-    await sql("DELETE FROM penstock.job_ready")
+    await sql("DELETE FROM headrace.job_ready")
     for _ in range(rule.clear_after):
         await planner.run_once()
     assert await jobs.fleet.alerts(is_open=True) == []
@@ -242,7 +242,7 @@ async def test_all_of_it_runs_and_stops(postgres, jobs, registry, add_host, queu
 
     await wait_true(has_declared)
     await postgres.run(
-        compile_query("due", "-- Let it be due.\nUPDATE penstock.cron SET next_at = now()")
+        compile_query("due", "-- Let it be due.\nUPDATE headrace.cron SET next_at = now()")
     )
 
     async def has_fired():

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from desk_hands import claim_lane_jobs, claim_one, living_desk, settle, told
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.jobs import JobState, NewGroup, NewJob
-from penstock.jobs.handling import DONE, Outcome
-from penstock.jobs.leases import Desk
-from penstock.jobs.settling import Said, Unsettled
-from penstock.jobs.slots.messages import Settled
-from penstock.testing.waiting import wait_true
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.jobs import JobState, NewGroup, NewJob
+from headrace.jobs.handling import DONE, Outcome
+from headrace.jobs.leases import Desk
+from headrace.jobs.settling import Said, Unsettled
+from headrace.jobs.slots.messages import Settled
+from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_words(
 
 async def test_a_job_is_lost_for_the_last_time(jobs, desk, queues, sql):
     [job_id] = await fill(jobs)
-    await sql("UPDATE penstock.job_ready SET losses = 2")
+    await sql("UPDATE headrace.job_ready SET losses = 2")
     await settle(desk, await claim_one(desk, queues["q"]), Outcome("lost"))
     job = await jobs.job(job_id)
     assert (job.state, job.losses) == (JobState.QUARANTINED, 3)
@@ -84,15 +84,15 @@ async def test_a_job_is_lost_for_the_last_time(jobs, desk, queues, sql):
 
 async def test_a_job_moves_to_another_queue_as_new(jobs, desk, queues, sql):
     [job_id] = await fill(jobs, unique="k", priority=2)
-    await sql("UPDATE penstock.job_ready SET attempt = 3")
+    await sql("UPDATE headrace.job_ready SET attempt = 3")
     await settle(desk, await claim_one(desk, queues["q"]), Outcome("moved", queue="next"))
     job = await jobs.job(job_id)
     assert (job.queue, job.state, job.attempt) == ("next", JobState.READY, 0)
     assert (job.priority, job.unique) == (2, "k")
-    [key] = await sql("SELECT * FROM penstock.job_unique")
+    [key] = await sql("SELECT * FROM headrace.job_unique")
     assert (key["queue"], key["job_id"]) == (queues["next"], job_id)
     await settle(desk, await claim_one(desk, queues["next"]))
-    assert await sql("SELECT * FROM penstock.job_unique") == []
+    assert await sql("SELECT * FROM headrace.job_unique") == []
 
 
 async def test_a_moved_job_leaves_a_taken_key(jobs, desk, queues, sql):
@@ -101,7 +101,7 @@ async def test_a_moved_job_leaves_a_taken_key(jobs, desk, queues, sql):
     await settle(desk, await claim_one(desk, queues["q"]), Outcome("moved", queue="next"))
     assert (await jobs.job(job_id)).unique is None
     await settle(desk, await claim_one(desk, queues["next"]))
-    assert await sql("SELECT * FROM penstock.job_unique") == []
+    assert await sql("SELECT * FROM headrace.job_unique") == []
     assert (await jobs.job(holder)).state is JobState.GONE
 
 
@@ -129,7 +129,7 @@ async def test_a_job_sent_nowhere_fails(jobs, desk, queues, broken_invariants):
 
 
 async def test_an_alias_is_a_queue(jobs, desk, queues, sql):
-    await sql(f"INSERT INTO penstock.queue_alias VALUES ('old', {queues['next']})")
+    await sql(f"INSERT INTO headrace.queue_alias VALUES ('old', {queues['next']})")
     [job_id] = await fill(jobs)
     await settle(desk, await claim_one(desk, queues["q"]), Outcome("moved", queue="old"))
     assert (await jobs.job(job_id)).queue == "next"
@@ -272,7 +272,7 @@ async def test_an_abandoned_desk_says_nothing_more(jobs, desk, queues):
 async def test_takers_lose_nothing_by_going_away(jobs, queues, sql):
     [job_id] = await fill(jobs)
     taken = await jobs.takes.take("q", lease_s=60)
-    await sql("UPDATE penstock.host SET expires_at = now()")
+    await sql("UPDATE headrace.host SET expires_at = now()")
     assert (await jobs.sweep()).jobs_returned == 1
     assert (await jobs.job(job_id)).losses == 0
     assert taken.jobs[0].id == job_id
@@ -286,7 +286,7 @@ async def test_a_freed_lane_wakes_who_waits_for_it(jobs, desk, queues, postgres)
     await claim_lane_jobs(desk, queues["next"])
     heard = []
     connection = await postgres.connect_alone()
-    await connection.add_listener("penstock_jobs", lambda *message: heard.append(int(message[3])))
+    await connection.add_listener("headrace_jobs", lambda *message: heard.append(int(message[3])))
     try:
         told_limiters = []
         desk.on_settled = told_limiters.extend
@@ -311,7 +311,7 @@ async def test_two_desks_cannot_settle_the_same_lease(jobs, desk, queues, *, pos
         other.settle(told(lease, Outcome("cancel")))
     await asyncio.gather(desk.flush(), other.flush())
     assert sorted(lost) == sorted(lease.lease_id for lease in leases)
-    assert await sql("SELECT id FROM penstock.job_lease") == []
+    assert await sql("SELECT id FROM headrace.job_lease") == []
 
 
 def test_parts_are_taken_in_order_and_put_back_first():

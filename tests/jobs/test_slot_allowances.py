@@ -8,27 +8,27 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.engines.postgres import PostgresDown
-from penstock.engines.sql import compile_query
-from penstock.jobs import JobState, NewJob, store
-from penstock.jobs.agent.allowances import Allowances
-from penstock.jobs.agent.choosing import Moment
-from penstock.jobs.agent.lines import Line, TaskFacts
-from penstock.jobs.agent.seats import Hand, Seat
-from penstock.jobs.fleet.plan import HostRoom, QueueNeed, plan
-from penstock.testing.waiting import wait_true
+from headrace.engines.postgres import PostgresDown
+from headrace.engines.sql import compile_query
+from headrace.jobs import JobState, NewJob, store
+from headrace.jobs.agent.allowances import Allowances
+from headrace.jobs.agent.choosing import Moment
+from headrace.jobs.agent.lines import Line, TaskFacts
+from headrace.jobs.agent.seats import Hand, Seat
+from headrace.jobs.fleet.plan import HostRoom, QueueNeed, plan
+from headrace.testing.waiting import wait_true
 
 MOSTS = {"one": 1, "few": 5, "many": 30}
 HOSTS, FLOATS, STEPS = 40, 4, 2000
 AGE = compile_query(
     "age",
-    "-- A host row expired :age_s ago.\nUPDATE penstock.host"
+    "-- A host row expired :age_s ago.\nUPDATE headrace.host"
     " SET expires_at = now() - :age_s::double precision * interval '1 s' WHERE id = :host",
 )
 HELD = compile_query(
     "held",
     "-- Slots allowed by queue.\nSELECT queue, sum(a.slots)::integer AS slots"
-    " FROM penstock.slot_allowance a JOIN penstock.host h ON h.id = a.host AND h.expires_at > now()"
+    " FROM headrace.slot_allowance a JOIN headrace.host h ON h.id = a.host AND h.expires_at > now()"
     " GROUP BY queue",
 )
 
@@ -236,7 +236,7 @@ async def test_a_host_gives_up_before_another_receives(postgres, facts, open_hos
         await host.allowances.renew(postgres, host.host_id)
     assert (first.lines[few].allowance, second.lines[few].allowance) == (4, 1)
     first.start(first.lines[few])
-    await sql(f"INSERT INTO penstock.fleet_slot VALUES ('b', {few}, 3)")
+    await sql(f"INSERT INTO headrace.fleet_slot VALUES ('b', {few}, 3)")
     await first.allowances.renew(postgres, first.host_id)
     await second.allowances.renew(postgres, second.host_id)
     assert (first.lines[few].allowance, second.lines[few].allowance) == (2, 1)

@@ -9,10 +9,10 @@ import pytest
 from desk_hands import claim_lane_jobs, living_desk, settle
 from lane_invariants import most_in_a_window
 
-from penstock.jobs import JobInHand, NewJob
-from penstock.jobs.errors import InvalidJob
-from penstock.jobs.handling import UNSTARTED
-from penstock.testing.waiting import wait_true
+from headrace.jobs import JobInHand, NewJob
+from headrace.jobs.errors import InvalidJob
+from headrace.jobs.handling import UNSTARTED
+from headrace.testing.waiting import wait_true
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 
@@ -68,9 +68,9 @@ async def test_whoever_waits_is_not_overtaken_by_claims(jobs, desk, queue_id, sq
     await jobs.lanes.spend("l", "x", 2)
     assert await jobs.lanes.spend("l", "x", 2, wait_max_s=100) > 30
     await sql(
-        "UPDATE penstock.lane SET at = ARRAY[at[1] - interval '61 s', at[2] - interval '55 s']"
+        "UPDATE headrace.lane SET at = ARRAY[at[1] - interval '61 s', at[2] - interval '55 s']"
     )
-    await sql("UPDATE penstock.lane_queue SET ready_at = now()")
+    await sql("UPDATE headrace.lane_queue SET ready_at = now()")
     assert await claim_lane_jobs(desk, queue_id) is None
     claims = await desk.claim_lanes(queue_id, leases_max=1, batch=1)
     assert 30 < claims.wait_s < 70
@@ -99,7 +99,7 @@ async def test_big_limits_keep_a_short_log_of_spends(jobs, desk, sql):
     await jobs.lanes.set("l", "x", starts_max=1000, window_s=600, concurrency=None)
     for _ in range(50):
         assert await jobs.lanes.spend("l", "x") == 0
-    [row] = await sql("SELECT n FROM penstock.lane")
+    [row] = await sql("SELECT n FROM headrace.lane")
     assert sum(row["n"]) == 50
     assert len(row["n"]) <= 2
     assert desk.leases_held == 0
@@ -132,7 +132,7 @@ async def test_claims_spends_and_hand_backs_hold_the_window_together(
             wait_s = await jobs.lanes.spend("l", "x", count, wait_max_s=dice.choice([0, 0.3]))
             if wait_s is not None:
                 [row] = await sql(
-                    "SELECT (SELECT max(a) FROM unnest(at) a) AS at FROM penstock.lane"
+                    "SELECT (SELECT max(a) FROM unnest(at) a) AS at FROM headrace.lane"
                 )
                 granted.extend([row["at"].timestamp()] * count)
             return

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from penstock.jobs.agent.spending import STATEMENTS_AT_ONCE, Spending
-from penstock.kernel.errors import Unavailable
+from headrace.jobs.agent.spending import STATEMENTS_AT_ONCE, Spending
+from headrace.kernel.errors import Unavailable
 
 
 class Lanes:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.jobs import InvalidJob, NewJob
-from penstock.jobs.errors import InvalidTask
-from penstock.jobs.intake import prepare_jobs
-from penstock.jobs.model import AT_AWAY_S_MAX
+from headrace.jobs import InvalidJob, NewJob
+from headrace.jobs.errors import InvalidTask
+from headrace.jobs.intake import prepare_jobs
+from headrace.jobs.model import AT_AWAY_S_MAX
 
 SPREAD_S = st.floats(0, 86_400.0)
 

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 from surfaces import client_of
 
-from penstock.jobs import NewJob, cli
-from penstock.jobs.errors import InvalidTake
-from penstock.jobs.model import TakenOutcome
-from penstock.jobs.service import queues as queues_service
-from penstock.jobs.service import steering
+from headrace.jobs import NewJob, cli
+from headrace.jobs.errors import InvalidTake
+from headrace.jobs.model import TakenOutcome
+from headrace.jobs.service import queues as queues_service
+from headrace.jobs.service import steering
 
 STATES = ("scheduled", "ready")
 """What becomes of a snoozed job and one that was sent on."""
@@ -220,9 +220,9 @@ async def test_a_queue_shows_what_holds(client, jobs, sql):
     assert (await client.get("/v1/queues/old")).json() == (await client.get("/v1/queues/q")).json()
     assert shown["is_known"] is False
     await sql(
-        "INSERT INTO penstock.host (name, queues, slots, expires_at) SELECT 'h', ARRAY[id],"
+        "INSERT INTO headrace.host (name, queues, slots, expires_at) SELECT 'h', ARRAY[id],"
         """ '[{"queue": "q"}, {"queue": "q"}, {"queue": null}]', now() + interval '1 min'"""
-        " FROM penstock.queue"
+        " FROM headrace.queue"
     )
     shown = (await client.get("/v1/queues/q")).json()
     assert (shown["is_known"], shown["slots"]) == (True, 2)

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.jobs import JobState, LeaseLost, NewJob
-from penstock.jobs.errors import InvalidTake, QueueUnknown
-from penstock.jobs.model import TakenOutcome
+from headrace.jobs import JobState, LeaseLost, NewJob
+from headrace.jobs.errors import InvalidTake, QueueUnknown
+from headrace.jobs.model import TakenOutcome
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def test_take_and_ack(jobs, sql):
     assert (await jobs.job(ids[1])).state is JobState.LEASED
     await jobs.takes.ack(taken.lease_id, {ids[1]: TakenOutcome(outcome="fail", why="no")})
     assert (await jobs.job(ids[1])).error == "no"
-    assert await sql("SELECT id FROM penstock.host") == []
+    assert await sql("SELECT id FROM headrace.host") == []
     with pytest.raises(LeaseLost):
         await jobs.takes.ack(taken.lease_id, {ids[0]: TakenOutcome()})
 
@@ -56,7 +56,7 @@ async def test_a_take_of_nothing_leaves_nothing(jobs, sql):
     await fill(jobs, 1, after_s=100)
     taken = await jobs.takes.take("q", 5)
     assert (taken.lease_id, taken.jobs, taken.expires_at) == (None, [], None)
-    assert await sql("SELECT id FROM penstock.host") == []
+    assert await sql("SELECT id FROM headrace.host") == []
     await jobs.pause_queue("q")
     await fill(jobs)
     assert (await jobs.takes.take("q")).jobs == []
@@ -102,7 +102,7 @@ async def test_every_outcome(jobs):
 async def test_the_last_retry_fails(jobs, sql):
     [job_id] = await fill(jobs)
     for _ in range(2):
-        await sql("UPDATE penstock.job_ready SET run_at = now()")
+        await sql("UPDATE headrace.job_ready SET run_at = now()")
         taken = await jobs.takes.take("q")
         await jobs.takes.ack(taken.lease_id, {job_id: TakenOutcome(outcome="retry", why="again")})
     job = await jobs.job(job_id)
@@ -115,7 +115,7 @@ async def test_extend(jobs, sql):
     taken = await jobs.takes.take("q", lease_s=10)
     later = await jobs.takes.extend(taken.lease_id, 1000)
     assert later - taken.expires_at > timedelta(seconds=900)
-    await sql("UPDATE penstock.host SET expires_at = now()")
+    await sql("UPDATE headrace.host SET expires_at = now()")
     with pytest.raises(LeaseLost):
         await jobs.takes.extend(taken.lease_id, 10)
     await jobs.sweep()

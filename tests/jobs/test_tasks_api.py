@@ -10,12 +10,12 @@ from collections import Counter
 import msgspec
 import pytest
 
-from penstock.jobs import Batch, Jobs, NewGroup, NewJob, QueueUnknown, Registry, Task
-from penstock.jobs.errors import InvalidJob, InvalidSetting, InvalidTask, LimiterFixed
-from penstock.jobs.intake import Rows
-from penstock.jobs.refs import JobRef
-from penstock.jobs.service.queues import Queues
-from penstock.jobs.tasks import CronDeclared, LimiterDeclared
+from headrace.jobs import Batch, Jobs, NewGroup, NewJob, QueueUnknown, Registry, Task
+from headrace.jobs.errors import InvalidJob, InvalidSetting, InvalidTask, LimiterFixed
+from headrace.jobs.intake import Rows
+from headrace.jobs.refs import JobRef
+from headrace.jobs.service.queues import Queues
+from headrace.jobs.tasks import CronDeclared, LimiterDeclared
 
 
 async def handle():
@@ -202,9 +202,9 @@ async def test_declaring_again_writes_nothing(jobs, registry, sql):
     registry.task("q")(handle)
     for _ in range(2):
         await jobs.declare_queues()
-    rows = await sql("SELECT declared_at, xmin::text FROM penstock.queue")
+    rows = await sql("SELECT declared_at, xmin::text FROM headrace.queue")
     await jobs.declare_queues()
-    assert await sql("SELECT declared_at, xmin::text FROM penstock.queue") == rows
+    assert await sql("SELECT declared_at, xmin::text FROM headrace.queue") == rows
 
 
 async def test_what_a_person_sets_wins_and_is_taken_back(jobs, registry):
@@ -260,7 +260,7 @@ async def test_a_renamed_queue_keeps_its_jobs_and_old_code_reaches_it(jobs, post
     later = await again.enqueue(NewJob(queue="older"))
     for job_id in (late, later):
         assert (await jobs.job(job_id)).queue == "new"
-    assert [row["name"] for row in await sql("SELECT name FROM penstock.queue")] == ["new"]
+    assert [row["name"] for row in await sql("SELECT name FROM headrace.queue")] == ["new"]
     settings = await after.queue_settings("old")
     assert (settings.queue, settings.retries, settings.aliases) == ("new", 7, ["old", "older"])
     await after.set_queue("old", paused=True)
@@ -444,7 +444,7 @@ async def test_each_payload_of_enqueue_many_has_the_fields_of_the_handler(
 
     with pytest.raises(InvalidTask, match=told):
         await send_mail.enqueue_many([{"to": "ann"}, payload])
-    assert await sql("SELECT FROM penstock.job_ready") == []
+    assert await sql("SELECT FROM headrace.job_ready") == []
 
 
 async def test_a_task_with_a_limiter_refuses_jobs_without_a_lane(jobs, registry, sql):
@@ -465,7 +465,7 @@ async def test_a_task_with_a_limiter_refuses_jobs_without_a_lane(jobs, registry,
             [NewGroup(members=[good, send_mail.job(to="bob")], on_done=NewJob(queue="told"))]
         )
     assert (
-        await sql("SELECT id FROM penstock.job_ready UNION SELECT id FROM penstock.lane_job") == []
+        await sql("SELECT id FROM headrace.job_ready UNION SELECT id FROM headrace.lane_job") == []
     )
     await send_mail.enqueue(to="ann", lane="smtp")
     assert (await jobs.queue("mail")).needs_lane

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.jobs import Batch, InvalidJob, NewJob, Registry
-from penstock.jobs.errors import PayloadNewer
-from penstock.jobs.model import JobsConfig
-from penstock.jobs.slots.messages import Settled, Work
-from penstock.jobs.slots.runner import SlotRunner
-from penstock.testing.waiting import wait_true
+from headrace.jobs import Batch, InvalidJob, NewJob, Registry
+from headrace.jobs.errors import PayloadNewer
+from headrace.jobs.model import JobsConfig
+from headrace.jobs.slots.messages import Settled, Work
+from headrace.jobs.slots.runner import SlotRunner
+from headrace.testing.waiting import wait_true
 
 
 class Mail(msgspec.Struct):
@@ -114,7 +114,7 @@ async def test_jobs_carry_the_version_of_their_task(jobs, registry, sql):
     await handle.enqueue(NOW, lane="a")
     await jobs.enqueue(NewJob(queue="q", payload=PAYLOADS[1]))
     rows = await sql(
-        "SELECT version FROM penstock.job_ready UNION ALL SELECT version FROM penstock.lane_job"
+        "SELECT version FROM headrace.job_ready UNION ALL SELECT version FROM headrace.lane_job"
     )
     assert sorted(row["version"] for row in rows) == [1, 4, 4]
     for version in (0, 32_768, True, "1"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from desk_hands import claim_lane_jobs, claim_one, living_desk, settle
 
-from penstock.jobs import NewJob, store
-from penstock.jobs.handling import Outcome
-from penstock.jobs.service import steering
+from headrace.jobs import NewJob, store
+from headrace.jobs.handling import Outcome
+from headrace.jobs.service import steering
 
 
 @pytest.fixture
@@ -43,17 +43,17 @@ async def test_from_no_code_to_its_turn(jobs, queue_id, postgres, sql):
     other_id = await store.hosts.add_host(postgres, "other", [queue_id + 1], 30)
     await store.hosts.add_host(postgres, "taker", [queue_id], 30, kind="taker")
     assert await reason(jobs, job_id) == "no_code"
-    await sql(f"UPDATE penstock.queue SET tag = 'gpu' WHERE id = {queue_id}")
+    await sql(f"UPDATE headrace.queue SET tag = 'gpu' WHERE id = {queue_id}")
     host_id = await store.hosts.add_host(postgres, "one", [queue_id], 30)
     why = await jobs.why(job_id)
     assert why.reason == "no_tag"
     assert "no host has tag gpu" in why.text
-    await sql(f"UPDATE penstock.host SET tags = '{{gpu}}' WHERE id = {other_id}")
+    await sql(f"UPDATE headrace.host SET tags = '{{gpu}}' WHERE id = {other_id}")
     assert await reason(jobs, job_id) == "no_tag"
-    await sql(f"UPDATE penstock.host SET tags = '{{gpu}}' WHERE id = {host_id}")
+    await sql(f"UPDATE headrace.host SET tags = '{{gpu}}' WHERE id = {host_id}")
     # A host that reports no slots, such as one that runs handlers itself, is trusted to have some.
     assert await reason(jobs, job_id) == "waits_its_turn"
-    await sql(f"UPDATE penstock.host SET expires_at = now() WHERE id = {host_id}")
+    await sql(f"UPDATE headrace.host SET expires_at = now() WHERE id = {host_id}")
     why = await jobs.why(job_id)
     assert (why.reason, "--tag gpu" in why.text) == ("no_tag", True)
 

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from penstock.jobs.agent import control
-from penstock.jobs.agent.board import Board
-from penstock.jobs.agent.keeper import ZygoteKeeper
-from penstock.jobs.agent.links import SlotLink
-from penstock.jobs.errors import ApplicationBroken
-from penstock.jobs.slots.messages import Left, Ready, Settled, Work
-from penstock.testing.processes import is_alive
-from penstock.testing.waiting import wait_true
+from headrace.jobs.agent import control
+from headrace.jobs.agent.board import Board
+from headrace.jobs.agent.keeper import ZygoteKeeper
+from headrace.jobs.agent.links import SlotLink
+from headrace.jobs.errors import ApplicationBroken
+from headrace.jobs.slots.messages import Left, Ready, Settled, Work
+from headrace.testing.processes import is_alive
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 APPLICATION = """
 import os
-from penstock import Penstock
-from penstock.jobs import Batch, JobInHand
+from headrace import Headrace
+from headrace.jobs import Batch, JobInHand
 
-app = Penstock()
+app = Headrace()
 
 @app.task("sizes", batch=10, importance=2, timeout="3s")
 def sizes(batch: Batch[dict]) -> None:
@@ -55,14 +55,14 @@ async def keeper(tmp_path, monkeypatch):
     """A keeper whose zygote imports APPLICATION in a folder of its own."""
     (tmp_path / "small_app.py").write_text(APPLICATION)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PENSTOCK_POSTGRES_URL", "postgresql://nobody@127.0.0.1:9/none")
-    monkeypatch.setenv("PENSTOCK_VALKEY_URL", "valkey://127.0.0.1:9")
-    monkeypatch.setenv("PENSTOCK_JOBS_RETRY_FIRST", "7s")
+    monkeypatch.setenv("HEADRACE_POSTGRES_URL", "postgresql://nobody@127.0.0.1:9/none")
+    monkeypatch.setenv("HEADRACE_VALKEY_URL", "valkey://127.0.0.1:9")
+    monkeypatch.setenv("HEADRACE_JOBS_RETRY_FIRST", "7s")
     board = Board.make()
     lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
 
     def command(options):
-        return [sys.executable, "-m", "penstock", "zygote", *options, "small_app:app"]
+        return [sys.executable, "-m", "headrace", "zygote", *options, "small_app:app"]
 
     keeper = ZygoteKeeper(command, board, lock)
     keeper.board = board

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.kernel.cancels import kept_cancellation, require_not_cancelled
+from headrace.kernel.cancels import kept_cancellation, require_not_cancelled
 
 
 async def _ended(work):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.kernel import config
-from penstock.kernel.config import InvalidConfig, load_config, setting
+from headrace.kernel import config
+from headrace.kernel.config import InvalidConfig, load_config, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,29 +34,29 @@ def test_defaults_are_parsed_and_named_as_such():
 
 
 def test_a_flag_wins_over_the_environment_over_the_file(tmp_path):
-    file = tmp_path / "penstock.toml"
+    file = tmp_path / "headrace.toml"
     file.write_text('[queue]\nlease = "1s"\nbody = "1KiB"\nports = [8080]\n')
-    env = {"PENSTOCK_QUEUE_LEASE": "2s", "PENSTOCK_QUEUE_BODY": "2KiB", "HOME": "/nowhere"}
+    env = {"HEADRACE_QUEUE_LEASE": "2s", "HEADRACE_QUEUE_BODY": "2KiB", "HOME": "/nowhere"}
     loaded = load(env=env, file=file, flags={"queue.lease": "3s"})
     assert loaded.section(QueueConfig).lease_s == 3.0
     assert loaded.section(QueueConfig).body_bytes == 2048
     assert loaded.section(QueueConfig).ports == (8080,)
-    assert loaded.written["queue.body"] == ("2KiB", "PENSTOCK_QUEUE_BODY")
+    assert loaded.written["queue.body"] == ("2KiB", "HEADRACE_QUEUE_BODY")
     assert loaded.written["queue.ports"] == ("8080", str(file))
 
 
 def test_every_fault_is_told_at_once_and_no_secret_is(tmp_path):
-    file = tmp_path / "penstock.toml"
+    file = tmp_path / "headrace.toml"
     file.write_text('[queue]\nlease = "soon"\nleese = "1s"\n')
-    env = {"PENSTOCK_QUEUE_URL": "http://user:hunter2@host", "PENSTOCK_QUEUE_LEESE": "1s"}
+    env = {"HEADRACE_QUEUE_URL": "http://user:hunter2@host", "HEADRACE_QUEUE_LEESE": "1s"}
     with pytest.raises(InvalidConfig) as told:
         load(env=env, file=file, flags={"queue.body": "much"})
     text = str(told.value)
     assert "expected a duration such as 30s, 10m or 2h, got 'soon'" in text
     assert "did you mean queue.lease?" in text
-    assert "did you mean PENSTOCK_QUEUE_LEASE?" in text
+    assert "did you mean HEADRACE_QUEUE_LEASE?" in text
     assert "--body: expected a size such as 64KiB or 25MiB, got 'much'" in text
-    assert "PENSTOCK_QUEUE_URL: expected a URL starting with valkey://" in text
+    assert "HEADRACE_QUEUE_URL: expected a URL starting with valkey://" in text
     assert "hunter2" not in text
     assert len(told.value.problems) == 5
 

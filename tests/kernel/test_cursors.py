@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.cursors import CursorInvalid, read_cursor, sign_cursor
-from penstock.kernel.secrets import derive_key
+from headrace.kernel.cursors import CursorInvalid, read_cursor, sign_cursor
+from headrace.kernel.secrets import derive_key
 
 KEY = derive_key("a root secret of more than 32 characters", "cursor")
 JSON = st.recursive(

@@ -7,7 +7,7 @@ import sys
 
 RUN = """
 import sys
-import penstock.kernel.logs
+import headrace.kernel.logs
 import structlog
 assert not [name for name in sys.modules if name.split(".")[0] in ("rich", "pygments", "attr")]
 try:
@@ -32,7 +32,7 @@ def test_logs_cost_no_rich_and_structlog_keeps_its_tracebacks():
 
 def test_what_is_imported_already_stays_and_what_is_missing_is_not_stood_in_for():
     """Only a stand-in of the block itself is taken away again."""
-    from penstock.kernel.late import late
+    from headrace.kernel.late import late
 
     json = sys.modules["json"]
     with late("json", "decoder"), late("no_such_package_anywhere", "part"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from penstock.kernel.logs import KINDS_MAX, SparseLogger, logger
+from headrace.kernel.logs import KINDS_MAX, SparseLogger, logger
 
 
 def test_of_like_lines_the_first_is_written_and_the_rest_counted():

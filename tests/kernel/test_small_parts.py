@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel import errors, secrets, trace
-from penstock.kernel.backoff import Backoff
-from penstock.kernel.clock import VirtualClock
-from penstock.kernel.ids import InvalidId, new_uuid7, require_id, require_new_id
+from headrace.kernel import errors, secrets, trace
+from headrace.kernel.backoff import Backoff
+from headrace.kernel.clock import VirtualClock
+from headrace.kernel.ids import InvalidId, new_uuid7, require_id, require_new_id
 
 
 @pytest.mark.parametrize("value", ["a", "ad:1", "user@shop.example", "A-_.~", "x" * 128])
@@ -70,7 +70,7 @@ def test_a_secret_file_that_was_cut_is_named(tmp_path):
     with pytest.raises(secrets.WeakSecret, match="has 0 characters") as refused:
         secrets.load_or_make_root(tmp_path)
     assert str(tmp_path / "secret") in refused.value.text
-    assert "PENSTOCK_SECRET" not in refused.value.text
+    assert "HEADRACE_SECRET" not in refused.value.text
 
 
 def test_all_who_make_the_root_secret_at_once_get_the_same(tmp_path):
@@ -125,8 +125,8 @@ def test_every_error_has_a_code_a_status_and_a_meaning():
 
 def test_a_log_line_is_one_json_document_and_masks_secrets():
     code = (
-        "from penstock.kernel.logs import configure_logs, logger; configure_logs('test');"
-        "logger('t').info('token_made', token='pst_x', name='a\\nb')"
+        "from headrace.kernel.logs import configure_logs, logger; configure_logs('test');"
+        "logger('t').info('token_made', token='hrt_x', name='a\\nb')"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     [line] = ran.stderr.splitlines()
@@ -141,7 +141,7 @@ def test_a_log_line_is_one_json_document_and_masks_secrets():
 
 def test_a_log_line_is_written_whatever_its_fields_hold():
     code = (
-        "from penstock.kernel.logs import configure_logs, logger; configure_logs('test')\n"
+        "from headrace.kernel.logs import configure_logs, logger; configure_logs('test')\n"
         "class Mute:\n"
         "    def __str__(self): raise KeyError('no')\n"
         "    __repr__ = __str__\n"

@@ -30,7 +30,7 @@ async def make_postgres(servers_folder):
 
 @pytest.fixture
 def make_rooms(tmp_path):
-    """`make_rooms(PENSTOCK_POSTGRES_URL=...)`: a site that runs on these engines."""
+    """`make_rooms(HEADRACE_POSTGRES_URL=...)`: a site that runs on these engines."""
     made: list[Rooms] = []
     with photo_host() as origin:
 

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from penstock.testing.processes import PenstockProcess, wait_until
+from headrace.testing.processes import HeadraceProcess, wait_until
 
 JOBS = 500
 PHOTOS = 6
@@ -30,9 +30,9 @@ APPLICATION = '''
 import json
 import pathlib
 
-from penstock import Penstock
+from headrace import Headrace
 
-app = Penstock()
+app = Headrace()
 
 
 @app.task("notes", retries=2, concurrency=20)
@@ -69,21 +69,21 @@ class Rooms:
         self.folder, self._origin, self._env = folder, origin, env
         self._facts: dict[str, str] = {}
         self._key = ""
-        self.process: PenstockProcess | None = None
+        self.process: HeadraceProcess | None = None
         folder.mkdir(parents=True)
         (folder / "matrix_site.py").write_text(APPLICATION)
-        (folder / "penstock.toml").write_text(textwrap.dedent(SETTINGS))
+        (folder / "headrace.toml").write_text(textwrap.dedent(SETTINGS))
 
     def up(self) -> None:
         """Start it and wait until all roles are ready."""
         arguments = ["up", "matrix_site:app", "--json"]
-        self.process = PenstockProcess(arguments, folder=self.folder, env=self._env)
+        self.process = HeadraceProcess(arguments, folder=self.folder, env=self._env)
         out = self.process.wait_out('"api":')
         self._facts = json.loads(next(line for line in out.splitlines() if '"api":' in line))
 
     def run(self, *arguments: str, exit_code: int = 0) -> Any:
         """Run one command with --json to its end; its document."""
-        process = PenstockProcess([*arguments, "--json"], folder=self.folder, env=self._env)
+        process = HeadraceProcess([*arguments, "--json"], folder=self.folder, env=self._env)
         assert process.wait_exit() == exit_code, f"{arguments}: {process.out}\n{process.err}"
         lines = process.out.strip().splitlines()
         return json.loads(lines[-1]) if lines else None

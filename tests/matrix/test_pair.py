@@ -10,8 +10,8 @@ import httpx
 import pytest
 from rooms import ROOMS
 
+from headrace.testing.waiting import wait_true
 from own_postgres import OwnPostgres, missing_server, run_statements
-from penstock.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 STREAMING = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
@@ -45,10 +45,10 @@ async def test_a_promoted_standby_has_all_that_was_acknowledged(pair, make_rooms
     primary, standby = pair
     hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
     rooms = make_rooms(
-        PENSTOCK_POSTGRES_URL=f"postgresql://penstock@{hosts}/postgres?target_session_attrs=read-write",
-        PENSTOCK_POSTGRES_CONNECT_TIMEOUT="2s",
-        PENSTOCK_VALKEY_URL=running_engines.endpoints.valkey_url,
-        PENSTOCK_VALKEY_PREFIX="pair",
+        HEADRACE_POSTGRES_URL=f"postgresql://headrace@{hosts}/postgres?target_session_attrs=read-write",
+        HEADRACE_POSTGRES_CONNECT_TIMEOUT="2s",
+        HEADRACE_VALKEY_URL=running_engines.endpoints.valkey_url,
+        HEADRACE_VALKEY_PREFIX="pair",
     )
     acknowledged: list[str] = []
     stop = threading.Event()

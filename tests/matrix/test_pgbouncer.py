@@ -7,15 +7,15 @@ import asyncio
 import pytest
 from rooms import ROOMS
 
+from headrace import Headrace
+from headrace.app import PACKAGES
+from headrace.cli.checkup_postgres import check_postgres
+from headrace.engines.migrate import apply_migrations, check_schema
+from headrace.engines.pooler import shares_backends
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresPooled
+from headrace.engines.sql import compile_query
+from headrace.testing.processes import HeadraceProcess
 from own_postgres import PGBOUNCER, OwnPgbouncer, run_statements
-from penstock import Penstock
-from penstock.app import PACKAGES
-from penstock.cli.checkup_postgres import check_postgres
-from penstock.engines.migrate import apply_migrations, check_schema
-from penstock.engines.pooler import shares_backends
-from penstock.engines.postgres import Postgres, PostgresConfig, PostgresPooled
-from penstock.engines.sql import compile_query
-from penstock.testing.processes import PenstockProcess
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,12 +61,12 @@ async def test_without_the_servers_own_url_nothing_starts(
         await check_schema(postgres, PACKAGES, version="0.1.0")
     await postgres.close()
     urls = {
-        "PENSTOCK_POSTGRES_URL": pooler.url,
-        "PENSTOCK_VALKEY_URL": running_engines.endpoints.valkey_url,
+        "HEADRACE_POSTGRES_URL": pooler.url,
+        "HEADRACE_VALKEY_URL": running_engines.endpoints.valkey_url,
     }
-    started = PenstockProcess(["scheduler"], folder=tmp_path, env=urls)
+    started = HeadraceProcess(["scheduler"], folder=tmp_path, env=urls)
     assert started.wait_exit() == 5
-    assert "PENSTOCK_POSTGRES_DIRECT_URL" in started.out + started.err
+    assert "HEADRACE_POSTGRES_DIRECT_URL" in started.out + started.err
 
 
 async def test_a_pooler_in_session_mode_needs_no_other_url(make_pgbouncer):
@@ -97,18 +97,18 @@ async def test_statements_at_once_get_their_own_answers(make_pgbouncer):
 async def test_all_rooms_work_through_it(make_pgbouncer, make_rooms, running_engines):
     pooler, direct = await make_pgbouncer(default_pool_size="10", max_client_conn="200")
     rooms = make_rooms(
-        PENSTOCK_POSTGRES_URL=pooler.url,
-        PENSTOCK_POSTGRES_DIRECT_URL=direct,
-        PENSTOCK_VALKEY_URL=running_engines.endpoints.valkey_url,
-        PENSTOCK_VALKEY_PREFIX="pooled",
+        HEADRACE_POSTGRES_URL=pooler.url,
+        HEADRACE_POSTGRES_DIRECT_URL=direct,
+        HEADRACE_VALKEY_URL=running_engines.endpoints.valkey_url,
+        HEADRACE_VALKEY_PREFIX="pooled",
     )
     for room in ROOMS:
         getattr(rooms, room)()
 
 
 def test_the_servers_own_url_alone_is_refused(tmp_path):
-    env = {"PENSTOCK_POSTGRES_DIRECT_URL": "postgresql://db/site"}
-    started = PenstockProcess(["scheduler"], folder=tmp_path, env=env)
+    env = {"HEADRACE_POSTGRES_DIRECT_URL": "postgresql://db/site"}
+    started = HeadraceProcess(["scheduler"], folder=tmp_path, env=env)
     assert started.wait_exit() == 2
     assert "postgres.direct_url is set without postgres.url" in started.out + started.err
 
@@ -119,7 +119,7 @@ async def test_the_doctor_names_the_pooler_and_its_fix(make_pgbouncer, running_e
 
     async def look(url: str = pooler.url, **flags: str):
         own = {"postgres.url": url, "valkey.url": running_engines.endpoints.valkey_url}
-        async with Penstock(flags={"data.folder": str(tmp_path), **own, **flags}) as app:
+        async with Headrace(flags={"data.folder": str(tmp_path), **own, **flags}) as app:
             found = await check_postgres(app, app.engines)
         return {one.subject: one for one in found}
 

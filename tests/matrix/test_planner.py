@@ -22,9 +22,9 @@ async def test_no_statement_of_a_room_is_compiled(make_postgres, make_rooms, run
     await run_statements(server.url, "CREATE EXTENSION pg_stat_statements")
     assert (await run_statements(server.url, "SHOW jit"))[0][0] == "on"
     rooms = make_rooms(
-        PENSTOCK_POSTGRES_URL=server.url,
-        PENSTOCK_VALKEY_URL=running_engines.endpoints.valkey_url,
-        PENSTOCK_VALKEY_PREFIX="planner",
+        HEADRACE_POSTGRES_URL=server.url,
+        HEADRACE_VALKEY_URL=running_engines.endpoints.valkey_url,
+        HEADRACE_VALKEY_PREFIX="planner",
     )
     for room in ROOMS:
         getattr(rooms, room)()

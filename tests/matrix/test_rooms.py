@@ -1,11 +1,11 @@
-"""Every room works on servers as they are installed: one scenario a room, through `penstock up`."""
+"""Every room works on servers as they are installed: one scenario a room, through `headrace up`."""
 
 from __future__ import annotations
 
 import pytest
 from rooms import ROOMS
 
-from penstock.testing.processes import PenstockProcess
+from headrace.testing.processes import HeadraceProcess
 from stock_valkey import StockValkey, program_of
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def make_valkey(servers_folder):
 async def test_all_rooms_work(make_postgres, make_valkey, make_rooms, postgres, valkey):
     hot = make_valkey(valkey)
     server = await make_postgres(postgres)
-    rooms = make_rooms(PENSTOCK_POSTGRES_URL=server.url, PENSTOCK_VALKEY_URL=hot.url)
+    rooms = make_rooms(HEADRACE_POSTGRES_URL=server.url, HEADRACE_VALKEY_URL=hot.url)
     for room in ROOMS:
         getattr(rooms, room)()
 
@@ -45,7 +45,7 @@ def test_a_server_without_functions_is_refused_at_the_start(
     make_valkey, database_url, tmp_path, valkey
 ):
     hot = make_valkey(valkey, **{"rename-command": "FUNCTION OLDER"})
-    urls = {"PENSTOCK_POSTGRES_URL": database_url, "PENSTOCK_VALKEY_URL": hot.url}
-    started = PenstockProcess(["up"], folder=tmp_path, env=urls)
+    urls = {"HEADRACE_POSTGRES_URL": database_url, "HEADRACE_VALKEY_URL": hot.url}
+    started = HeadraceProcess(["up"], folder=tmp_path, env=urls)
     assert started.wait_exit() == 5
     assert "use Valkey 7.2, Redis 7.0 or newer" in started.out + started.err

@@ -6,7 +6,7 @@ import base64
 import subprocess
 from pathlib import Path
 
-from penstock.media.id3 import START_BYTES, own_tag_bytes
+from headrace.media.id3 import START_BYTES, own_tag_bytes
 
 JPEG = base64.b64decode(
     "/9j/4AAQSkZJRgABAQEASABIAAD/2wBDAP//////////////////////////////////////////////////////////////"

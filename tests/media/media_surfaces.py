@@ -18,12 +18,12 @@ from litestar.di import Provide
 from litestar.testing import AsyncTestClient
 from raw_clients import pattern
 
-from penstock.kernel.errors import PenstockError
-from penstock.media.cli import COMMANDS
-from penstock.media.http import ROUTES
-from penstock.media.simulate.cluster import Cluster, simulate
-from penstock.web.bodies import JsonBody, require_json
-from penstock.web.problems import render_error
+from headrace.kernel.errors import HeadraceError
+from headrace.media.cli import COMMANDS
+from headrace.media.http import ROUTES
+from headrace.media.simulate.cluster import Cluster, simulate
+from headrace.web.bodies import JsonBody, require_json
+from headrace.web.problems import render_error
 from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
@@ -204,7 +204,7 @@ class CommandSurface:
         [command] = COMMANDS
         words = [str(word) for word in words]
         ran = await asyncio.to_thread(CliRunner().invoke, command, words, obj=terminal)
-        if isinstance(ran.exception, PenstockError):
+        if isinstance(ran.exception, HeadraceError):
             raise Refused(ran.exception.status, ran.exception.code) from ran.exception
         assert ran.exit_code == exit_code, (words, ran.output, ran.exception)
         [(value, text)] = shown

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.media import Media, MediaConfig
-from penstock.media.worker import serve
+from headrace.media import Media, MediaConfig
+from headrace.media.worker import serve
 
 DEADLINE_S = 60.0
 SECRET = "s" * 32

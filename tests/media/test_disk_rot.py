@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from raw_clients import Client
 
-from penstock.engines.blobs import Blobs
-from penstock.media import Media, MediaConfig
-from penstock.media.model import BLOCK_BYTES
-from penstock.media.store.kernel_calls import is_in_memory
-from penstock.media.store.layout import DATA_AT, Superblock
-from penstock.media.store.manifest import read_manifest
-from penstock.media.store.shared import map_shared
-from penstock.media.store.table import Table
-from penstock.testing.waiting import wait_true
+from headrace.engines.blobs import Blobs
+from headrace.media import Media, MediaConfig
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.store.kernel_calls import is_in_memory
+from headrace.media.store.layout import DATA_AT, Superblock
+from headrace.media.store.manifest import read_manifest
+from headrace.media.store.shared import map_shared
+from headrace.media.store.table import Table
+from headrace.testing.waiting import wait_true
 from whole_nodes import WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
@@ -101,7 +101,7 @@ async def disk_of(node: WholeNode):
 async def test_a_track_whose_bytes_changed_on_the_disk_is_repaired_and_counted(tmp_path):
     async with full_node(tmp_path) as (node, _):
         for key in KEYS:
-            assert (await read(node, key)).fields["cache-status"] == "penstock; hit"
+            assert (await read(node, key)).fields["cache-status"] == "headrace; hit"
         await rot(node, stored(node)[:4])
         answers = [(key, await read(node, key)) for key in KEYS]
         wrong = [key for key, answer in answers if answer.body != content(key, 0, SIZE_BYTES)]
@@ -111,7 +111,7 @@ async def test_a_track_whose_bytes_changed_on_the_disk_is_repaired_and_counted(t
         for key in KEYS:
             answer = await read(node, key)
             assert answer.body == content(key, 0, SIZE_BYTES)
-            assert answer.fields["cache-status"] == "penstock; hit"
+            assert answer.fields["cache-status"] == "headrace; hit"
         await wait_true(
             lambda: node.series('media_disk_rotten_blocks{disk="0"}') == 4, what="the series"
         )
@@ -121,7 +121,7 @@ async def test_a_rotten_first_block_is_told_as_a_miss(tmp_path):
     async with full_node(tmp_path) as (node, _):
         await rot(node, stored(node)[:9])
         told = [(await read(node, key, Range="bytes=99000-120000")) for key in KEYS]
-        misses = [one for one in told if one.fields["cache-status"] == "penstock; fwd=miss; stored"]
+        misses = [one for one in told if one.fields["cache-status"] == "headrace; fwd=miss; stored"]
         for key, one in zip(KEYS, told, strict=True):
             assert one.body == content(key, 0, SIZE_BYTES)[99000:120001]
         rotten = (await disk_of(node)).rotten

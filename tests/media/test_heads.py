@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refused_heads import GET, HOST, REFUSED
 
-from penstock.kernel.errors import PenstockError
-from penstock.media.model import ObjectUnknown
-from penstock.media.requests import HeadReader, key_of, parse_head
+from headrace.kernel.errors import HeadraceError
+from headrace.media.model import ObjectUnknown
+from headrace.media.requests import HeadReader, key_of, parse_head
 
 
 def read_all(data: bytes, step: int):
@@ -20,7 +20,7 @@ def read_all(data: bytes, step: int):
         try:
             while (request := reader.take()) is not None:
                 requests.append(request)
-        except PenstockError as error:
+        except HeadraceError as error:
             return requests, error
     return requests, None
 
@@ -127,7 +127,7 @@ def outcome(ask):
     """What it gives, or the error it raises."""
     try:
         return ask()
-    except PenstockError as error:
+    except HeadraceError as error:
         return type(error), error.text
 
 
@@ -140,15 +140,15 @@ def read_one(head: bytes):
 @pytest.mark.parametrize(
     "lines",
     [
-        ("X-Penstock-Hop: 1;a", "X-Penstock-Hop: 1;b"),
-        ("Range: bytes=0-1\r\nX-Penstock-Hop: 1;a", "Range: bytes=7-\r\nX-Penstock-Hop: 1;c"),
-        ("X-Penstock-Hop: 1;a\r\nRange: bytes=-5", "X-Penstock-Hop: 1;a\r\nRange: bytes=9-9"),
-        ("X-Penstock-Hop: 1;a", "X-Penstock-Hop: 1;a\r\nX-Penstock-Hop: 1;b"),
-        ("X-Penstock-Hop: 1;a\r\nX-Penstock-Hop: 1;b", "X-Penstock-Hop: 1;a"),
-        ("x-penstock-hop: 1;a", "X-Penstock-Hop: 1;b"),
-        ("X-Penstock-Hop: 1; a", "X-Penstock-Hop:  1;b"),
-        ("X: 1", "X-Penstock-Hop: 1;a"),
-        ("X-Penstock-Hop: 1;a", "X: 1"),
+        ("X-Headrace-Hop: 1;a", "X-Headrace-Hop: 1;b"),
+        ("Range: bytes=0-1\r\nX-Headrace-Hop: 1;a", "Range: bytes=7-\r\nX-Headrace-Hop: 1;c"),
+        ("X-Headrace-Hop: 1;a\r\nRange: bytes=-5", "X-Headrace-Hop: 1;a\r\nRange: bytes=9-9"),
+        ("X-Headrace-Hop: 1;a", "X-Headrace-Hop: 1;a\r\nX-Headrace-Hop: 1;b"),
+        ("X-Headrace-Hop: 1;a\r\nX-Headrace-Hop: 1;b", "X-Headrace-Hop: 1;a"),
+        ("x-headrace-hop: 1;a", "X-Headrace-Hop: 1;b"),
+        ("X-Headrace-Hop: 1; a", "X-Headrace-Hop:  1;b"),
+        ("X: 1", "X-Headrace-Hop: 1;a"),
+        ("X-Headrace-Hop: 1;a", "X: 1"),
     ],
 )
 def test_a_head_is_read_as_if_no_other_had_come_before(lines):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from penstock.media.hottest import (
+from headrace.media.hottest import (
     FILE,
     HALF_LIFE_S,
     KEPT_MAX,

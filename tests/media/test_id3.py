@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from id3_tracks import JPEG, PNG, own_tag
 from mutagen.id3 import ID3
 
-from penstock.media.id3 import (
+from headrace.media.id3 import (
     TAG_BYTES_MAX,
     OwnTags,
     TagCorrupt,
@@ -23,8 +23,8 @@ from penstock.media.id3 import (
     tag_id,
     tag_key,
 )
-from penstock.media.model import Shape
-from penstock.media.ranges import decide
+from headrace.media.model import Shape
+from headrace.media.ranges import decide
 
 FULL = Tags(title="Über den Wolken", artist="雨", album="A/B", cover=JPEG, buyer="user:42")
 TEXTS = st.none() | st.text(
@@ -44,8 +44,8 @@ def test_another_reader_finds_every_field():
     )
     [cover] = tag.getall("APIC")
     assert (cover.mime, cover.type, cover.data) == ("image/jpeg", 3, JPEG)
-    assert tag["TXXX:PENSTOCK_BUYER"].text == ["user:42"]
-    assert tag["UFID:penstock"].data == b"user:42"
+    assert tag["TXXX:HEADRACE_BUYER"].text == ["user:42"]
+    assert tag["UFID:headrace"].data == b"user:42"
     assert tag.size == len(tag_bytes(FULL))
     assert ID3(io.BytesIO(tag_bytes(Tags(cover=PNG)))).getall("APIC")[0].mime == "image/png"
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from penstock.engines.blobs import Blobs
-from penstock.testing.waiting import wait_true
+from headrace.engines.blobs import Blobs
+from headrace.testing.waiting import wait_true
 from whole_nodes import DEADLINE_S, Reader, content, flood, whole_node
 
 SIZE_BYTES = 20_000_000

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from raw_clients import pattern, serving
 
-from penstock.kernel.metrics import REGISTRY
-from penstock.media.model import BLOCK_BYTES
+from headrace.kernel.metrics import REGISTRY
+from headrace.media.model import BLOCK_BYTES
 from whole_nodes import Reader, pause, whole_node
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from raw_clients import DEADLINE_S, open_files, pattern, pause, serving, wait_until
 from refused_heads import REFUSED
 
-from penstock.kernel.metrics import REGISTRY
+from headrace.kernel.metrics import REGISTRY
 
 GOOD = b"GET /m/good.jpg HTTP/1.1\r\nHost: a\r\n\r\n"
 ENDLESS = {"TLS", "endless target", "endless head", "bare LF", "HTTP/2 preface"}

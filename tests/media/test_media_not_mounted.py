@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from raw_clients import serving
 
-from penstock.engines.blobs import Blobs
-from penstock.engines.marked import StoreRecord
+from headrace.engines.blobs import Blobs
+from headrace.engines.marked import StoreRecord
 
 
 @pytest.fixture

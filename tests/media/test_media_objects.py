@@ -15,14 +15,14 @@ from litestar.di import Provide
 from litestar.testing import AsyncTestClient
 from raw_clients import photo_key, serving
 
-from penstock.engines.blobs import Blobs, InvalidBlobKey
-from penstock.kernel.errors import PenstockError
-from penstock.media import Media, MediaConfig
-from penstock.media.cli import COMMANDS
-from penstock.media.http import ROUTES
-from penstock.media.model import ListenFailed, ObjectUnknown, WrongContentAddress
-from penstock.media.worker.deadlines import Deadlines
-from penstock.media.worker.sockets import clients_a_process
+from headrace.engines.blobs import Blobs, InvalidBlobKey
+from headrace.kernel.errors import HeadraceError
+from headrace.media import Media, MediaConfig
+from headrace.media.cli import COMMANDS
+from headrace.media.http import ROUTES
+from headrace.media.model import ListenFailed, ObjectUnknown, WrongContentAddress
+from headrace.media.worker.deadlines import Deadlines
+from headrace.media.worker.sockets import clients_a_process
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_the_commands(tmp_path):
 
     def run(*words: str):
         result = CliRunner().invoke(group, words, obj=screen)
-        if isinstance(result.exception, PenstockError):
+        if isinstance(result.exception, HeadraceError):
             return result.exception
         assert result.exit_code == 0, result.output
         return json.loads(result.output)

@@ -9,8 +9,8 @@ import socket
 import pytest
 from raw_clients import pattern, serving, wait_until
 
-from penstock.engines.blobs import Blobs
-from penstock.kernel.metrics import REGISTRY
+from headrace.engines.blobs import Blobs
+from headrace.kernel.metrics import REGISTRY
 
 SIZE_BYTES = 3_000_000
 
@@ -39,7 +39,7 @@ async def test_ranges_and_conditions_are_the_same_through_a_distant_store(node, 
         client = await far.connect()
         whole = await client.ask(key)
         assert (whole.status, whole.body) == (200, data)
-        assert whole.fields["cache-status"] == "penstock; fwd=bypass"
+        assert whole.fields["cache-status"] == "headrace; fwd=bypass"
         near = (await (await node.connect()).ask(key)).fields
         assert {n: v for n, v in whole.fields.items() if n not in ("date", "cache-status")} == {
             n: v for n, v in near.items() if n not in ("date", "cache-status")

@@ -8,7 +8,7 @@ import time
 import pytest
 from raw_clients import pattern, serving
 
-from penstock.media.worker.pacing import BURST_BYTES_MIN
+from headrace.media.worker.pacing import BURST_BYTES_MIN
 
 
 @pytest.mark.slow

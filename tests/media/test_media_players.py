@@ -18,11 +18,11 @@ import pytest
 from id3_tracks import JPEG, make_mp3
 from playwright.async_api import async_playwright
 
-from penstock.engines.blobs import Blobs
-from penstock.media import Media, MediaConfig
-from penstock.media.id3 import Tags, tag_bytes
-from penstock.testing.processes import PenstockProcess, wait_until
-from penstock.testing.waiting import wait_true
+from headrace.engines.blobs import Blobs
+from headrace.media import Media, MediaConfig
+from headrace.media.id3 import Tags, tag_bytes
+from headrace.testing.processes import HeadraceProcess, wait_until
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 SECRET = "players-" + "s" * 32
@@ -38,7 +38,7 @@ class Shop:
     media: Media
     url: str
     bought: bytes
-    node: PenstockProcess
+    node: HeadraceProcess
 
 
 def needs(program: str) -> str:
@@ -77,15 +77,15 @@ async def shop(request, tmp_path_factory):
     assert track.endswith(music)
     disks = MODES[request.param] and f"{folder}/{MODES[request.param]}"
     env = {
-        "PENSTOCK_SECRET": SECRET,
-        "PENSTOCK_BLOBS_URL": blobs.folder.as_uri(),
-        "PENSTOCK_DATA_FOLDER": str(folder / "data"),
-        "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{port}",
-        "PENSTOCK_MEDIA_SIGNED": "required",
-        "PENSTOCK_MEDIA_WORKERS": "1",
-        "PENSTOCK_MEDIA_DISKS": disks,
+        "HEADRACE_SECRET": SECRET,
+        "HEADRACE_BLOBS_URL": blobs.folder.as_uri(),
+        "HEADRACE_DATA_FOLDER": str(folder / "data"),
+        "HEADRACE_MEDIA_LISTEN": f"127.0.0.1:{port}",
+        "HEADRACE_MEDIA_SIGNED": "required",
+        "HEADRACE_MEDIA_WORKERS": "1",
+        "HEADRACE_MEDIA_DISKS": disks,
     }
-    node = PenstockProcess(["media", "serve"], folder=folder / "node", env=env)
+    node = HeadraceProcess(["media", "serve"], folder=folder / "node", env=env)
     try:
         wait_until(lambda: serves(port), what="a node that serves")
         yield Shop(media, signed.url, tag_bytes(Tags(**TAGS, cover=JPEG)) + music, node)
@@ -150,7 +150,7 @@ def test_ffprobe_finds_the_buyer_and_the_music(shop):
     )
     found = json.loads(told)
     tags = found["format"]["tags"]
-    assert tags["PENSTOCK_BUYER"] == "user:42"
+    assert tags["HEADRACE_BUYER"] == "user:42"
     assert (tags["title"], tags["artist"], tags["album"]) == ("Ein Lied", "Wer sonst", "Platte")
     assert found["format"]["format_name"] == "mp3"
     assert float(found["format"]["duration"]) == pytest.approx(SECONDS * TIMES, rel=0.02)
@@ -208,7 +208,7 @@ PLAY = """async (url) => {
 
 
 async def test_a_browser_plays_and_seeks(shop):
-    chromium = os.environ.get("PENSTOCK_CHROMIUM") or needs("chromium")
+    chromium = os.environ.get("HEADRACE_CHROMIUM") or needs("chromium")
     options = ["--no-sandbox", "--disable-gpu", "--autoplay-policy=no-user-gesture-required"]
     ranges, statuses = [], []
 

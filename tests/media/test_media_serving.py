@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from raw_clients import pattern, pause, photo_key, serving, wait_until
 
-from penstock.kernel.metrics import REGISTRY
-from penstock.media.model import BLOCK_BYTES, content_address
-from penstock.media.worker.bodies import FileBody, is_in_memory
-from penstock.media.worker.channels import PlainChannel
+from headrace.kernel.metrics import REGISTRY
+from headrace.media.model import BLOCK_BYTES, content_address
+from headrace.media.worker.bodies import FileBody, is_in_memory
+from headrace.media.worker.channels import PlainChannel
 
 
 async def test_a_photo_comes_whole_with_all_its_headers(node):
@@ -28,7 +28,7 @@ async def test_a_photo_comes_whole_with_all_its_headers(node):
     assert answer.fields == {
         "etag": f'"{hashlib.sha256(data).hexdigest()}"',
         "cache-control": "public, max-age=31536000, immutable",
-        "cache-status": "penstock; hit",
+        "cache-status": "headrace; hit",
         "accept-ranges": "bytes",
         "content-type": "image/jpeg",
         "content-length": "5000",

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tls_files import make_certificate
 
-from penstock.kernel.config import InvalidConfig, load_config
-from penstock.media.cluster.membership import InvalidNode
-from penstock.media.model import MediaConfig
-from penstock.media.worker.readiness import require_servable
+from headrace.kernel.config import InvalidConfig, load_config
+from headrace.media.cluster.membership import InvalidNode
+from headrace.media.model import MediaConfig
+from headrace.media.worker.readiness import require_servable
 
 
 def config_of(**settings: str) -> MediaConfig:
@@ -83,12 +83,12 @@ def test_a_node_that_others_could_not_reach_is_refused():
 @pytest.mark.slow
 def test_the_command_ends_with_2_and_no_traceback(tmp_path: Path):
     environment = os.environ | {
-        "PENSTOCK_DATA_FOLDER": str(tmp_path),
-        "PENSTOCK_MEDIA_LISTEN": "127.0.0.1:0",
-        "PENSTOCK_MEDIA_LISTEN_TLS": "127.0.0.1:0",
-        "PENSTOCK_MEDIA_TLS_CERT": "/nope",
+        "HEADRACE_DATA_FOLDER": str(tmp_path),
+        "HEADRACE_MEDIA_LISTEN": "127.0.0.1:0",
+        "HEADRACE_MEDIA_LISTEN_TLS": "127.0.0.1:0",
+        "HEADRACE_MEDIA_TLS_CERT": "/nope",
     }
-    command = [sys.executable, "-m", "penstock", "media", "serve"]
+    command = [sys.executable, "-m", "headrace", "media", "serve"]
     ended = subprocess.run(
         command, check=False, env=environment, capture_output=True, text=True, timeout=60
     )

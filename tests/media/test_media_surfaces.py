@@ -14,14 +14,14 @@ from click.testing import CliRunner
 from media_surfaces import SURFACES, CommandSurface, Refused, surface_on
 from raw_clients import pattern
 
-from penstock.kernel.errors import Unavailable
-from penstock.media import Media, MediaConfig
-from penstock.media.cli import COMMANDS
-from penstock.media.errors import NodeNotHere
-from penstock.media.hottest import write_hottest
-from penstock.media.http import ROUTES
-from penstock.testing.processes import PenstockProcess, is_alive
-from penstock.testing.waiting import wait_true
+from headrace.kernel.errors import Unavailable
+from headrace.media import Media, MediaConfig
+from headrace.media.cli import COMMANDS
+from headrace.media.errors import NodeNotHere
+from headrace.media.hottest import write_hottest
+from headrace.media.http import ROUTES
+from headrace.testing.processes import HeadraceProcess, is_alive
+from headrace.testing.waiting import wait_true
 
 STEPS = tomllib.loads(Path(__file__).with_name("media_scenario.toml").read_text())["step"]
 DISK = "24MiB"
@@ -51,18 +51,18 @@ def without_any(answer, expected):
 def node(blobs, tmp_path):
     """A real node of a cluster with two disks, and the service over the same data folder."""
     data, disks = tmp_path / "data", [tmp_path / "d1", tmp_path / "d2"]
-    process = PenstockProcess(
+    process = HeadraceProcess(
         ["media", "serve"],
         folder=tmp_path / "node",
         env={
-            "PENSTOCK_DATA_FOLDER": str(data),
-            "PENSTOCK_BLOBS_URL": blobs.folder.as_uri(),
-            "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{free_port()}",
-            "PENSTOCK_MEDIA_WORKERS": "1",
-            "PENSTOCK_MEDIA_DISKS": ",".join(f"{disk}:{DISK}" for disk in disks),
-            "PENSTOCK_MEDIA_NODE": "n1",
-            "PENSTOCK_MEDIA_DC": "east",
-            "PENSTOCK_MEDIA_REPLICAS": "1",
+            "HEADRACE_DATA_FOLDER": str(data),
+            "HEADRACE_BLOBS_URL": blobs.folder.as_uri(),
+            "HEADRACE_MEDIA_LISTEN": f"127.0.0.1:{free_port()}",
+            "HEADRACE_MEDIA_WORKERS": "1",
+            "HEADRACE_MEDIA_DISKS": ",".join(f"{disk}:{DISK}" for disk in disks),
+            "HEADRACE_MEDIA_NODE": "n1",
+            "HEADRACE_MEDIA_DC": "east",
+            "HEADRACE_MEDIA_REPLICAS": "1",
         },
     )
     yield process, Media(blobs, MediaConfig(), secret=lambda: "s" * 32, folder=data / "run/media")

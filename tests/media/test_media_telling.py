@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.kernel.metrics import own_metrics
-from penstock.media.worker.telling import Heard, Report
+from headrace.kernel.metrics import own_metrics
+from headrace.media.worker.telling import Heard, Report
 
 
 def shown(name: str) -> float:

@@ -12,8 +12,8 @@ import pytest
 from raw_clients import Client, pattern, serving, wait_until
 from tls_files import client_context, make_certificate
 
-from penstock.kernel.metrics import REGISTRY
-from penstock.media.worker.channels import Certificate
+from headrace.kernel.metrics import REGISTRY
+from headrace.media.worker.channels import Certificate
 
 
 @contextlib.asynccontextmanager

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.logs import configure_logs
-from penstock.kernel.metrics import REGISTRY
-from penstock.media.cluster.documents import Document
-from penstock.media.cluster.polling import Polled, Polling
-from penstock.media.service.traces import TooManyWatches, Traces
-from penstock.media.tracing import (
+from headrace.kernel.logs import configure_logs
+from headrace.kernel.metrics import REGISTRY
+from headrace.media.cluster.documents import Document
+from headrace.media.cluster.polling import Polled, Polling
+from headrace.media.service.traces import TooManyWatches, Traces
+from headrace.media.tracing import (
     LINES_PER_S,
     TRACE,
     WATCHES_MAX,
@@ -27,7 +27,7 @@ from penstock.media.tracing import (
     parse_selector,
     read_trace,
 )
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -136,7 +136,7 @@ def test_a_watched_request_without_a_trace_gets_one():
 def write(traces: TraceLog) -> None:
     traces.write(
         TraceTag(PARENT, "42", None, KEY),
-        status=206, sent_bytes=1000, cache="penstock; hit", outcome="done",
+        status=206, sent_bytes=1000, cache="headrace; hit", outcome="done",
         stages_s={"parse": 0.00001, "send": 0.0123456},
     )  # fmt: skip
 
@@ -160,7 +160,7 @@ def test_a_line_has_the_tag_and_the_time_of_each_stage(capfd):
         "object": KEY,
         "status": 206,
         "sent_bytes": 1000,
-        "cache": "penstock; hit",
+        "cache": "headrace; hit",
         "outcome": "done",
         "left_out_lines": 0,
         "parse_ms": 0.01,

@@ -11,7 +11,7 @@ import termios
 import pytest
 from raw_clients import DEADLINE_S, pattern, pause, serving, wait_until
 
-from penstock.media.worker.node import EVENTS_MAX, QUEUED_MAX
+from headrace.media.worker.node import EVENTS_MAX, QUEUED_MAX
 
 SLOW = EVENTS_MAX + 4 * QUEUED_MAX
 RECEIVE_BUFFER_BYTES = 64 * 1024

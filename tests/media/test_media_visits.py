@@ -8,14 +8,14 @@ import socket
 import pytest
 from raw_clients import Client
 
-from penstock.engines.blobs import Blobs
-from penstock.media.model import BLOCK_BYTES
-from penstock.media.store.layout import Superblock
-from penstock.media.store.manifest import read_manifest
-from penstock.media.store.shared import map_shared
-from penstock.media.store.sieve import MARKS_MAX
-from penstock.media.store.table import Table
-from penstock.testing.waiting import wait_true
+from headrace.engines.blobs import Blobs
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.store.layout import Superblock
+from headrace.media.store.manifest import read_manifest
+from headrace.media.store.shared import map_shared
+from headrace.media.store.sieve import MARKS_MAX
+from headrace.media.store.table import Table
+from headrace.testing.waiting import wait_true
 from whole_nodes import Reader, WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
@@ -73,11 +73,11 @@ async def test_a_head_is_a_hit_once_the_object_is_stored(tmp_path):
         client = Client(*await asyncio.open_connection("127.0.0.1", node.port, limit=2**20))
         first = [await client.ask(KEY, method="HEAD") for _ in range(4)]
         unchanged = await client.ask(KEY, If_None_Match=first[0].fields["etag"])
-        assert {one.fields["cache-status"] for one in (*first, unchanged)} == {"penstock; fwd=miss"}
+        assert {one.fields["cache-status"] for one in (*first, unchanged)} == {"headrace; fwd=miss"}
         await read_whole(node)
         await wait_true(lambda: len(marks_of(node)) == BLOCKS, what="all blocks stored")
         head = await client.ask(KEY, method="HEAD")
-        assert (head.status, head.fields["cache-status"]) == (200, "penstock; hit")
+        assert (head.status, head.fields["cache-status"]) == (200, "headrace; hit")
         parts = [
             await client.ask(KEY, Range=f"bytes={start}-{start + 9}", Origin="https://a.example")
             for start in range(5)

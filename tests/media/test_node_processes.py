@@ -12,11 +12,11 @@ from functools import partial
 import pytest
 from raw_clients import pattern, photo_key
 
-from penstock.engines.blobs import Blobs
-from penstock.media import Media, MediaConfig
-from penstock.media.model import BLOCK_BYTES
-from penstock.testing.processes import PenstockProcess, is_alive
-from penstock.testing.waiting import wait_true as wait_true_for
+from headrace.engines.blobs import Blobs
+from headrace.media import Media, MediaConfig
+from headrace.media.model import BLOCK_BYTES
+from headrace.testing.processes import HeadraceProcess, is_alive
+from headrace.testing.waiting import wait_true as wait_true_for
 from whole_nodes import (
     DEADLINE_S,
     Reader,
@@ -120,10 +120,10 @@ async def test_series_of_all_workers_are_one(node, tmp_path):
 
 async def test_a_second_node_on_the_same_address_is_refused(node, tmp_path):
     env = {
-        "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{node.port}",
-        "PENSTOCK_BLOBS_URL": tmp_path.as_uri(),
+        "HEADRACE_MEDIA_LISTEN": f"127.0.0.1:{node.port}",
+        "HEADRACE_BLOBS_URL": tmp_path.as_uri(),
     }
-    second = PenstockProcess(["media", "serve"], folder=tmp_path / "second", env=env)
+    second = HeadraceProcess(["media", "serve"], folder=tmp_path / "second", env=env)
     assert await asyncio.to_thread(second.wait_exit, deadline_s=DEADLINE_S) == 5
     assert "media.listen_failed" in second.err
 
@@ -242,12 +242,12 @@ async def test_children_end_with_a_parent_that_is_killed(shop, tmp_path):
 
 async def test_a_node_that_cannot_start_says_why_and_ends(tmp_path):
     env = {
-        "PENSTOCK_MEDIA_LISTEN": f"127.0.0.1:{free_port()}",
-        "PENSTOCK_MEDIA_LISTEN_TLS": f"127.0.0.1:{free_port()}",
-        "PENSTOCK_MEDIA_TLS_CERT": str(tmp_path / "none.pem"),
-        "PENSTOCK_BLOBS_URL": tmp_path.as_uri(),
-        "PENSTOCK_MEDIA_WORKERS": "2",
+        "HEADRACE_MEDIA_LISTEN": f"127.0.0.1:{free_port()}",
+        "HEADRACE_MEDIA_LISTEN_TLS": f"127.0.0.1:{free_port()}",
+        "HEADRACE_MEDIA_TLS_CERT": str(tmp_path / "none.pem"),
+        "HEADRACE_BLOBS_URL": tmp_path.as_uri(),
+        "HEADRACE_MEDIA_WORKERS": "2",
     }
-    node = PenstockProcess(["media", "serve"], folder=tmp_path / "second", env=env)
+    node = HeadraceProcess(["media", "serve"], folder=tmp_path / "second", env=env)
     assert await asyncio.to_thread(node.wait_exit, deadline_s=DEADLINE_S) != 0
     assert "none.pem" in node.err

@@ -8,9 +8,9 @@ import struct
 
 import pytest
 
-from penstock.media.model import ListenFailed, MediaConfig
-from penstock.media.worker.channels import address_of
-from penstock.media.worker.sockets import (
+from headrace.media.model import ListenFailed, MediaConfig
+from headrace.media.worker.channels import address_of
+from headrace.media.worker.sockets import (
     clients_a_process,
     connections_of_worker,
     listening_sockets,

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 from raw_clients import Answer, Client
 
-from penstock.engines.blobs import Blobs
-from penstock.kernel.metrics import REGISTRY
-from penstock.media.cluster.purge import Purges
-from penstock.media.model import BLOCK_BYTES
-from penstock.media.worker.tally import Tally
-from penstock.testing.waiting import wait_true
+from headrace.engines.blobs import Blobs
+from headrace.kernel.metrics import REGISTRY
+from headrace.media.cluster.purge import Purges
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.worker.tally import Tally
+from headrace.testing.waiting import wait_true
 from whole_nodes import WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ SIZE_BYTES = 3 * BLOCK_BYTES + 1234
 KEYS = [f"tracks/{n}.mp3" for n in range(8)]
 SEEN = 4
 """How often a head is sent: the first teaches what it means, the second its way, later ones go it."""
-PEER = "penstock; fwd=miss; detail=peer"
+PEER = "headrace; fwd=miss; detail=peer"
 LAST = SIZE_BYTES - 1
 CASES = {
     "no range": {},

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.media.model import Shape
-from penstock.media.ranges import Decision, decide, format_http_date, parse_http_date_s
+from headrace.media.model import Shape
+from headrace.media.ranges import Decision, decide, format_http_date, parse_http_date_s
 
 MODIFIED_S = 784111777
 DATE = "Sun, 06 Nov 1994 08:49:37 GMT"

@@ -9,14 +9,14 @@ import time
 import pytest
 from raw_clients import Answer, Client, pause
 
-from penstock.engines.blobs import Blobs
-from penstock.kernel.secrets import derive_key
-from penstock.media import signing
-from penstock.media.cluster.hop import KEY_USE, HopSigner, Told, covered_text
-from penstock.media.cluster.purge import Purges
-from penstock.media.model import BLOCK_BYTES
-from penstock.media.service.traces import Traces
-from penstock.testing.waiting import wait_true
+from headrace.engines.blobs import Blobs
+from headrace.kernel.secrets import derive_key
+from headrace.media import signing
+from headrace.media.cluster.hop import KEY_USE, HopSigner, Told, covered_text
+from headrace.media.cluster.purge import Purges
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.service.traces import Traces
+from headrace.testing.waiting import wait_true
 from whole_nodes import SECRET, WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
@@ -253,7 +253,7 @@ async def test_a_hop_s_head_is_proven_each_time_however_often_it_was_seen(blobs,
             covered = covered_text("GET", f"/m/{KEY}", span, if_match)
             value, mac = line.sign(to, covered, generation)
             head = f"GET /m/{KEY} HTTP/1.1\r\nHost: b\r\nIf-Match: {if_match}\r\nRange: {span}\r\n"
-            data = f"{head}X-Penstock-Hop: {value}\r\n\r\n".encode()
+            data = f"{head}X-Headrace-Hop: {value}\r\n\r\n".encode()
             client.send(data)
             return data, mac, await client.answer()
 
@@ -263,7 +263,7 @@ async def test_a_hop_s_head_is_proven_each_time_however_often_it_was_seen(blobs,
             assert answer.status == 206
             assert (answer.body == DATA[first : last + 1]) is True
             told = Told(etag.strip('"'), first, last + 1 - first)
-            assert signer.is_proven(mac, answer.fields["x-penstock-reply"], told)
+            assert signer.is_proven(mac, answer.fields["x-headrace-reply"], told)
             client.send(data)
             assert (await client.answer()).status == 403
         assert (await ask("bytes=0-9", to="c"))[2].status == 403

@@ -11,9 +11,9 @@ import pytest
 from id3_tracks import JPEG, own_tag
 from raw_clients import SECRET, Client, pattern, pause, serving, wait_until
 
-from penstock.media.id3 import Tags, tag_bytes, tag_key
-from penstock.media.service.tags import TagUnknown
-from penstock.media.signing import Keys, UnsignableUrl, sign
+from headrace.media.id3 import Tags, tag_bytes, tag_key
+from headrace.media.service.tags import TagUnknown
+from headrace.media.signing import Keys, UnsignableUrl, sign
 
 KEY = "tracks/a.mp3"
 MUSIC = pattern(700_001)
@@ -62,7 +62,7 @@ async def test_a_refusal_tells_nothing(shut):
     over = sign(KEYS, f"/m/{KEY}", expires_at=int(time.time()) - 1)
     foreign = sign(Keys.derive("x" * 32), f"/m/{KEY}", expires_at=int(time.time()) + 60)
     elsewhere = target(shut.media.url(KEY, ttl_s=60, address="203.0.113.7"))
-    asked = (KEY, "none.mp3", f"{KEY}?{over}", f"{KEY}?{foreign}", elsewhere, "../x", "_penstock/x")
+    asked = (KEY, "none.mp3", f"{KEY}?{over}", f"{KEY}?{foreign}", elsewhere, "../x", "_headrace/x")
     answers = [await client.ask(one) for one in asked]
     assert {(one.status, one.body) for one in answers} == {(403, answers[0].body)}
     assert {one.fields["cache-control"] for one in answers} == {"no-store"}
@@ -209,10 +209,10 @@ async def test_tags_themselves_are_not_served(node):
 
 async def test_the_same_tag_is_stored_once(shut):
     await bought(shut)
-    [before] = [info async for info in shut.blobs.list("_penstock")]
+    [before] = [info async for info in shut.blobs.list("_headrace")]
     await pause(0.02)
     await bought(shut)
-    [after] = [info async for info in shut.blobs.list("_penstock")]
+    [after] = [info async for info in shut.blobs.list("_headrace")]
     assert after == before
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.engines.blobs import InvalidBlobKey
-from penstock.kernel.secrets import WeakSecret
-from penstock.media.signing import (
+from headrace.engines.blobs import InvalidBlobKey
+from headrace.kernel.secrets import WeakSecret
+from headrace.media.signing import (
     OPEN,
     Gate,
     Grant,

@@ -15,16 +15,16 @@ from litestar import Litestar
 from litestar.di import Provide
 from litestar.testing import AsyncTestClient
 
-from penstock.kernel.errors import PenstockError
-from penstock.media import Media, MediaConfig
-from penstock.media.cli import signing as signing_commands
-from penstock.media.cli import tracing as tracing_commands
-from penstock.media.http import signing as routes
-from penstock.media.http import tracing as tracing_routes
-from penstock.media.signing import Keys, check
-from penstock.media.tracing import read_trace
-from penstock.web.bodies import JsonBody, require_json
-from penstock.web.problems import render_error
+from headrace.kernel.errors import HeadraceError
+from headrace.media import Media, MediaConfig
+from headrace.media.cli import signing as signing_commands
+from headrace.media.cli import tracing as tracing_commands
+from headrace.media.http import signing as routes
+from headrace.media.http import tracing as tracing_routes
+from headrace.media.signing import Keys, check
+from headrace.media.tracing import read_trace
+from headrace.web.bodies import JsonBody, require_json
+from headrace.web.problems import render_error
 from ways_in import PythonVerbs, Refused, plain
 
 SECRET = "w" * 32
@@ -109,7 +109,7 @@ class CommandWay:
         ran = await asyncio.to_thread(
             CliRunner().invoke, command, rest, obj=terminal, standalone_mode=False
         )
-        if isinstance(ran.exception, PenstockError):
+        if isinstance(ran.exception, HeadraceError):
             raise Refused(ran.exception.status, ran.exception.code) from ran.exception
         if isinstance(ran.exception, click.UsageError):
             raise Refused(422, ran.exception.format_message()) from ran.exception
@@ -173,7 +173,7 @@ async def test_a_url_is_signed(way):
     ("given", "told"),
     [
         ({"key": "../x"}, "422 blobs.invalid_key"),
-        ({"key": "_penstock/x"}, "422 media.unsignable_url"),
+        ({"key": "_headrace/x"}, "422 media.unsignable_url"),
         ({"key": KEY, "ttl_s": 0}, "422 media.unsignable_url"),
         ({"key": KEY, "ttl_s": 10**9}, "422 media.unsignable_url"),
         ({"key": KEY, "grid_s": 0}, "422 media.unsignable_url"),
@@ -228,7 +228,7 @@ async def test_a_bad_tag_is_refused_at_the_door(way, media, given):
     with pytest.raises(Refused) as caught:
         await way.do("put_tag", given)
     assert caught.value.told == "422 media.tag_invalid"
-    assert [info async for info in media.blobs.list("_penstock")] == []
+    assert [info async for info in media.blobs.list("_headrace")] == []
 
 
 async def test_requests_are_traced_for_a_while(way):
@@ -247,7 +247,7 @@ async def test_requests_are_traced_for_a_while(way):
 
 async def test_a_tag_whose_bytes_changed_is_not_shown(way, media):
     stored = await way.do("put_tag", {"title": "Lied"})
-    key = f"_penstock/media/tags/{stored['id']}"
+    key = f"_headrace/media/tags/{stored['id']}"
     data = await media.blobs.get(key)
     await media.blobs.put(key, data.replace(b"Lied", b"Leid"))
     with pytest.raises(Refused) as caught:

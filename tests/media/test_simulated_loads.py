@@ -6,11 +6,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from penstock.media.errors import InvalidSimulation
-from penstock.media.partitions import PARTITIONS, Candidate, Table
-from penstock.media.simulate.cluster import ROLL_OUT, Cluster, simulate
-from penstock.media.simulate.loads import Situation, loads_of
-from penstock.media.simulate.plot import lines_svg, loads_svg
+from headrace.media.errors import InvalidSimulation
+from headrace.media.partitions import PARTITIONS, Candidate, Table
+from headrace.media.simulate.cluster import ROLL_OUT, Cluster, simulate
+from headrace.media.simulate.loads import Situation, loads_of
+from headrace.media.simulate.plot import lines_svg, loads_svg
 
 NODES = tuple(Candidate(f"n{number}", f"c{number % 3}") for number in range(6))
 

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.engines.blobs import Blobs
-from penstock.kernel.trace import onward
-from penstock.media.tracing import TraceTag, onward_fields, read_trace
+from headrace.engines.blobs import Blobs
+from headrace.kernel.trace import onward
+from headrace.media.tracing import TraceTag, onward_fields, read_trace
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 HEAD = (

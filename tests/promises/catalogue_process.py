@@ -6,11 +6,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from penstock.engines.blobs import Blobs
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.fetch import Fetch, FetchConfig
-from penstock.fetch.model import SentItem
-from penstock.jobs import Jobs, JobsConfig, Registry
+from headrace.engines.blobs import Blobs
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.fetch import Fetch, FetchConfig
+from headrace.fetch.model import SentItem
+from headrace.jobs import Jobs, JobsConfig, Registry
 
 SENT = [SentItem(customer="shop", item=f"i{n}", fields={"name": "Sent"}) for n in range(50)]
 

@@ -1,4 +1,4 @@
-"""A site as a user has it: a folder with an application, a configuration and `penstock up`."""
+"""A site as a user has it: a folder with an application, a configuration and `headrace up`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 from recorded_fleet import RecordedFleet
 from slots_host import SlotsHost
 
-from penstock.engines.embedded import running_endpoints
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.sql import compile_query
-from penstock.testing.processes import PenstockProcess
+from headrace.engines.embedded import running_endpoints
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
+from headrace.testing.processes import HeadraceProcess
 
 AGE_DEAD_HOSTS = compile_query(
     "age_dead_hosts",
     "-- All hosts but the newest are dead: let them expire.\n"
-    "UPDATE penstock.host SET expires_at = now() - interval '1 second'"
-    " WHERE id < (SELECT max(id) FROM penstock.host)",
+    "UPDATE headrace.host SET expires_at = now() - interval '1 second'"
+    " WHERE id < (SELECT max(id) FROM headrace.host)",
 )
 APPLICATION = '''
 """A site for tests: writes down what it is told."""
@@ -30,9 +30,9 @@ APPLICATION = '''
 import json
 import pathlib
 
-from penstock import Penstock
+from headrace import Headrace
 
-app = Penstock()
+app = Headrace()
 
 
 @app.task("notes", retries=2)
@@ -60,19 +60,19 @@ allow_ports = "1024-65535"
 
 
 class Site:
-    """The folder, and the running `penstock up` with its addresses."""
+    """The folder, and the running `headrace up` with its addresses."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.process: PenstockProcess | None = None
+        self.process: HeadraceProcess | None = None
         self.told: dict[str, str] = {}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "site_for_tests.py").write_text(APPLICATION)
-        (folder / "penstock.toml").write_text(textwrap.dedent(SETTINGS))
+        (folder / "headrace.toml").write_text(textwrap.dedent(SETTINGS))
 
-    def up(self, **env: str) -> PenstockProcess:
+    def up(self, **env: str) -> HeadraceProcess:
         """Start it and wait until all roles are ready."""
-        self.process = PenstockProcess(
+        self.process = HeadraceProcess(
             ["up", "site_for_tests:app", "--json"], folder=self.folder, env=env
         )
         out = self.process.wait_out('"api":')
@@ -81,7 +81,7 @@ class Site:
 
     def run(self, *arguments: str, exit_code: int | None = 0) -> Any:
         """Run one command with --json to its end; returns its document, if it printed one."""
-        process = PenstockProcess([*arguments, "--json"], folder=self.folder)
+        process = HeadraceProcess([*arguments, "--json"], folder=self.folder)
         ended = process.wait_exit()
         assert exit_code is None or ended == exit_code, f"{arguments}: {ended} {process.err}"
         lines = process.out.strip().splitlines()
@@ -106,7 +106,7 @@ class Site:
 
         async def age() -> None:
             postgres = Postgres(
-                running_endpoints(self.folder / "penstock-data").postgres_url, PostgresConfig()
+                running_endpoints(self.folder / "headrace-data").postgres_url, PostgresConfig()
             )
             try:
                 await postgres.run(AGE_DEAD_HOSTS)

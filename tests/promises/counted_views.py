@@ -12,30 +12,30 @@ import random
 from collections import Counter
 from contextlib import suppress
 
-from penstock.engines import Engines
-from penstock.engines.blobs import Blobs
-from penstock.engines.multiplex import Multiplexer
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.sql import compile_query
-from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.kernel.errors import Unavailable
-from penstock.testing.waiting import wait_true
-from penstock.views import Views, ViewsConfig
-from penstock.views.worker import Flusher
+from headrace.engines import Engines
+from headrace.engines.blobs import Blobs
+from headrace.engines.multiplex import Multiplexer
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
+from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.kernel.errors import Unavailable
+from headrace.testing.waiting import wait_true
+from headrace.views import Views, ViewsConfig
+from headrace.views.worker import Flusher
 
 STORED = compile_query(
     "stored",
     "-- What is counted.\n"
-    "SELECT id, total, (SELECT sum(views) FROM penstock.views_hour h WHERE h.id = t.id) AS hours"
-    " FROM penstock.views_total t WHERE class = 0",
+    "SELECT id, total, (SELECT sum(views) FROM headrace.views_hour h WHERE h.id = t.id) AS hours"
+    " FROM headrace.views_total t WHERE class = 0",
 )
 
 
 class CountedViews:
     """Clients, readers and flushers of this process on two engines, and their notes."""
 
-    def __init__(self, postgres_url, valkey_url, folder, *, prefix="penstock", **settings) -> None:
+    def __init__(self, postgres_url, valkey_url, folder, *, prefix="headrace", **settings) -> None:
         self.urls = (postgres_url, valkey_url)
         config = ValkeyConfig(prefix=prefix)
         short = PostgresConfig(connect_timeout_s=2.0, statement_timeout_s=5.0)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from written_feed import AUTHORS, VIEWERS, open_feed
 
-from penstock.app import PACKAGES
-from penstock.engines.embedded import EmbeddedEngines
-from penstock.engines.migrate import apply_migrations
-from penstock.engines.sql import compile_query
-from penstock.feed.errors import PostUnknown
-from penstock.kernel.errors import Unavailable
-from penstock.testing.processes import PenstockProcess
-from penstock.testing.waiting import wait_true
+from headrace.app import PACKAGES
+from headrace.engines.embedded import EmbeddedEngines
+from headrace.engines.migrate import apply_migrations
+from headrace.engines.sql import compile_query
+from headrace.feed.errors import PostUnknown
+from headrace.kernel.errors import Unavailable
+from headrace.testing.processes import HeadraceProcess
+from headrace.testing.waiting import wait_true
 
 PROGRAM = Path(__file__).with_name("written_feed.py")
 WRITERS = 3
@@ -33,7 +33,7 @@ BACKENDS = compile_query(
     "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",
 )
 LEFT = compile_query(
-    "left", "-- Changes left.\nSELECT count(*) FROM penstock.feed_outbox WHERE NOT is_swept"
+    "left", "-- Changes left.\nSELECT count(*) FROM headrace.feed_outbox WHERE NOT is_swept"
 )
 
 
@@ -71,7 +71,7 @@ class FeedStorm:
         self._endpoints = endpoints
         self._writers: dict[int, tuple[subprocess.Popen, Told]] = {}
         self._started = 0
-        self._flusher: PenstockProcess | None = None
+        self._flusher: HeadraceProcess | None = None
 
     def start_writer(self, slot: int, **env: str) -> subprocess.Popen:
         """One more writer, in the place of the one before."""
@@ -94,19 +94,19 @@ class FeedStorm:
     def start_flusher(self) -> None:
         """The sweep."""
         env = {
-            "PENSTOCK_POSTGRES_URL": self._endpoints.postgres_url,
-            "PENSTOCK_VALKEY_URL": self._endpoints.valkey_url,
-            "PENSTOCK_VALKEY_PREFIX": PREFIX,
-            "PENSTOCK_FEED_SHARDS": "2",
-            "PENSTOCK_FEED_SWEEP_EVERY": "100ms",
+            "HEADRACE_POSTGRES_URL": self._endpoints.postgres_url,
+            "HEADRACE_VALKEY_URL": self._endpoints.valkey_url,
+            "HEADRACE_VALKEY_PREFIX": PREFIX,
+            "HEADRACE_FEED_SHARDS": "2",
+            "HEADRACE_FEED_SWEEP_EVERY": "100ms",
         }
-        self._flusher = PenstockProcess(["flusher"], folder=self.folder / "flusher", env=env)
+        self._flusher = HeadraceProcess(["flusher"], folder=self.folder / "flusher", env=env)
 
     async def kill_crash(self) -> None:
         """A writer dies between its commit and the index."""
         slot = self._end_some_writer()
         chance = self.random.randint(1, 25)
-        process = self.start_writer(slot, PENSTOCK_CRASH_AT=f"feed.committed:{chance}")
+        process = self.start_writer(slot, HEADRACE_CRASH_AT=f"feed.committed:{chance}")
         assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
         self.start_writer(slot)
 

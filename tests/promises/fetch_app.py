@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from penstock import Penstock
-from penstock.fetch import Item
-from penstock.testing.history import Recorder
+from headrace import Headrace
+from headrace.fetch import Item
+from headrace.testing.history import Recorder
 
-app = Penstock()
+app = Headrace()
 recorder = Recorder(Path(os.environ["HISTORY"]))
 
 

@@ -21,13 +21,13 @@ from bench.origins.plan import PASSING, HostPlan
 from recorded_fleet import SETTINGS, RecordedFleet
 from slots_host import slot_pids
 
-from penstock import Penstock
-from penstock.engines.endpoints import Endpoints
-from penstock.engines.sql import compile_query
-from penstock.kernel.errors import Unavailable
-from penstock.testing.checkers import Finding, over_limit
-from penstock.testing.history import Event, History
-from penstock.testing.processes import is_alive
+from headrace import Headrace
+from headrace.engines.endpoints import Endpoints
+from headrace.engines.sql import compile_query
+from headrace.kernel.errors import Unavailable
+from headrace.testing.checkers import Finding, over_limit
+from headrace.testing.history import Event, History
+from headrace.testing.processes import is_alive
 
 STARTS_MAX, WINDOW_S, CONNECTIONS = 5, 1.0, 4
 PHOTOS_OF_ITEM = 3
@@ -43,39 +43,39 @@ FAULTS = (
 NEEDS = compile_query(
     "needs",
     "-- Every photo asked for, with its outcome.\n"
-    "SELECT r.customer, n.run_id, n.item, n.url, n.outcome FROM penstock.fetch_need n"
-    " JOIN penstock.fetch_run r ON r.id = n.run_id",
+    "SELECT r.customer, n.run_id, n.item, n.url, n.outcome FROM headrace.fetch_need n"
+    " JOIN headrace.fetch_run r ON r.id = n.run_id",
 )
 COUNTS = compile_query(
     "counts",
     "-- What the runs say.\n"
-    "SELECT r.id, r.state, r.photos, c.outcome, c.photos AS counted FROM penstock.fetch_run r"
-    " LEFT JOIN penstock.fetch_count c ON c.run_id = r.id",
+    "SELECT r.id, r.state, r.photos, c.outcome, c.photos AS counted FROM headrace.fetch_run r"
+    " LEFT JOIN headrace.fetch_count c ON c.run_id = r.id",
 )
 STORED = compile_query(
     "stored",
     "-- Every content with a row, and every link that names one.\n"
-    "SELECT p.sha256, p.key, l.url FROM penstock.fetch_photo p"
-    " LEFT JOIN penstock.fetch_link l USING (sha256)",
+    "SELECT p.sha256, p.key, l.url FROM headrace.fetch_photo p"
+    " LEFT JOIN headrace.fetch_link l USING (sha256)",
 )
 RESULTS = compile_query(
-    "results", "-- Every result.\nSELECT customer, item, version FROM penstock.fetch_result"
+    "results", "-- Every result.\nSELECT customer, item, version FROM headrace.fetch_result"
 )
 OPEN = compile_query(
     "open",
     "-- Runs that are not done, and jobs that are not over; what waits for backoff is made due.\n"
     "WITH hurried AS ("
-    "  UPDATE penstock.job_ready SET run_at = now() WHERE run_at > now() + interval '1 second'"
+    "  UPDATE headrace.job_ready SET run_at = now() WHERE run_at > now() + interval '1 second'"
     "  RETURNING 1"
     "), lanes AS ("
-    "  UPDATE penstock.lane_job SET run_at = now() WHERE run_at > now() + interval '1 second'"
+    "  UPDATE headrace.lane_job SET run_at = now() WHERE run_at > now() + interval '1 second'"
     "  RETURNING 1)"
-    "SELECT (SELECT count(*) FROM penstock.fetch_run WHERE state <> 'done')"
-    " + (SELECT count(*) FROM penstock.job_ready r JOIN penstock.queue q ON q.id = r.queue"
+    "SELECT (SELECT count(*) FROM headrace.fetch_run WHERE state <> 'done')"
+    " + (SELECT count(*) FROM headrace.job_ready r JOIN headrace.queue q ON q.id = r.queue"
     "    WHERE q.name IN ('fetch.publish', 'fetch.item'))"
-    " + (SELECT count(*) FROM penstock.lane_job l JOIN penstock.queue q ON q.id = l.queue"
+    " + (SELECT count(*) FROM headrace.lane_job l JOIN headrace.queue q ON q.id = l.queue"
     "    WHERE q.name IN ('fetch.publish', 'fetch.item'))"
-    " + (SELECT count(*) FROM penstock.job_lease)",
+    " + (SELECT count(*) FROM headrace.job_lease)",
 )
 
 
@@ -85,11 +85,11 @@ class FetchStorm(RecordedFleet):
     application = "fetch_app:app"
     settings: ClassVar = {
         **SETTINGS,
-        "PENSTOCK_JOBS_LEASE": "2s",
-        "PENSTOCK_JOBS_SWEEP_EVERY": "200ms",
-        "PENSTOCK_JOBS_PLAN_EVERY": "1s",
-        "PENSTOCK_JOBS_FLOATS": "2",
-        "PENSTOCK_POSTGRES_STATEMENT_TIMEOUT": "5s",
+        "HEADRACE_JOBS_LEASE": "2s",
+        "HEADRACE_JOBS_SWEEP_EVERY": "200ms",
+        "HEADRACE_JOBS_PLAN_EVERY": "1s",
+        "HEADRACE_JOBS_FLOATS": "2",
+        "HEADRACE_POSTGRES_STATEMENT_TIMEOUT": "5s",
     }
 
     def __init__(self, folder, postgres, *, postgres_url: str, valkey_url: str) -> None:
@@ -107,13 +107,13 @@ class FetchStorm(RecordedFleet):
         self.settings = {
             **self.settings,
             **hosts.settings,
-            "PENSTOCK_BLOBS_URL": self._endpoints.blobs_url,
+            "HEADRACE_BLOBS_URL": self._endpoints.blobs_url,
         }
         flags = {
             "fetch.allow_networks": "127.0.0.0/8",
             "fetch.allow_ports": str(hosts.port),
         }
-        self.app = Penstock(flags=flags)
+        self.app = Headrace(flags=flags)
         self.app.use_endpoints(self._endpoints)
         self.agents = {f"h{n}": self.start("agent", host=f"h{n}") for n in range(agents)}
         self.scheduler = self.start("scheduler")

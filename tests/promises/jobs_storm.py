@@ -19,11 +19,11 @@ import httpx
 from recorded_fleet import HEARTBEAT_S, QUEUES, SETTINGS, RecordedFleet
 from slots_host import slot_pids, zygote_pid
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, JobsConfig, NewGroup, NewJob, Registry
-from penstock.kernel.errors import Unavailable
-from penstock.testing.checkers import (
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, NewGroup, NewJob, Registry
+from headrace.kernel.errors import Unavailable
+from headrace.testing.checkers import (
     Finding,
     counted_twice,
     doubled,
@@ -31,9 +31,9 @@ from penstock.testing.checkers import (
     over_limit,
     overlapping,
 )
-from penstock.testing.processes import is_alive
-from penstock.testing.waiting import wait_true
-from penstock.web.tokens import Tokens
+from headrace.testing.processes import is_alive
+from headrace.testing.waiting import wait_true
+from headrace.web.tokens import Tokens
 
 LEASE_S = 2.0
 STARTS_MAX, WINDOW_S, CONCURRENCY = 5, 0.5, 3
@@ -51,18 +51,18 @@ LOST_AFTER_S = LEASE_S - HEARTBEAT_S - 0.3
 PLACES = compile_query(
     "places",
     "-- Where every job is.\n"
-    "SELECT 'waiting' AS place, id FROM penstock.job_ready"
-    " UNION ALL SELECT 'waiting', id FROM penstock.lane_job"
-    " UNION ALL SELECT 'leased', u.id FROM penstock.job_lease l, unnest(l.ids) AS u(id)"
+    "SELECT 'waiting' AS place, id FROM headrace.job_ready"
+    " UNION ALL SELECT 'waiting', id FROM headrace.lane_job"
+    " UNION ALL SELECT 'leased', u.id FROM headrace.job_lease l, unnest(l.ids) AS u(id)"
     " WHERE u.id <> ALL(l.settled)"
-    " UNION ALL SELECT 'done', id FROM penstock.job_done"
-    " UNION ALL SELECT state, id FROM penstock.job_failed",
+    " UNION ALL SELECT 'done', id FROM headrace.job_done"
+    " UNION ALL SELECT state, id FROM headrace.job_failed",
 )
 LEFT = compile_query(
     "left",
     "-- What is not over.\n"
-    "SELECT (SELECT count(*) FROM penstock.job_ready) + (SELECT count(*) FROM penstock.lane_job)"
-    " + (SELECT count(*) FROM penstock.job_lease) + (SELECT count(*) FROM penstock.job_group)",
+    "SELECT (SELECT count(*) FROM headrace.job_ready) + (SELECT count(*) FROM headrace.lane_job)"
+    " + (SELECT count(*) FROM headrace.job_lease) + (SELECT count(*) FROM headrace.job_group)",
 )
 
 
@@ -72,12 +72,12 @@ class Storm(RecordedFleet):
     application = "storm_app:app"
     settings: ClassVar = {
         **SETTINGS,
-        "PENSTOCK_JOBS_LEASE": f"{LEASE_S}s",
-        "PENSTOCK_JOBS_SWEEP_EVERY": "200ms",
-        "PENSTOCK_JOBS_PLAN_EVERY": "1s",
-        "PENSTOCK_JOBS_FLOATS": "3",
-        "PENSTOCK_JOBS_LOSSES_MAX": "12",
-        "PENSTOCK_POSTGRES_STATEMENT_TIMEOUT": "5s",
+        "HEADRACE_JOBS_LEASE": f"{LEASE_S}s",
+        "HEADRACE_JOBS_SWEEP_EVERY": "200ms",
+        "HEADRACE_JOBS_PLAN_EVERY": "1s",
+        "HEADRACE_JOBS_FLOATS": "3",
+        "HEADRACE_JOBS_LOSSES_MAX": "12",
+        "HEADRACE_POSTGRES_STATEMENT_TIMEOUT": "5s",
     }
 
     def __init__(self, folder, postgres, *, postgres_url: str, valkey_url: str) -> None:
@@ -104,7 +104,7 @@ class Storm(RecordedFleet):
             )
         self.agents = {f"h{n}": self.start("agent", host=f"h{n}") for n in range(agents)}
         self.schedulers = {f"s{n}": self.start("scheduler") for n in range(schedulers)}
-        self.api = self.start("api", PENSTOCK_WEB_LISTEN=self.address)
+        self.api = self.start("api", HEADRACE_WEB_LISTEN=self.address)
         await wait_true(lambda: self.has_hosts(agents))
 
     def jobs_on(self, postgres):

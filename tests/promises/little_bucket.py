@@ -32,7 +32,7 @@ class LittleBucket:
     def env(self) -> dict[str, str]:
         """What makes a process use this bucket."""
         return {
-            "PENSTOCK_BLOBS_URL": f"s3://{NAME}",
+            "HEADRACE_BLOBS_URL": f"s3://{NAME}",
             "AWS_ENDPOINT": f"http://{self.host}:{self.port}",
             "AWS_ALLOW_HTTP": "true",
             "AWS_SKIP_SIGNATURE": "true",

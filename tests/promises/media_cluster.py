@@ -17,13 +17,13 @@ import httpx
 import msgspec
 from little_bucket import LittleBucket
 
-from penstock.kernel.secrets import derive_key
-from penstock.media.cluster.hop import HOP_FIELD, KEY_USE, HopSigner, covered_by
-from penstock.media.cluster.membership import MEMBERSHIP, Member, Membership
-from penstock.media.model import BLOCK_BYTES
-from penstock.media.partitions import Table, partition_of
-from penstock.testing.processes import PenstockProcess
-from penstock.testing.waiting import wait_true
+from headrace.kernel.secrets import derive_key
+from headrace.media.cluster.hop import HOP_FIELD, KEY_USE, HopSigner, covered_by
+from headrace.media.cluster.membership import MEMBERSHIP, Member, Membership
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.partitions import Table, partition_of
+from headrace.testing.processes import HeadraceProcess
+from headrace.testing.waiting import wait_true
 
 SECRET = "the secret of a media cluster under test"
 SIZE_BYTES = 2 * BLOCK_BYTES + 70_001
@@ -42,14 +42,14 @@ def free_port() -> int:
 
 
 class Node:
-    """One node: `penstock media serve` in its own data folder."""
+    """One node: `headrace media serve` in its own data folder."""
 
     def __init__(self, name: str, folder: Path, bucket: LittleBucket, **settings: str) -> None:
         self.name, self.folder = name, folder
         self.host, self.port = "127.0.0.1", free_port()
         self.settings = settings
         self._bucket = bucket
-        self.process: PenstockProcess | None = None
+        self.process: HeadraceProcess | None = None
 
     @property
     def member(self) -> Member:
@@ -67,9 +67,9 @@ class Node:
             "WORKERS": "1", "REPLICAS": "2", "ORIGIN_TIMEOUT": "30s", "STOP_TIMEOUT": "2s",
             **self.settings,
         }  # fmt: skip
-        env = {f"PENSTOCK_MEDIA_{name}": value for name, value in settings.items()}
-        env |= {"PENSTOCK_DATA_FOLDER": str(self.folder / "data"), "PENSTOCK_SECRET": SECRET}
-        self.process = PenstockProcess(
+        env = {f"HEADRACE_MEDIA_{name}": value for name, value in settings.items()}
+        env |= {"HEADRACE_DATA_FOLDER": str(self.folder / "data"), "HEADRACE_SECRET": SECRET}
+        self.process = HeadraceProcess(
             ["media", "serve"], folder=self.folder, env={**env, **self._bucket.env}
         )
 

@@ -6,11 +6,11 @@ import os
 import threading
 from pathlib import Path
 
-from penstock import Penstock
-from penstock.jobs import JobInHand
-from penstock.testing.history import Recorder
+from headrace import Headrace
+from headrace.jobs import JobInHand
+from headrace.testing.history import Recorder
 
-app = Penstock()
+app = Headrace()
 HISTORY = Path(os.environ["HISTORY"])
 recorder = Recorder(HISTORY)
 

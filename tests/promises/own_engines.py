@@ -9,10 +9,10 @@ from typing import Any
 
 from recorded_fleet import RecordedFleet
 
-from penstock.app import PACKAGES
-from penstock.engines.embedded import EmbeddedEngines
-from penstock.engines.migrate import apply_migrations
-from penstock.engines.postgres import Postgres, PostgresConfig
+from headrace.app import PACKAGES
+from headrace.engines.embedded import EmbeddedEngines
+from headrace.engines.migrate import apply_migrations
+from headrace.engines.postgres import Postgres, PostgresConfig
 
 
 @asynccontextmanager

@@ -13,8 +13,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.engines.embedded.spawn import packaged_file
-from penstock.testing.processes import wait_until
+from headrace.engines.embedded.spawn import packaged_file
+from headrace.testing.processes import wait_until
 
 
 class OwnValkey:

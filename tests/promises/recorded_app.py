@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from penstock import Penstock
-from penstock.engines.postgres import Tx
-from penstock.engines.sql import compile_query
-from penstock.jobs import Batch, JobInHand
-from penstock.testing.history import Recorder
-from penstock.testing.waiting import wait_true
+from headrace import Headrace
+from headrace.engines.postgres import Tx
+from headrace.engines.sql import compile_query
+from headrace.jobs import Batch, JobInHand
+from headrace.testing.history import Recorder
+from headrace.testing.waiting import wait_true
 
-app = Penstock()
+app = Headrace()
 HISTORY = Path(os.environ["HISTORY"])
 recorder = Recorder(HISTORY)
 ADD_EFFECT = compile_query("add_effect", "-- One effect.\nINSERT INTO effect VALUES (:job, :lease)")

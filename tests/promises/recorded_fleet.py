@@ -10,39 +10,39 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, JobsConfig, JobState, Registry
-from penstock.testing.checkers import doubled, lost
-from penstock.testing.history import Recorder, read_history
-from penstock.testing.processes import PenstockProcess, is_alive
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, JobState, Registry
+from headrace.testing.checkers import doubled, lost
+from headrace.testing.history import Recorder, read_history
+from headrace.testing.processes import HeadraceProcess, is_alive
 
 ROLES = ("work", "agent")
 QUEUES = ("noted", "laned", "told", "gated", "locking")
 LEASE_S, HEARTBEAT_S = 1.5, 0.3
 """A host that fell silent has lost its jobs soon, so that tests see it happen."""
 SETTINGS = {
-    "PENSTOCK_JOBS_LEASE": f"{LEASE_S}s",
-    "PENSTOCK_JOBS_HEARTBEAT": f"{HEARTBEAT_S}s",
-    "PENSTOCK_JOBS_POLL": "200ms",
-    "PENSTOCK_JOBS_GRACE": "1s",
-    "PENSTOCK_JOBS_RETRY_FIRST": "50ms",
-    "PENSTOCK_JOBS_RETRY_MAX": "100ms",
-    "PENSTOCK_JOBS_LOSSES_MAX": "50",
-    "PENSTOCK_POSTGRES_CONNECT_TIMEOUT": "500ms",
-    "PENSTOCK_POSTGRES_STATEMENT_TIMEOUT": "500ms",
+    "HEADRACE_JOBS_LEASE": f"{LEASE_S}s",
+    "HEADRACE_JOBS_HEARTBEAT": f"{HEARTBEAT_S}s",
+    "HEADRACE_JOBS_POLL": "200ms",
+    "HEADRACE_JOBS_GRACE": "1s",
+    "HEADRACE_JOBS_RETRY_FIRST": "50ms",
+    "HEADRACE_JOBS_RETRY_MAX": "100ms",
+    "HEADRACE_JOBS_LOSSES_MAX": "50",
+    "HEADRACE_POSTGRES_CONNECT_TIMEOUT": "500ms",
+    "HEADRACE_POSTGRES_STATEMENT_TIMEOUT": "500ms",
 }
-HOSTS = compile_query("hosts", "-- Who registered.\nSELECT id FROM penstock.host")
+HOSTS = compile_query("hosts", "-- Who registered.\nSELECT id FROM headrace.host")
 MAKE_EFFECTS = compile_query(
     "make_effects", "-- What handlers write.\nCREATE TABLE effect (job bigint, lease bigint)"
 )
 EFFECTS = compile_query("effects", "-- What they wrote.\nSELECT job FROM effect ORDER BY job")
 EXPIRE = compile_query(
     "expire",
-    "-- Hosts fell silent.\nUPDATE penstock.host SET expires_at = now() WHERE kind <> 'taker'",
+    "-- Hosts fell silent.\nUPDATE headrace.host SET expires_at = now() WHERE kind <> 'taker'",
 )
 LEASED = compile_query(
     "leased",
-    "-- Jobs handed out.\nSELECT coalesce(sum(cardinality(ids)), 0) FROM penstock.job_lease",
+    "-- Jobs handed out.\nSELECT coalesce(sum(cardinality(ids)), 0) FROM headrace.job_lease",
 )
 
 
@@ -57,8 +57,8 @@ class RecordedFleet:
         self.postgres = postgres
         self.recorder = Recorder(folder / "history")
         self.jobs = self.jobs_on(postgres)
-        self._urls = {"PENSTOCK_POSTGRES_URL": postgres_url, "PENSTOCK_VALKEY_URL": valkey_url}
-        self._processes: list[PenstockProcess] = []
+        self._urls = {"HEADRACE_POSTGRES_URL": postgres_url, "HEADRACE_VALKEY_URL": valkey_url}
+        self._processes: list[HeadraceProcess] = []
 
     @property
     def history(self):
@@ -66,7 +66,7 @@ class RecordedFleet:
         return read_history(self.folder / "history")
 
     @property
-    def processes(self) -> list[PenstockProcess]:
+    def processes(self) -> list[HeadraceProcess]:
         """Those that were started and not killed here."""
         return list(self._processes)
 
@@ -79,15 +79,15 @@ class RecordedFleet:
 
     def start(
         self, role: str, *, host: str = "host", url: str | None = None, **env: str
-    ) -> PenstockProcess:
+    ) -> HeadraceProcess:
         """One more process, perhaps with another URL of the database or other settings.
 
         Agents that run at once are of several hosts.
         """
-        own = {"PENSTOCK_POSTGRES_URL": url} if url else {}
+        own = {"HEADRACE_POSTGRES_URL": url} if url else {}
         environment = self.environment(**own, **env)
         arguments = [role, self.application, *(["--name", host] if role == "agent" else [])]
-        process = PenstockProcess(arguments, folder=self.folder, env=environment)
+        process = HeadraceProcess(arguments, folder=self.folder, env=environment)
         self._processes.append(process)
         return process
 
@@ -102,18 +102,18 @@ class RecordedFleet:
             **more,
         }
 
-    def kill(self, process: PenstockProcess) -> None:
+    def kill(self, process: HeadraceProcess) -> None:
         """SIGKILL it with all below it; from here on what it ran counts no more."""
         self.note_lost(process)
         self._processes.remove(process)
         process.kill_all()
 
-    def note_lost(self, process: PenstockProcess) -> None:
+    def note_lost(self, process: HeadraceProcess) -> None:
         """What it runs counts no more: its host is dead, or was taken for dead."""
         for pid in process.family():
             self.recorder.note("lost", "process", pid=pid)
 
-    def signal(self, process: PenstockProcess, number: signal.Signals) -> None:
+    def signal(self, process: HeadraceProcess, number: signal.Signals) -> None:
         """Send a signal to it and all below it."""
         for pid in process.family():
             os.kill(pid, number)

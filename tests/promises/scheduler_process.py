@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.jobs.fleet.scheduler import Scheduler
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.jobs.fleet.scheduler import Scheduler
 
 
 async def main(url: str, name: str, period_s: float) -> None:

@@ -11,10 +11,10 @@ import subprocess
 import threading
 from pathlib import Path
 
-from penstock import Penstock
-from penstock.jobs import Batch, JobInHand
+from headrace import Headrace
+from headrace.jobs import Batch, JobInHand
 
-app = Penstock()
+app = Headrace()
 NOTES = Path(os.environ["NOTES"])
 
 

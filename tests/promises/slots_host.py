@@ -6,23 +6,23 @@ import os
 import signal
 from pathlib import Path
 
-from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, JobsConfig, NewJob, Registry
-from penstock.testing.processes import PenstockProcess, descendants, is_alive
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, NewJob, Registry
+from headrace.testing.processes import HeadraceProcess, descendants, is_alive
 
 QUEUES = ("held", "poison", "side_by_side", "hangs", "blocks", "forks", "quick", "grows")
 QUEUES += ("splits", "splits_async", "leaves", "starves")
 LEFT = compile_query(
     "left",
     "-- Jobs of a queue that wait and that are handed out.\n"
-    "SELECT (SELECT count(*) FROM penstock.job_ready r WHERE r.queue = q.id) AS ready,"
+    "SELECT (SELECT count(*) FROM headrace.job_ready r WHERE r.queue = q.id) AS ready,"
     " (SELECT coalesce(sum(cardinality(l.ids) - cardinality(l.settled)), 0)"
-    "  FROM penstock.job_lease l WHERE l.queue = q.id) AS leased,"
-    " (SELECT count(*) FROM penstock.job_failed f WHERE f.queue = q.id) AS failed"
-    " FROM penstock.queue q WHERE q.name = :queue",
+    "  FROM headrace.job_lease l WHERE l.queue = q.id) AS leased,"
+    " (SELECT count(*) FROM headrace.job_failed f WHERE f.queue = q.id) AS failed"
+    " FROM headrace.queue q WHERE q.name = :queue",
 )
 LOSSES = compile_query(
-    "losses", "-- By job.\nSELECT id, losses FROM penstock.job_ready ORDER BY id"
+    "losses", "-- By job.\nSELECT id, losses FROM headrace.job_ready ORDER BY id"
 )
 
 
@@ -32,16 +32,16 @@ class SlotsHost:
     def __init__(self, folder: Path, postgres, *, postgres_url: str, valkey_url: str) -> None:
         self.folder = folder
         self.postgres = postgres
-        self.agents: list[PenstockProcess] = []
+        self.agents: list[HeadraceProcess] = []
         (folder / "notes").mkdir(parents=True)
         self._env = {
-            "PENSTOCK_POSTGRES_URL": postgres_url,
-            "PENSTOCK_VALKEY_URL": valkey_url,
-            "PENSTOCK_JOBS_POLL": "200ms",
-            "PENSTOCK_JOBS_GRACE": "2s",
-            "PENSTOCK_JOBS_RETRY_FIRST": "20ms",
-            "PENSTOCK_JOBS_RETRY_MAX": "50ms",
-            "PENSTOCK_JOBS_FLOATS": "2",
+            "HEADRACE_POSTGRES_URL": postgres_url,
+            "HEADRACE_VALKEY_URL": valkey_url,
+            "HEADRACE_JOBS_POLL": "200ms",
+            "HEADRACE_JOBS_GRACE": "2s",
+            "HEADRACE_JOBS_RETRY_FIRST": "20ms",
+            "HEADRACE_JOBS_RETRY_MAX": "50ms",
+            "HEADRACE_JOBS_FLOATS": "2",
             "NOTES": str(folder / "notes"),
             "PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parent)]),
         }
@@ -55,12 +55,12 @@ class SlotsHost:
 
     def start(
         self, *, name: str = "h1", application: str = "slots_app:app", **env: str
-    ) -> PenstockProcess:
+    ) -> HeadraceProcess:
         """One more agent; `env` without its prefix."""
-        agent = PenstockProcess(
+        agent = HeadraceProcess(
             ["agent", application, "--name", name],
             folder=self.folder,
-            env={**self._env, **{f"PENSTOCK_{key}": value for key, value in env.items()}},
+            env={**self._env, **{f"HEADRACE_{key}": value for key, value in env.items()}},
         )
         self.agents.append(agent)
         return agent
@@ -103,21 +103,21 @@ class SlotsHost:
             agent.end()
 
 
-def slot_pids(agent: PenstockProcess) -> list[int]:
+def slot_pids(agent: HeadraceProcess) -> list[int]:
     """The slots below an agent, by number."""
     titles = {}
     for pid in descendants(agent.pid):
         title = title_of(pid)
-        if title.startswith("penstock slot ") and ":" in title:
-            number = title.removeprefix("penstock slot ").partition(":")[0]
+        if title.startswith("headrace slot ") and ":" in title:
+            number = title.removeprefix("headrace slot ").partition(":")[0]
             if number.isdigit() and "starting" not in title:
                 titles.setdefault(int(number), pid)
     return [titles[number] for number in sorted(titles)]
 
 
-def zygote_pid(agent: PenstockProcess) -> int | None:
+def zygote_pid(agent: HeadraceProcess) -> int | None:
     """The zygote below an agent."""
-    found = [pid for pid in descendants(agent.pid) if title_of(pid).startswith("penstock zygote")]
+    found = [pid for pid in descendants(agent.pid) if title_of(pid).startswith("headrace zygote")]
     return found[0] if found else None
 
 

@@ -8,7 +8,7 @@ import threading
 
 from recorded_app import app, recorder, told_effects, write_effects
 
-from penstock.jobs import Batch, JobInHand
+from headrace.jobs import Batch, JobInHand
 
 
 class Raised(Exception):

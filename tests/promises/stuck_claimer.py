@@ -10,9 +10,9 @@ import os
 import signal
 import sys
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.jobs import JobsConfig
-from penstock.jobs.leases import Desk
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.jobs import JobsConfig
+from headrace.jobs.leases import Desk
 
 
 async def main(url: str, host_id: int, queue_id: int) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from slots_host import slot_pids, zygote_pid
 
-from penstock.engines.sql import compile_query
-from penstock.testing.processes import is_alive, wait_until
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.testing.processes import is_alive, wait_until
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
-EXPIRE = compile_query("expire", "-- Age hosts.\nUPDATE penstock.host SET expires_at = now()")
+EXPIRE = compile_query("expire", "-- Age hosts.\nUPDATE headrace.host SET expires_at = now()")
 
 
 async def started(host, count):
@@ -177,8 +177,8 @@ def test_an_application_that_cannot_be_imported_is_told_with_its_traceback(host)
 async def test_threads_and_sockets_of_the_imports_are_named(host):
     (host.folder / "careless_app.py").write_text(
         "import socket, threading, time\n"
-        "from penstock import Penstock\n"
-        "app = Penstock()\n"
+        "from headrace import Headrace\n"
+        "app = Headrace()\n"
         "threading.Thread(target=time.sleep, args=(60,), name='poller', daemon=True).start()\n"
         "opened = socket.create_server(('127.0.0.1', 0))\n"
     )

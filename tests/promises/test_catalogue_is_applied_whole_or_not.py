@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.sql import compile_query
-from penstock.fetch.model import Customer
-from penstock.fetch.store.customers import set_customer
-from penstock.fetch.store.sql import SQL
+from headrace.engines.sql import compile_query
+from headrace.fetch.model import Customer
+from headrace.fetch.store.customers import set_customer
+from headrace.fetch.store.sql import SQL
 
 PROGRAM = Path(__file__).with_name("catalogue_process.py")
 ROWS = 9000
@@ -31,7 +31,7 @@ def run(database_url, tmp_path):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(PROGRAM), database_url, str(tmp_path), what),
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PENSTOCK_CRASH_AT": crash_at},
+            env={**os.environ, "HEADRACE_CRASH_AT": crash_at},
         )
         printed, _ = await asyncio.wait_for(process.communicate(), 120)
         return process.returncode, printed.decode().strip()
@@ -55,14 +55,14 @@ async def facts(postgres) -> dict[str, int]:
     """Everything that a run leaves behind, but its own row."""
     text = """-- What there is.
     SELECT
-    (SELECT count(*) FROM penstock.fetch_item WHERE NOT is_gone) AS items,
-    (SELECT count(*) FROM penstock.fetch_item WHERE is_gone) AS gone,
-    (SELECT count(*) FROM penstock.fetch_item WHERE fields LIKE '%Old%') AS old,
-    (SELECT count(*) FROM penstock.fetch_change) AS changes,
-    (SELECT count(*) FROM penstock.fetch_need) AS needs,
-    (SELECT count(*) FROM penstock.lane_job) + (SELECT count(*) FROM penstock.job_ready) AS jobs,
-    (SELECT count(*) FROM penstock.job_group) AS groups,
-    (SELECT count(*) FROM penstock.fetch_run WHERE state IN ('applied', 'done')) AS runs"""
+    (SELECT count(*) FROM headrace.fetch_item WHERE NOT is_gone) AS items,
+    (SELECT count(*) FROM headrace.fetch_item WHERE is_gone) AS gone,
+    (SELECT count(*) FROM headrace.fetch_item WHERE fields LIKE '%Old%') AS old,
+    (SELECT count(*) FROM headrace.fetch_change) AS changes,
+    (SELECT count(*) FROM headrace.fetch_need) AS needs,
+    (SELECT count(*) FROM headrace.lane_job) + (SELECT count(*) FROM headrace.job_ready) AS jobs,
+    (SELECT count(*) FROM headrace.job_group) AS groups,
+    (SELECT count(*) FROM headrace.fetch_run WHERE state IN ('applied', 'done')) AS runs"""
     return dict(await postgres.one(compile_query("facts", text)))
 
 
@@ -84,7 +84,7 @@ async def test_a_catalogue_that_died_changed_nothing_and_the_next_one_works(
     rows = await postgres.all(SQL.runs, run_id=None, customer="shop", rows_max=10)
     assert [row["state"] for row in rows] == ["applied", "abandoned", "applied"]
     assert rows[0]["id"] == int(run_id)
-    left = compile_query("left", "-- Staged rows.\nSELECT count(*) FROM penstock.fetch_staged")
+    left = compile_query("left", "-- Staged rows.\nSELECT count(*) FROM headrace.fetch_staged")
     assert await postgres.value(left) == 0
 
 
@@ -133,10 +133,10 @@ async def test_a_run_is_undone_whole_or_not(postgres, run, files):
 async def test_items_are_published_at_their_deadline_once(postgres, run, files):
     """300 items without a worker, in two pages; the first attempt dies behind the first page."""
     age = (
-        "-- Time passes.\nUPDATE penstock.fetch_run SET applied_at = applied_at - interval '1 day'"
+        "-- Time passes.\nUPDATE headrace.fetch_run SET applied_at = applied_at - interval '1 day'"
     )
     await postgres.run(compile_query("age", age))
-    results = compile_query("results", "-- Results.\nSELECT count(*) FROM penstock.fetch_result")
+    results = compile_query("results", "-- Results.\nSELECT count(*) FROM headrace.fetch_result")
     assert files.exists()
     code, _ = await run("late", crash_at="fetch.published_late")
     assert code == -signal.SIGKILL

@@ -16,11 +16,11 @@ import time
 import pytest
 from recorded_fleet import ROLES
 
-from penstock.engines.sql import compile_query
-from penstock.jobs import JobState, NewJob
-from penstock.testing.checkers import over_limit
-from penstock.testing.processes import PenstockProcess
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.jobs import JobState, NewJob
+from headrace.testing.checkers import over_limit
+from headrace.testing.processes import HeadraceProcess
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
@@ -29,10 +29,10 @@ STARTS_MAX, WINDOW_S = 3, 0.4
 DUE_IN = compile_query(
     "due_in",
     "-- How long until a job is due.\n"
-    "SELECT extract(epoch FROM run_at - now())::float FROM penstock.job_ready WHERE id = :job",
+    "SELECT extract(epoch FROM run_at - now())::float FROM headrace.job_ready WHERE id = :job",
 )
 MAKE_DUE = compile_query(
-    "make_due", "-- Its moment comes.\nUPDATE penstock.job_ready SET run_at = now() WHERE id = :job"
+    "make_due", "-- Its moment comes.\nUPDATE headrace.job_ready SET run_at = now() WHERE id = :job"
 )
 STEPPED_CLOCK = '''
 """A wall clock that differs from the machine's by the seconds in the file that CLOCK_OFFSET names."""
@@ -109,7 +109,7 @@ async def test_a_worker_whose_clock_steps_neither_loses_nor_starts_early(fleet, 
 async def test_a_client_whose_clock_is_wrong_delays_by_the_databases_clock(fleet, clock, offset_s):
     clock.write_text(str(offset_s))
     await fleet.jobs.declare_queues()
-    command = PenstockProcess(
+    command = HeadraceProcess(
         ["jobs", "add", "noted", "{}", "--after", "1h", "--json"],
         folder=fleet.folder,
         env=fleet.environment(CLOCK_OFFSET=str(clock)),

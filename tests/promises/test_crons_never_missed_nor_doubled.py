@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, JobsConfig, Registry, store
-from penstock.jobs.crons import NewCron
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, Registry, store
+from headrace.jobs.crons import NewCron
+from headrace.testing.waiting import wait_true
 
 PROGRAM = Path(__file__).with_name("scheduler_process.py")
 NAMES = [f"cron-{n}" for n in range(12)]
@@ -47,7 +47,7 @@ def start_scheduler(database_url, tmp_path):
     started = []
 
     def start(crash_at=""):
-        env = {**os.environ, "PENSTOCK_CRASH_AT": crash_at}
+        env = {**os.environ, "HEADRACE_CRASH_AT": crash_at}
         with (tmp_path / "err.txt").open("a") as err:
             process = subprocess.Popen(
                 [sys.executable, PROGRAM, database_url, f"s{len(started)}", "5"],
@@ -70,18 +70,18 @@ async def run_sql(postgres, text):
 
 
 async def make_due(postgres, since="1 s"):
-    await run_sql(postgres, f"UPDATE penstock.cron SET next_at = now() - interval '{since}'")
+    await run_sql(postgres, f"UPDATE headrace.cron SET next_at = now() - interval '{since}'")
 
 
 async def none_is_due(postgres):
-    rows = await run_sql(postgres, "SELECT FROM penstock.cron WHERE next_at <= now()")
+    rows = await run_sql(postgres, "SELECT FROM headrace.cron WHERE next_at <= now()")
     return not rows
 
 
 async def jobs_by_cron(postgres):
     rows = await run_sql(
         postgres,
-        "SELECT convert_from(payload, 'UTF8')::json ->> 'cron' AS cron FROM penstock.job_ready",
+        "SELECT convert_from(payload, 'UTF8')::json ->> 'cron' AS cron FROM headrace.job_ready",
     )
     return Counter(row["cron"] for row in rows)
 
@@ -134,7 +134,7 @@ async def test_one_that_is_stopped_with_a_cron_in_hand_holds_it_up_for_seconds_o
     await transaction.start()
     await silent.execute("SELECT set_config('idle_in_transaction_session_timeout', '1500', true)")
     held = await silent.fetchval(
-        "SELECT name FROM penstock.cron ORDER BY next_at LIMIT 1 FOR UPDATE"
+        "SELECT name FROM headrace.cron ORDER BY next_at LIMIT 1 FOR UPDATE"
     )
     start_scheduler()
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from penstock.engines.embedded import EmbeddedEngines, running_endpoints
-from penstock.engines.embedded.leftovers import processes_in
-from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.testing.processes import descendants, is_alive, wait_until
+from headrace.engines.embedded import EmbeddedEngines, running_endpoints
+from headrace.engines.embedded.leftovers import processes_in
+from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.testing.processes import descendants, is_alive, wait_until
 
 STARTER = Path(__file__).parents[1] / "engines" / "embedded_starter.py"
 pytestmark = pytest.mark.slow

@@ -14,10 +14,10 @@ import pytest
 from own_valkey import OwnValkey
 from written_feed import AUTHORS, VIEWERS, Writer, open_feed
 
-from penstock.engines.sql import compile_query
-from penstock.feed.worker import Sweeper
-from penstock.testing.processes import PenstockProcess
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.feed.worker import Sweeper
+from headrace.testing.processes import HeadraceProcess
+from headrace.testing.waiting import wait_true
 
 PROGRAM = Path(__file__).with_name("written_feed.py")
 
@@ -42,19 +42,19 @@ async def _killed(running_engines, database_url, tmp_path, *, kills):
     feed, engines = open_feed(database_url, valkey_url, prefix, tmp_path)
     await feed.ready()
     env = {
-        "PENSTOCK_POSTGRES_URL": database_url,
-        "PENSTOCK_VALKEY_URL": valkey_url,
-        "PENSTOCK_VALKEY_PREFIX": prefix,
-        "PENSTOCK_FEED_SHARDS": "2",
-        "PENSTOCK_FEED_SWEEP_EVERY": "100ms",
+        "HEADRACE_POSTGRES_URL": database_url,
+        "HEADRACE_VALKEY_URL": valkey_url,
+        "HEADRACE_VALKEY_PREFIX": prefix,
+        "HEADRACE_FEED_SHARDS": "2",
+        "HEADRACE_FEED_SWEEP_EVERY": "100ms",
     }
     files = [tmp_path / f"told-{number}" for number in range(kills)]
-    flusher = PenstockProcess(["flusher"], folder=tmp_path / "f", env=env)
+    flusher = HeadraceProcess(["flusher"], folder=tmp_path / "f", env=env)
     try:
         running = []
         for number, file in enumerate(files):
             words = [database_url, valkey_url, prefix, str(file), str(number)]
-            crash = {"PENSTOCK_CRASH_AT": f"feed.committed:{chance.randint(5, 60)}"}
+            crash = {"HEADRACE_CRASH_AT": f"feed.committed:{chance.randint(5, 60)}"}
             running.append(
                 subprocess.Popen([sys.executable, PROGRAM, *words], env=crash, cwd=tmp_path)
             )
@@ -219,13 +219,13 @@ async def _ended(process):
 
 
 async def _is_swept(postgres):
-    text = "-- Changes left.\nSELECT count(*) FROM penstock.feed_outbox WHERE NOT is_swept"
+    text = "-- Changes left.\nSELECT count(*) FROM headrace.feed_outbox WHERE NOT is_swept"
     return await postgres.value(compile_query("left", text)) == 0
 
 
 async def _require_told(postgres, files):
     """What was answered is there, but for what was being deleted; how many posts there are."""
-    query = compile_query("posts", "-- Posts.\nSELECT id FROM penstock.feed_post")
+    query = compile_query("posts", "-- Posts.\nSELECT id FROM headrace.feed_post")
     stored = {row["id"] for row in await postgres.all(query)}
     lines = [line for file in files for line in file.read_text().splitlines()]
     posted = {line.partition(" ")[2] for line in lines if line.startswith("posted")}

@@ -12,8 +12,8 @@ import pytest
 from feed_storm import STEADY, feed_storm
 from written_feed import VIEWERS
 
-from penstock.engines.sql import compile_query
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.testing.waiting import wait_true
 
 PARTS = (
     *("crash", "writer", "crash", "flusher", "backend"),
@@ -25,10 +25,10 @@ WRITES, PAGES = 25, 4
 TRUTH = compile_query(
     "truth",
     "-- A viewer's whole feed.\n"
-    "SELECT p.id FROM penstock.feed_follow f JOIN penstock.feed_post p ON p.author = f.author"
+    "SELECT p.id FROM headrace.feed_follow f JOIN headrace.feed_post p ON p.author = f.author"
     " WHERE f.viewer = :viewer AND f.is_shown AND p.state = 0 ORDER BY p.score DESC, p.id DESC",
 )
-POSTS = compile_query("posts", "-- Posts.\nSELECT id FROM penstock.feed_post")
+POSTS = compile_query("posts", "-- Posts.\nSELECT id FROM headrace.feed_post")
 
 
 @pytest.mark.soak

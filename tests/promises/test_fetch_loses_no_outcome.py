@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from slots_host import slot_pids
 
-from penstock.testing.processes import wait_until
+from headrace.testing.processes import wait_until
 
 pytestmark = pytest.mark.slow
 ITEMS = 150

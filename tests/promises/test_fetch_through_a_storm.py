@@ -27,7 +27,7 @@ from fetch_storm import (
 )
 from own_engines import fleet_on_own_engines
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 URL = "http://a.test:1/0/0.jpg"
 LINKS = {URL: ("a.test", "/0/0.jpg")}

@@ -14,24 +14,24 @@ import socket
 import httpx
 import pytest
 
-from penstock.engines.sql import compile_query
-from penstock.testing.chaos import ChaosProxy
-from penstock.testing.processes import is_alive
-from penstock.testing.waiting import wait_true
-from penstock.web.tokens import Tokens
+from headrace.engines.sql import compile_query
+from headrace.testing.chaos import ChaosProxy
+from headrace.testing.processes import is_alive
+from headrace.testing.waiting import wait_true
+from headrace.web.tokens import Tokens
 
 pytestmark = pytest.mark.slow
 JOBS = compile_query(
     "jobs",
     "-- What waits.\nSELECT id, convert_from(payload, 'UTF8')::jsonb->>'key' AS key"
-    " FROM penstock.job_ready",
+    " FROM headrace.job_ready",
 )
-KEYS = compile_query("keys", "-- Keys kept.\nSELECT key FROM penstock.idempotency_key")
+KEYS = compile_query("keys", "-- Keys kept.\nSELECT key FROM headrace.idempotency_key")
 PATH = "/v1/queues/noted/jobs"
 
 
 class Api:
-    """`penstock api` on one address, started again whenever it died; and its caller, who repeats."""
+    """`headrace api` on one address, started again whenever it died; and its caller, who repeats."""
 
     def __init__(self, fleet, token: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -42,7 +42,7 @@ class Api:
 
     async def start(self, **options: str) -> None:
         """Start it and wait until it answers."""
-        self.process = self._fleet.start("api", PENSTOCK_WEB_LISTEN=self.address, **options)
+        self.process = self._fleet.start("api", HEADRACE_WEB_LISTEN=self.address, **options)
         await wait_true(self._answers, what="the API answers")
 
     def kill(self) -> None:
@@ -88,7 +88,7 @@ async def api(fleet, postgres):
 
 @pytest.mark.parametrize(("point", "stored"), [("web.before_commit", 0), ("web.after_effect", 1)])
 async def test_an_api_that_died_at_the_commit_does_it_once(api, postgres, point, stored):
-    await api.start(PENSTOCK_CRASH_AT=point)
+    await api.start(HEADRACE_CRASH_AT=point)
     with pytest.raises(httpx.TransportError):
         await api.enqueue("order-1")
     assert api.process.wait_exit() == -9
@@ -109,7 +109,7 @@ async def test_an_answer_of_the_database_that_was_lost_does_it_once(
     api, postgres, database_url, lost
 ):
     with ChaosProxy(database_url) as proxy:
-        await api.start(PENSTOCK_POSTGRES_URL=proxy.url)
+        await api.start(HEADRACE_POSTGRES_URL=proxy.url)
         loss = proxy.lose_reply(lost.encode())
         first = await api.enqueue("order-1")
         assert (first.status_code, loss.fired) == (503, 1), first.text

@@ -13,10 +13,10 @@ import pytest
 from own_engines import fleet_on_own_engines
 from recorded_fleet import LEASE_S, ROLES
 
-from penstock.engines.postgres import PostgresDown
-from penstock.engines.sql import compile_query
-from penstock.jobs import NewJob
-from penstock.testing.waiting import wait_true
+from headrace.engines.postgres import PostgresDown
+from headrace.engines.sql import compile_query
+from headrace.jobs import NewJob
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 1.0

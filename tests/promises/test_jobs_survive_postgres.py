@@ -12,10 +12,10 @@ import pytest
 from own_engines import fleet_on_own_engines
 from recorded_fleet import ROLES
 
-from penstock.jobs import NewJob
-from penstock.kernel.errors import Unavailable
-from penstock.testing.processes import is_alive
-from penstock.testing.waiting import wait_true
+from headrace.jobs import NewJob
+from headrace.kernel.errors import Unavailable
+from headrace.testing.processes import is_alive
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 

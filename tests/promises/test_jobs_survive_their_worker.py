@@ -10,17 +10,17 @@ import signal
 import pytest
 from recorded_fleet import ROLES
 
-from penstock.jobs import NewGroup, NewJob
-from penstock.testing.checkers import counted_twice, overlapping
-from penstock.testing.waiting import wait_true
+from headrace.jobs import NewGroup, NewJob
+from headrace.testing.checkers import counted_twice, overlapping
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
 UNHURRIED = {
-    "PENSTOCK_JOBS_LEASE": "30m",
-    "PENSTOCK_JOBS_HEARTBEAT": "10m",
-    "PENSTOCK_POSTGRES_CONNECT_TIMEOUT": "30s",
-    "PENSTOCK_POSTGRES_STATEMENT_TIMEOUT": "30s",
+    "HEADRACE_JOBS_LEASE": "30m",
+    "HEADRACE_JOBS_HEARTBEAT": "10m",
+    "HEADRACE_POSTGRES_CONNECT_TIMEOUT": "30s",
+    "HEADRACE_POSTGRES_STATEMENT_TIMEOUT": "30s",
 }
 """It does not look whether it still has its jobs before the test is over, and waits for what it asks of the database."""
 
@@ -65,7 +65,7 @@ async def test_a_stopped_worker_is_refused_when_it_wakes(fleet, role):
 @EACH_ROLE
 async def test_a_worker_that_was_taken_for_dead_begins_anew(fleet, role):
     """Nothing stopped it: it merely was not heard. Its late acks are refused, then it has another row."""
-    ids = await _hold(fleet, role, PENSTOCK_JOBS_HEARTBEAT="3s")
+    ids = await _hold(fleet, role, HEADRACE_JOBS_HEARTBEAT="3s")
     [zombie] = fleet.processes
     fleet.note_lost(zombie)
     await fleet.expire_hosts()

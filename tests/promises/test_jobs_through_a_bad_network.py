@@ -7,19 +7,19 @@ import time
 import pytest
 from recorded_fleet import ROLES
 
-from penstock.engines.postgres import Postgres, PostgresConfig, PostgresDown
-from penstock.engines.sql import compile_query
-from penstock.jobs import NewGroup, NewJob
-from penstock.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, delay
-from penstock.testing.waiting import wait_true
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.sql import compile_query
+from headrace.jobs import NewGroup, NewJob
+from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, delay
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
-LISTEN = b'LISTEN "penstock_jobs"'
+LISTEN = b'LISTEN "headrace_jobs"'
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
 KEYS = compile_query(
     "keys",
     "-- The keys of waiting jobs.\n"
-    "SELECT convert_from(payload, 'UTF8')::jsonb->>'key' AS key FROM penstock.job_ready ORDER BY 1",
+    "SELECT convert_from(payload, 'UTF8')::jsonb->>'key' AS key FROM headrace.job_ready ORDER BY 1",
 )
 
 
@@ -54,7 +54,7 @@ async def test_an_enqueue_of_unknown_outcome_was_done_once_or_not_at_all(
         if way is None:
             await fleet.enqueue([noted(key)], service=behind)
             continue
-        losses[way](b"nextval('penstock.job_id')")
+        losses[way](b"nextval('headrace.job_id')")
         with pytest.raises(PostgresDown):
             await fleet.enqueue([noted(key)], service=behind)
         unknown[way].add(key)
@@ -74,7 +74,7 @@ async def test_an_enqueue_with_a_unique_key_is_repeated_until_answered_and_makes
     fleet, proxy, behind
 ):
     for number in range(5):
-        loss = proxy.lose_reply(b"penstock.enqueue", times=number % 3)
+        loss = proxy.lose_reply(b"headrace.enqueue", times=number % 3)
         job = noted(f"key-{number}", unique=f"key-{number}")
         ids = None
         while ids is None:
@@ -113,7 +113,7 @@ async def test_an_ack_whose_answer_was_lost_settles_once(fleet, proxy, role):
     group = await _enqueue_group(fleet, 40)
     fleet.start(role, url=proxy.url)
     await _have_started(fleet, 5)
-    losses = [proxy.lose_reply(b"penstock." + word, times=3) for word in (b"settle", b"claim")]
+    losses = [proxy.lose_reply(b"headrace." + word, times=3) for word in (b"settle", b"claim")]
     await wait_true(lambda: _has_called_back(fleet))
     assert sum(loss.fired for loss in losses) >= 3
     assert _counts(fleet) == {(group, 40, 0, 0)}
@@ -124,7 +124,7 @@ async def test_an_ack_whose_answer_was_lost_settles_once(fleet, proxy, role):
 @EACH_ROLE
 async def test_a_claim_whose_answer_was_lost_gives_its_job_back(fleet, proxy, role):
     [job] = await fleet.enqueue([noted("claimed unheard")])
-    loss = proxy.lose_reply(b"penstock.claim_ready", times=1_000)
+    loss = proxy.lose_reply(b"headrace.claim_ready", times=1_000)
     process = fleet.start(role, url=proxy.url)
     await wait_true(fleet.leased, what="the claim took effect")
     proxy.release(loss)
@@ -137,7 +137,7 @@ async def test_a_claim_whose_answer_was_lost_gives_its_job_back(fleet, proxy, ro
 
 @EACH_ROLE
 async def test_jobs_start_by_polling_while_hints_are_lost_and_at_once_after(fleet, proxy, role):
-    polling = {"PENSTOCK_JOBS_POLL": "5s", "PENSTOCK_JOBS_LEASE": "30s"}
+    polling = {"HEADRACE_JOBS_POLL": "5s", "HEADRACE_JOBS_LEASE": "30s"}
     fleet.start(role, url=proxy.url, **polling)
     await wait_true(lambda: proxy.connections(asked=LISTEN))
     assert await _run_in_turn(fleet, 5) < 12, "hints start each at once"

@@ -15,9 +15,9 @@ import pytest
 from jobs_storm import KEYS, LANES, Storm, impatient_pool, shared_keys
 from own_engines import fleet_on_own_engines
 
-from penstock.jobs import NewJob
-from penstock.testing.history import Event, History
-from penstock.testing.waiting import wait_true
+from headrace.jobs import NewJob
+from headrace.testing.history import Event, History
+from headrace.testing.waiting import wait_true
 
 FAULTS = (
     "kill_slot",

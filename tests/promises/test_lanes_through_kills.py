@@ -16,19 +16,19 @@ from contextlib import suppress
 import pytest
 from recorded_fleet import HEARTBEAT_S, LEASE_S, ROLES
 
-from penstock.jobs import NewJob
-from penstock.testing.chaos import ChaosProxy
-from penstock.testing.checkers import over_concurrency, over_limit
-from penstock.testing.waiting import wait_true
+from headrace.jobs import NewJob
+from headrace.testing.chaos import ChaosProxy
+from headrace.testing.checkers import over_concurrency, over_limit
+from headrace.testing.waiting import wait_true
 
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
 STARTS_MAX, WINDOW_S, CONCURRENCY = 3, 0.5, 2
 WORKERS = 3
 LANES = "abcd"
 PATIENT = {
-    "PENSTOCK_POSTGRES_STATEMENT_TIMEOUT": "10s",
-    "PENSTOCK_JOBS_HEARTBEAT": "10s",
-    "PENSTOCK_JOBS_LEASE": "30s",
+    "HEADRACE_POSTGRES_STATEMENT_TIMEOUT": "10s",
+    "HEADRACE_JOBS_HEARTBEAT": "10s",
+    "HEADRACE_JOBS_LEASE": "30s",
 }
 """It does not look for leases that it knows nothing of before the test is over."""
 LOST_AFTER_S = LEASE_S - HEARTBEAT_S - 0.2
@@ -59,7 +59,7 @@ async def test_a_grant_that_arrives_late_starts_nothing(fleet, database_url, rol
         await wait_true(lambda: fleet.has_hosts(2))
         for process in (slow, quick):
             fleet.signal(process, signal.SIGSTOP)
-        claims = [(b"penstock.claim_lanes", about) for about in await _claim_arguments(fleet)]
+        claims = [(b"headrace.claim_lanes", about) for about in await _claim_arguments(fleet)]
         holds = [proxy.hold_reply(*claim, times=1_000) for claim in claims]
         ids = await fleet.enqueue([NewJob(queue="laned", lane="a", payload={})] * 9)
         fleet.signal(slow, signal.SIGCONT)

@@ -18,16 +18,16 @@ from pathlib import Path
 import pytest
 from recorded_fleet import LEASE_S, ROLES
 
-from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, JobsConfig, JobState, NewJob, Registry, store
-from penstock.jobs.leases import Desk, Scan
-from penstock.jobs.slots.messages import Settled
-from penstock.testing.checkers import overlapping
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, JobState, NewJob, Registry, store
+from headrace.jobs.leases import Desk, Scan
+from headrace.jobs.slots.messages import Settled
+from headrace.testing.checkers import overlapping
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
-UNHURRIED = {"PENSTOCK_JOBS_LEASE": "60s", "PENSTOCK_JOBS_HEARTBEAT": "20s"}
+UNHURRIED = {"HEADRACE_JOBS_LEASE": "60s", "HEADRACE_JOBS_HEARTBEAT": "20s"}
 CHURNED, BATCH = 110_000, 100
 PROGRAM = Path(__file__).with_name("stuck_claimer.py")
 LARGE = "x" * 60_000
@@ -43,7 +43,7 @@ BEGIN_REPORT = compile_query(
 EXPLAINED = compile_query(
     "explained",
     "-- A claim, and the pages it looked at.\n"
-    "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM penstock.claim_ready_v2("
+    "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM headrace.claim_ready_v2("
     " :host, :queue, 1, :batch, :priorities::smallint[], :marks_at::timestamptz[],"
     " :marks_id::bigint[], '{}')",
 )

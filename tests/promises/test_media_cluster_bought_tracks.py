@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from media_cluster import SECRET, content, running_cluster
 
-from penstock.engines.blobs import Blobs
-from penstock.media import Media, MediaConfig
-from penstock.media.id3 import Tags, tag_bytes, tag_key
-from penstock.media.partitions import partition_of
+from headrace.engines.blobs import Blobs
+from headrace.media import Media, MediaConfig
+from headrace.media.id3 import Tags, tag_bytes, tag_key
+from headrace.media.partitions import partition_of
 
 BUYER = {"title": "Ein Lied", "buyer": "user:42"}
 
@@ -19,7 +19,7 @@ async def test_a_bought_track_is_the_same_from_every_node(tmp_path, monkeypatch)
         for name, value in cluster.bucket.env.items():
             if name.startswith("AWS_"):
                 monkeypatch.setenv(name, value)
-        blobs = Blobs(cluster.bucket.env["PENSTOCK_BLOBS_URL"])
+        blobs = Blobs(cluster.bucket.env["HEADRACE_BLOBS_URL"])
         media = Media(blobs, MediaConfig(), secret=lambda: SECRET)
         key = cluster.keys[0]
         stored = await media.tags.put(**BUYER)

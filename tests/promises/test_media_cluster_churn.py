@@ -13,10 +13,10 @@ import httpx
 import pytest
 from media_cluster import Cluster, Node, Traffic, content, running_cluster
 
-from penstock.engines.blobs import Blobs
-from penstock.media.cluster.membership import Roster
-from penstock.media.cluster.purge import Purges
-from penstock.testing.waiting import wait_true
+from headrace.engines.blobs import Blobs
+from headrace.media.cluster.membership import Roster
+from headrace.media.cluster.purge import Purges
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.soak
 CHURN_S = 60.0
@@ -83,7 +83,7 @@ async def test_never_a_wrong_byte_while_everything_changes(tmp_path, monkeypatch
     async with running_cluster(tmp_path, DISKS=f"{tmp_path / 'disk'}:24MiB") as cluster:
         for name, value in cluster.bucket.env.items():
             monkeypatch.setenv(name, value)
-        blobs = Blobs(cluster.bucket.env["PENSTOCK_BLOBS_URL"])
+        blobs = Blobs(cluster.bucket.env["HEADRACE_BLOBS_URL"])
         async with Traffic(cluster, seed=seed) as traffic:
             churn = Churn(cluster, traffic, blobs, seed)
             await churn.run(CHURN_S)

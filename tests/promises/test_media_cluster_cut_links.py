@@ -19,8 +19,8 @@ import pytest
 from little_bucket import LittleBucket
 from media_cluster import Cluster, Node, Traffic, content
 
-from penstock.media.cluster.membership import MEMBERSHIP, Membership
-from penstock.media.partitions import partition_of
+from headrace.media.cluster.membership import MEMBERSHIP, Membership
+from headrace.media.partitions import partition_of
 
 pytestmark = pytest.mark.soak
 NET = "10.213.77"

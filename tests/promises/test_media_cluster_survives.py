@@ -14,14 +14,14 @@ import httpx
 import pytest
 from media_cluster import OBJECT_BLOCKS, Traffic, content, running_cluster
 
-from penstock.engines.blobs import Blobs
-from penstock.media.cluster.membership import Roster
-from penstock.media.cluster.polling import POLL_EVERY_S
-from penstock.media.cluster.purge import Purges
-from penstock.media.model import BLOCK_BYTES
-from penstock.media.partitions import partition_of
-from penstock.media.store.origin import SHAPE_KEPT_S
-from penstock.testing.waiting import wait_true
+from headrace.engines.blobs import Blobs
+from headrace.media.cluster.membership import Roster
+from headrace.media.cluster.polling import POLL_EVERY_S
+from headrace.media.cluster.purge import Purges
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.partitions import partition_of
+from headrace.media.store.origin import SHAPE_KEPT_S
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def bucket_blobs(cluster, monkeypatch):
     """The bucket as the command line sees it."""
     for name, value in cluster.bucket.env.items():
         monkeypatch.setenv(name, value)
-    return Blobs(cluster.bucket.env["PENSTOCK_BLOBS_URL"])
+    return Blobs(cluster.bucket.env["HEADRACE_BLOBS_URL"])
 
 
 async def test_every_node_gives_every_byte_and_the_origin_is_read_once_a_block_and_replica(cluster):
@@ -59,7 +59,7 @@ async def test_a_forged_or_repeated_hop_is_refused_and_costs_the_origin_nothing(
         cluster.hop_headers("n1", key, secret="the secret of some other cluster there is"),
         cluster.hop_headers("n2", key),
         cluster.hop_headers("n1", "tracks/1.mp3"),
-        {"x-penstock-hop": "1"},
+        {"x-headrace-hop": "1"},
     ]
     for headers in forged:
         answer = await cluster.client.get(node.url(key), headers=headers)

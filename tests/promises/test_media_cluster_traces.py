@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from media_cluster import content, running_cluster
 
-from penstock.engines.blobs import Blobs
-from penstock.media.partitions import partition_of
-from penstock.media.service.traces import Traces
-from penstock.media.tracing import read_trace
-from penstock.testing.waiting import wait_true
+from headrace.engines.blobs import Blobs
+from headrace.media.partitions import partition_of
+from headrace.media.service.traces import Traces
+from headrace.media.tracing import read_trace
+from headrace.testing.waiting import wait_true
 
 PARENT = f"00-{'4b' * 16}-{'f0' * 8}-01"
 
@@ -27,7 +27,7 @@ async def test_a_trace_goes_on_to_the_peer_and_the_object_store(tmp_path, monkey
             for key, names in owners.items()
             if names[0] == keeper.name and asked.name not in names
         ][:3]
-        traces = Traces(Blobs(cluster.bucket.env["PENSTOCK_BLOBS_URL"]))
+        traces = Traces(Blobs(cluster.bucket.env["HEADRACE_BLOBS_URL"]))
         await traces.start("user=42", for_s=60)
 
         async def is_followed() -> bool:

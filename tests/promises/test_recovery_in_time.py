@@ -13,13 +13,13 @@ import time
 import pytest
 from recorded_fleet import LEASE_S, ROLES
 
-from penstock.jobs import NewJob
-from penstock.testing.waiting import wait_true
+from headrace.jobs import NewJob
+from headrace.testing.waiting import wait_true
 
 SWEEP_S = 3.0
 MACHINE_S = 10
 """What a busy machine may add; the soak run asks for the contract's seconds."""
-QUICK_PLANS = {"PENSTOCK_JOBS_PLAN_EVERY": "1s"}
+QUICK_PLANS = {"HEADRACE_JOBS_PLAN_EVERY": "1s"}
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
 
 
@@ -36,7 +36,7 @@ async def test_a_dead_hosts_jobs_are_ready_after_its_lease_and_a_sweep(fleet, ro
 async def test_a_dead_hosts_jobs_are_ready_within_35_s(fleet, role):
     """With the settings that users have."""
     await _start_leader(fleet)
-    settings = {"PENSTOCK_JOBS_LEASE": "30s", "PENSTOCK_JOBS_HEARTBEAT": "10s"}
+    settings = {"HEADRACE_JOBS_LEASE": "30s", "HEADRACE_JOBS_HEARTBEAT": "10s"}
     doomed = await _hold(fleet, role, host="first", **settings)
     # Just renewed is the worst moment.
     assert 15 < await _kill_and_wait(fleet, doomed) <= 35
@@ -55,7 +55,7 @@ async def test_whichever_scheduler_dies_another_sweeps(fleet):
 
 @pytest.mark.slow
 async def test_a_dead_slots_jobs_are_ready_at_once(fleet):
-    agent = await _hold(fleet, "agent", host="first", PENSTOCK_JOBS_LEASE="5m")
+    agent = await _hold(fleet, "agent", host="first", HEADRACE_JOBS_LEASE="5m")
     [slot] = {event.pid for event in fleet.history.of("start")}
     # So that nobody claims them before they are seen.
     await fleet.jobs.set_queue("gated", paused=True)
@@ -81,7 +81,7 @@ async def _hold(fleet, role, *, host, **env):
     if not await _are_ready(fleet):
         await fleet.enqueue([NewJob(queue="gated", payload={})] * 5)
     seen = sum(fleet.started().values())
-    process = fleet.start(role, host=host, PENSTOCK_JOBS_FLOATS="1", **env)
+    process = fleet.start(role, host=host, HEADRACE_JOBS_FLOATS="1", **env)
     await wait_true(lambda: sum(fleet.started().values()) > seen)
     return process
 

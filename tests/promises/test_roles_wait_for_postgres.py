@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
-from penstock.testing.chaos import PASS, RESET, ChaosProxy
-from penstock.testing.processes import PenstockProcess, wait_until
+from headrace.testing.chaos import PASS, RESET, ChaosProxy
+from headrace.testing.processes import HeadraceProcess, wait_until
 
 pytestmark = pytest.mark.slow
-APPLICATION = "from penstock import Penstock\napp = Penstock()\n"
+APPLICATION = "from headrace import Headrace\napp = Headrace()\n"
 STARTED = {
     "agent": "host_registered",
     "work": "host_registered",
@@ -28,12 +28,12 @@ def start(tmp_path, running_engines):
 
     def run(role, postgres_url):
         env = {
-            "PENSTOCK_POSTGRES_URL": postgres_url,
-            "PENSTOCK_VALKEY_URL": running_engines.endpoints.valkey_url,
-            "PENSTOCK_VALKEY_PREFIX": f"test-{secrets.token_hex(4)}",
+            "HEADRACE_POSTGRES_URL": postgres_url,
+            "HEADRACE_VALKEY_URL": running_engines.endpoints.valkey_url,
+            "HEADRACE_VALKEY_PREFIX": f"test-{secrets.token_hex(4)}",
         }
         application = [] if role == "flusher" else ["waiting_app:app"]
-        started.append(PenstockProcess([role, *application], folder=tmp_path, env=env))
+        started.append(HeadraceProcess([role, *application], folder=tmp_path, env=env))
         return started[-1]
 
     yield run
@@ -66,6 +66,6 @@ async def test_a_role_that_waits_for_postgres_stops_when_it_is_asked_to(start, r
 
 async def test_a_role_that_postgres_does_not_let_in_ends(start, database_url):
     """Waiting does not mend a wrong name in the URL."""
-    process = start("scheduler", database_url.replace("//penstock@", "//nobody@", 1))
+    process = start("scheduler", database_url.replace("//headrace@", "//nobody@", 1))
     assert process.wait_exit() == 7
     assert "postgres.url" in process.err

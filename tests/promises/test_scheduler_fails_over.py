@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, JobsConfig, Registry, store
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, Registry, store
+from headrace.testing.waiting import wait_true
 
 PROGRAM = Path(__file__).with_name("scheduler_process.py")
 PERIOD_S = 1.0
@@ -24,7 +24,7 @@ DATABASE_TIME = compile_query(
 PLAN = compile_query(
     "plan",
     "-- The plan's head.\nSELECT leader, term, version,"
-    " extract(epoch FROM planned_at)::double precision AS planned_s FROM penstock.fleet_plan",
+    " extract(epoch FROM planned_at)::double precision AS planned_s FROM headrace.fleet_plan",
 )
 
 
@@ -38,7 +38,7 @@ async def host_id(postgres):
 
     queues = await Jobs(postgres, JobsConfig(), registry).declare_queues()
     await postgres.run(
-        compile_query("least", "-- Needs slots.\nUPDATE penstock.queue SET slots_min = 2")
+        compile_query("least", "-- Needs slots.\nUPDATE headrace.queue SET slots_min = 2")
     )
     host_id = await store.hosts.add_host(postgres, "a", [queues["mail"].id], 3600)
     await report(postgres, host_id, capacity=10)

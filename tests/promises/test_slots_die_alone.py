@@ -11,9 +11,9 @@ import signal
 import pytest
 from slots_host import slot_pids, title_of
 
-from penstock.jobs import JobState
-from penstock.testing.processes import is_alive
-from penstock.testing.waiting import wait_true
+from headrace.jobs import JobState
+from headrace.testing.processes import is_alive
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from recorded_fleet import RecordedFleet
 
-from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, JobsConfig, NewJob, Registry
-from penstock.testing.checkers import over_concurrency
-from penstock.testing.waiting import wait_true
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, NewJob, Registry
+from headrace.testing.checkers import over_concurrency
+from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 READY = compile_query(
     "ready",
-    "-- Jobs of a queue that wait.\nSELECT count(*) FROM penstock.job_ready r"
-    " JOIN penstock.queue q ON q.id = r.queue WHERE q.name = :queue",
+    "-- Jobs of a queue that wait.\nSELECT count(*) FROM headrace.job_ready r"
+    " JOIN headrace.queue q ON q.id = r.queue WHERE q.name = :queue",
 )
 
 
@@ -33,7 +33,7 @@ class NarrowFleet(RecordedFleet):
 
     def agents(self, count: int):
         """So many, ready to work."""
-        return [self.start("agent", host=f"h{n}", PENSTOCK_JOBS_FLOATS="4") for n in range(count)]
+        return [self.start("agent", host=f"h{n}", HEADRACE_JOBS_FLOATS="4") for n in range(count)]
 
     async def fill(self, queue: str, count: int, *, hold_s: float = 0.0):
         """Enqueue jobs that take `hold_s`; their ids."""
@@ -57,7 +57,7 @@ async def test_floating_slots_of_all_agents_stay_within_the_maximum(fleet):
     await fleet.jobs.declare_queues()
     ids = await fleet.fill("narrow", 40, hold_s=0.03)
     first, *_ = fleet.agents(3)
-    fleet.start("scheduler", PENSTOCK_JOBS_PLAN_EVERY="1s")
+    fleet.start("scheduler", HEADRACE_JOBS_PLAN_EVERY="1s")
     await wait_true(lambda: len(fleet.started()) >= 10)
     fleet.kill(first)
     await wait_true(lambda: fleet.ended(ids))

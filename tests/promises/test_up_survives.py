@@ -1,4 +1,4 @@
-"""`penstock up` as a whole: engines that die under it, engines of the user's own, wrong starts."""
+"""`headrace up` as a whole: engines that die under it, engines of the user's own, wrong starts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.embedded import EmbeddedEngines
-from penstock.testing.processes import PenstockProcess, descendants, is_alive, wait_until
+from headrace.engines.embedded import EmbeddedEngines
+from headrace.testing.processes import HeadraceProcess, descendants, is_alive, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def test_postgres_killed_under_a_running_site_is_restarted_and_no_role_dies(site
         if answer.status_code == 503:
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.headers["retry-after"]
-            assert "penstock doctor" in answer.json()["detail"]
+            assert "headrace doctor" in answer.json()["detail"]
         return answer.status_code == 200 and bool(process.events("engine_restarted"))
 
     wait_until(is_back, what="the site answers again")
@@ -62,20 +62,20 @@ async def test_the_same_commands_run_on_engines_of_the_users_own(site, tmp_path,
     told = await engines.start()
     try:
         env = {
-            "PENSTOCK_POSTGRES_URL": told.postgres_url,
-            "PENSTOCK_VALKEY_URL": told.valkey_url,
-            "PENSTOCK_BLOBS_URL": (tmp_path / "own blobs").as_uri(),
+            "HEADRACE_POSTGRES_URL": told.postgres_url,
+            "HEADRACE_VALKEY_URL": told.valkey_url,
+            "HEADRACE_BLOBS_URL": (tmp_path / "own blobs").as_uri(),
         }
         process = site.up(**env)
         assert {b"postgres", b"valkey-server"}.isdisjoint(
             {Path(f"/proc/{pid}/comm").read_bytes().strip() for pid in process.family()}
         )
-        added = PenstockProcess(
+        added = HeadraceProcess(
             ["jobs", "add", "notes", '{"text": "elsewhere"}'], folder=site.folder, env=env
         )
         assert added.wait_exit() == 0
         wait_until(lambda: site.lines("notes.txt") == ["elsewhere"], what="the job ran")
-        checked = PenstockProcess(["doctor"], folder=site.folder, env=env)
+        checked = HeadraceProcess(["doctor"], folder=site.folder, env=env)
         assert checked.wait_exit() == 0, checked.out
         family = process.family()
         process.signal(signal.SIGINT)
@@ -88,9 +88,9 @@ async def test_the_same_commands_run_on_engines_of_the_users_own(site, tmp_path,
 def test_a_port_that_is_taken_is_told_and_nothing_stays_behind(site):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        settings = site.folder / "penstock.toml"
+        settings = site.folder / "headrace.toml"
         settings.write_text(settings.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}", 1))
-        process = PenstockProcess(["up"], folder=site.folder)
+        process = HeadraceProcess(["up"], folder=site.folder)
         wait_until(lambda: len(process.family()) > 3, what="it starts")
         family = process.family()
         assert process.wait_exit() == 5
@@ -100,9 +100,9 @@ def test_a_port_that_is_taken_is_told_and_nothing_stays_behind(site):
 
 
 def test_settings_that_are_wrong_are_all_told_before_anything_starts(site):
-    (site.folder / "penstock.toml").write_text('[web]\nlisten = "here"\n[jobs]\nleese = "1s"\n')
-    process = PenstockProcess(["up"], folder=site.folder)
+    (site.folder / "headrace.toml").write_text('[web]\nlisten = "here"\n[jobs]\nleese = "1s"\n')
+    process = HeadraceProcess(["up"], folder=site.folder)
     assert process.wait_exit() == 2
     assert "expected an address and a port" in process.err
     assert "jobs.leese" in process.err
-    assert not (site.folder / "penstock-data").exists()
+    assert not (site.folder / "headrace-data").exists()

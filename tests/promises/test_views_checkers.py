@@ -8,10 +8,10 @@ import secrets
 import pytest
 from counted_views import CountedViews
 
-from penstock.engines.sql import compile_query
-from penstock.views.worker import Flusher
+from headrace.engines.sql import compile_query
+from headrace.views.worker import Flusher
 
-FLUSH = "penstock.flush_views_v1"
+FLUSH = "headrace.flush_views_v1"
 
 
 @pytest.fixture
@@ -40,14 +40,14 @@ async def test_a_hit_too_many_or_too_few_is_seen(counted, change):
     await counted.require_exact()
     for table, column in (("total", "total"), ("hour", "views")):
         where = f"SET {column} = {column} {change} WHERE id = 'ad:1'"
-        await plant(counted, f"UPDATE penstock.views_{table} {where}")
+        await plant(counted, f"UPDATE headrace.views_{table} {where}")
     with pytest.raises(AssertionError, match="acked, counted, asked"):
         await counted.require_exact()
 
 
 @pytest.mark.slow
 async def test_an_hour_that_contradicts_its_total_is_seen(counted):
-    await plant(counted, "UPDATE penstock.views_hour SET views = views + 1 WHERE id = 'ad:1'")
+    await plant(counted, "UPDATE headrace.views_hour SET views = views + 1 WHERE id = 'ad:1'")
     with pytest.raises(AssertionError):
         await counted.require_exact()
 
@@ -77,8 +77,8 @@ async def test_a_flush_that_does_not_look_at_the_offset_is_seen(counted):
     await plant(counted, text.replace(guard, ""))
     flushers = [Flusher(counted.engines, counted.config, name=f"r{n}") for n in range(2)]
     for each in flushers:
-        await plant(counted, "UPDATE penstock.views_lease SET flusher = NULL")
-        await plant(counted, "DELETE FROM penstock.views_flusher")
+        await plant(counted, "UPDATE headrace.views_lease SET flusher = NULL")
+        await plant(counted, "DELETE FROM headrace.views_flusher")
         await each.run_once()
     await counted.hit()
     await asyncio.gather(*[each.run_once() for each in flushers])

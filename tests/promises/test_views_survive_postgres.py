@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from counted_views import CountedViews
 
-from penstock.app import PACKAGES
-from penstock.engines.embedded import EmbeddedEngines
-from penstock.engines.migrate import apply_migrations
-from penstock.kernel.errors import Unavailable
-from penstock.testing.processes import wait_until
+from headrace.app import PACKAGES
+from headrace.engines.embedded import EmbeddedEngines
+from headrace.engines.migrate import apply_migrations
+from headrace.kernel.errors import Unavailable
+from headrace.testing.processes import wait_until
 
 HITTER = Path(__file__).with_name("hitting_process.py")
 
@@ -159,7 +159,7 @@ async def test_what_many_killed_processes_were_told_is_counted(tmp_path):
 async def _kill_hitters(tmp_path, *, kills):
     """Each process writes down what it asked and what it was told, and is killed in the middle."""
     async with counted_on_own_engines(tmp_path) as (counted, _):
-        urls = [*counted.urls, "penstock"]
+        urls = [*counted.urls, "headrace"]
         counted.start(hitters=0, readers=0, flushers=1)
         for number in range(kills):
             file = tmp_path / f"told-{number}"

@@ -1,4 +1,4 @@
-"""`penstock up` with engines and roles is killed as a power cut would, in the middle of hits: what was answered is there."""
+"""`headrace up` with engines and roles is killed as a power cut would, in the middle of hits: what was answered is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import httpx
 import pytest
 
-from penstock.testing.processes import wait_until
+from headrace.testing.processes import wait_until
 
 ITEMS = [f"ad:{number}" for number in range(20)]
 

@@ -10,7 +10,7 @@ import signal
 import pytest
 from counted_views import CountedViews
 
-from penstock.testing.processes import PenstockProcess
+from headrace.testing.processes import HeadraceProcess
 
 STEPS = ("read", "fenced", "tallied", "committed", "told")
 
@@ -49,18 +49,18 @@ async def _kill(counted, running_engines, database_url, tmp_path, *, kills):
     await counted.hit()
     counted.start(hitters=2)
     env = {
-        "PENSTOCK_POSTGRES_URL": database_url,
-        "PENSTOCK_VALKEY_URL": running_engines.endpoints.valkey_url,
-        "PENSTOCK_VALKEY_PREFIX": counted.engines.valkey.prefix,
-        "PENSTOCK_VIEWS_FLUSH_EVERY": "20ms",
-        "PENSTOCK_VIEWS_LEASE": "1s",
+        "HEADRACE_POSTGRES_URL": database_url,
+        "HEADRACE_VALKEY_URL": running_engines.endpoints.valkey_url,
+        "HEADRACE_VALKEY_PREFIX": counted.engines.valkey.prefix,
+        "HEADRACE_VIEWS_FLUSH_EVERY": "20ms",
+        "HEADRACE_VIEWS_LEASE": "1s",
     }
     points = [f"views.{STEPS[n % len(STEPS)]}:{chance.randint(1, 12)}" for n in range(kills)]
-    running: list[PenstockProcess] = []
+    running: list[HeadraceProcess] = []
     try:
         for point in points:
-            crash = {"PENSTOCK_CRASH_AT": point}
-            running.append(PenstockProcess(["flusher"], folder=tmp_path / "f", env=env | crash))
+            crash = {"HEADRACE_CRASH_AT": point}
+            running.append(HeadraceProcess(["flusher"], folder=tmp_path / "f", env=env | crash))
             if len(running) == 2:
                 first = running.pop(0)
                 assert await _ended(first) == -signal.SIGKILL, first.err

@@ -12,9 +12,9 @@ from counted_views import CountedViews
 from own_valkey import OwnValkey
 from slow_disk import slow_syncs
 
-from penstock.kernel.errors import Unavailable
-from penstock.testing.processes import wait_until
-from penstock.testing.waiting import wait_true
+from headrace.kernel.errors import Unavailable
+from headrace.testing.processes import wait_until
+from headrace.testing.waiting import wait_true
 
 
 @asynccontextmanager

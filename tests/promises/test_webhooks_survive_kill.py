@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from penstock.testing.processes import wait_until
+from headrace.testing.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def receiver():
 
 def test_a_sender_killed_after_its_message_was_taken_sends_it_again(site, receiver):
     url, told = receiver
-    process = site.up(PENSTOCK_CRASH_AT="fetch.webhook_taken")
+    process = site.up(HEADRACE_CRASH_AT="fetch.webhook_taken")
     site.run("fetch", "customer", "set", "shop", "--webhook", url)
     rows = "".join(f"i{n},Item,5,\n" for n in range(8))
     (site.folder / "shop.csv").write_text(f"id,name,price,photos\n{rows}")

@@ -13,16 +13,16 @@ import random
 import sys
 from pathlib import Path
 
-from penstock.engines import Engines
-from penstock.engines.blobs import Blobs
-from penstock.engines.multiplex import Multiplexer
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.feed import Feed, FeedConfig
-from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.kernel.errors import Unavailable
-from penstock.kernel.secrets import derive_key
-from penstock.testing.waiting import wait_true
+from headrace.engines import Engines
+from headrace.engines.blobs import Blobs
+from headrace.engines.multiplex import Multiplexer
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.feed import Feed, FeedConfig
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.kernel.errors import Unavailable
+from headrace.kernel.secrets import derive_key
+from headrace.testing.waiting import wait_true
 
 VIEWERS = range(1, 9)
 AUTHORS = range(1, 31)

@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.engines.postgres import Postgres, PostgresConfig, PostgresDown
-from penstock.engines.sql import compile_query
-from penstock.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, delay
-from penstock.testing.waiting import wait_true
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.sql import compile_query
+from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, delay
+from headrace.testing.waiting import wait_true
 
 CONFIG = PostgresConfig(connect_timeout_s=0.2, statement_timeout_s=5)
 ADD = compile_query("add", "-- A row of its own.\nINSERT INTO effect VALUES (:word) RETURNING word")

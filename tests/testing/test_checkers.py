@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.testing.checkers import (
+from headrace.testing.checkers import (
     counted_twice,
     doubled,
     lost,
@@ -12,7 +12,7 @@ from penstock.testing.checkers import (
     over_limit,
     overlapping,
 )
-from penstock.testing.history import Event, History
+from headrace.testing.history import Event, History
 
 
 def history(*rows):

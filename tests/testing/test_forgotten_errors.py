@@ -6,12 +6,12 @@ import textwrap
 
 import pytest
 
-from penstock.testing.processes import PenstockProcess
+from headrace.testing.processes import HeadraceProcess
 
 FORGETS = """
 import asyncio
-from penstock import Penstock
-app = Penstock()
+from headrace import Headrace
+app = Headrace()
 
 async def fail():
     raise ValueError("nobody looks")
@@ -26,7 +26,7 @@ asyncio.run(forget())
 
 def test_a_process_that_forgot_an_error_fails_its_test(tmp_path):
     (tmp_path / "forgets.py").write_text(textwrap.dedent(FORGETS))
-    process = PenstockProcess(["work", "forgets:app"], folder=tmp_path)
+    process = HeadraceProcess(["work", "forgets:app"], folder=tmp_path)
     process.wait_exit()
     with pytest.raises(AssertionError, match="nobody looked"):
         process.end()

@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from penstock.engines.postgres import PostgresDown
-from penstock.jobs import QueueUnknown
-from penstock.testing.history import Recorder, read_history
-from penstock.testing.processes import wait_until
+from headrace.engines.postgres import PostgresDown
+from headrace.jobs import QueueUnknown
+from headrace.testing.history import Recorder, read_history
+from headrace.testing.processes import wait_until
 
 ENDLESS = """
 import sys
 from pathlib import Path
-from penstock.testing.history import Recorder
+from headrace.testing.history import Recorder
 recorder, number = Recorder(Path(sys.argv[1])), 0
 while True:
     number += 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.postgres import Postgres, PostgresConfig, PostgresDown
-from penstock.engines.sql import compile_query
-from penstock.jobs import Jobs, JobsConfig, JobState, LeaseLost, NewJob, Registry
-from penstock.jobs.model import TakenOutcome
-from penstock.testing.chaos import ChaosProxy
-from penstock.testing.checkers import (
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, JobState, LeaseLost, NewJob, Registry
+from headrace.jobs.model import TakenOutcome
+from headrace.testing.chaos import ChaosProxy
+from headrace.testing.checkers import (
     counted_twice,
     doubled,
     lost,
@@ -17,26 +17,26 @@ from penstock.testing.checkers import (
     over_limit,
     overlapping,
 )
-from penstock.testing.history import Recorder, read_history
-from penstock.testing.waiting import wait_true
+from headrace.testing.history import Recorder, read_history
+from headrace.testing.waiting import wait_true
 
 EXPIRE = compile_query(
     "expire",
     "-- Who holds a lease falls silent.\n"
-    "UPDATE penstock.host SET expires_at = now()"
-    " WHERE id = (SELECT host FROM penstock.job_lease WHERE id = :lease)",
+    "UPDATE headrace.host SET expires_at = now()"
+    " WHERE id = (SELECT host FROM headrace.job_lease WHERE id = :lease)",
 )
 FORGET_STARTS = compile_query(
     "forget_starts",
     "-- The bug: a lane without its log.\n"
-    "WITH l AS (UPDATE penstock.lane SET at = '{}', n = '{}', free_at = '-infinity')"
-    " UPDATE penstock.lane_queue SET ready_at = now() WHERE waiting > 0",
+    "WITH l AS (UPDATE headrace.lane SET at = '{}', n = '{}', free_at = '-infinity')"
+    " UPDATE headrace.lane_queue SET ready_at = now() WHERE waiting > 0",
 )
 FORGET_RUNNING = compile_query(
     "forget_running",
     "-- The bug: a lane that does not count who runs.\n"
-    "WITH l AS (UPDATE penstock.lane SET inflight = 0)"
-    " UPDATE penstock.lane_queue SET ready_at = now() WHERE waiting > 0",
+    "WITH l AS (UPDATE headrace.lane SET inflight = 0)"
+    " UPDATE headrace.lane_queue SET ready_at = now() WHERE waiting > 0",
 )
 MAKE_EFFECTS = compile_query("make", "-- A table of effects.\nCREATE TABLE effect (job bigint)")
 ADD_EFFECT = compile_query("add", "-- One effect.\nINSERT INTO effect VALUES (:job)")

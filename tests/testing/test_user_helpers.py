@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from penstock import Penstock
-from penstock.engines.endpoints import Endpoints
-from penstock.engines.sql import compile_query
-from penstock.jobs import Batch, Fail, QueueUnknown, Retry, Snooze
-from penstock.testing import assert_enqueued, drain, refute_enqueued
+from headrace import Headrace
+from headrace.engines.endpoints import Endpoints
+from headrace.engines.sql import compile_query
+from headrace.jobs import Batch, Fail, QueueUnknown, Retry, Snooze
+from headrace.testing import assert_enqueued, drain, refute_enqueued
 
 SOON = datetime.now(UTC) + timedelta(hours=1)
 
@@ -20,7 +20,7 @@ SOON = datetime.now(UTC) + timedelta(hours=1)
 @pytest.fixture
 async def app(running_engines, database_url, tmp_path):
     """An app on this test's database."""
-    app = Penstock(flags={"data.folder": str(tmp_path), "jobs.retry_first_s": "1h"})
+    app = Headrace(flags={"data.folder": str(tmp_path), "jobs.retry_first_s": "1h"})
     valkey_url = running_engines.endpoints.valkey_url
     app.use_endpoints(Endpoints(database_url, valkey_url, tmp_path.as_uri()))
     yield app
@@ -120,7 +120,7 @@ async def test_drain_leaves_no_host_behind_and_serves_sync_tests(app, postgres):
         app.sync(refute_enqueued)(app, "mail")
 
     await asyncio.to_thread(work)
-    count = compile_query("hosts", "-- Count hosts.\nSELECT count(*) FROM penstock.host")
+    count = compile_query("hosts", "-- Count hosts.\nSELECT count(*) FROM headrace.host")
     assert await postgres.value(count) == 0
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines import Engines
-from penstock.engines.multiplex import Multiplexer
-from penstock.engines.sql import compile_query
-from penstock.engines.valkey import ValkeyConfig
-from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.views import Views, ViewsConfig
-from penstock.views.hot import Hot
-from penstock.views.worker import Flusher
+from headrace.engines import Engines
+from headrace.engines.multiplex import Multiplexer
+from headrace.engines.sql import compile_query
+from headrace.engines.valkey import ValkeyConfig
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.views import Views, ViewsConfig
+from headrace.views.hot import Hot
+from headrace.views.worker import Flusher
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from examples.bazaar.adverts import Advert
 from examples.bazaar.readers import Readers
 from views_surfaces import client_of
 
-from penstock.testing.waiting import wait_true
+from headrace.testing.waiting import wait_true
 
 ADVERTS = [Advert("shop", f"item{n}", 1, "Sofa", "10", ()) for n in range(6)]
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.engines.valkey import ValkeyDown
-from penstock.testing.waiting import wait_true
-from penstock.views import ViewsConfig
-from penstock.views.model import shard_of
+from headrace.engines.valkey import ValkeyDown
+from headrace.testing.waiting import wait_true
+from headrace.views import ViewsConfig
+from headrace.views.model import shard_of
 
 SHARDS = ViewsConfig().shards
 PAUSE_S = 0.01
@@ -65,7 +65,7 @@ class Crowd:
 
     async def stored(self):
         """Totals as PostgreSQL has them."""
-        rows = await self._sql("SELECT id, total FROM penstock.views_total")
+        rows = await self._sql("SELECT id, total FROM headrace.views_total")
         return {row["id"]: row["total"] for row in rows}
 
 

@@ -7,10 +7,10 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from penstock.engines.multiplex import ValkeyRefused
-from penstock.views import Hit, Total, Traffic
-from penstock.views.errors import FieldUnknown, InvalidHit, InvalidSpan, ShardsFixed
-from penstock.views.model import shard_of
+from headrace.engines.multiplex import ValkeyRefused
+from headrace.views import Hit, Total, Traffic
+from headrace.views.errors import FieldUnknown, InvalidHit, InvalidSpan, ShardsFixed
+from headrace.views.model import shard_of
 
 
 async def total_of(views, entity):
@@ -180,7 +180,7 @@ async def test_viewers_of_past_days_are_read_and_dropped_by_age(views, flusher, 
     }
     for day, viewers in past.items():
         await sql(
-            f"INSERT INTO penstock.views_unique (id, day, viewers) VALUES ('ad:1', '{day}', {viewers})"
+            f"INSERT INTO headrace.views_unique (id, day, viewers) VALUES ('ad:1', '{day}', {viewers})"
         )
     found = await views.viewers("ad:1")
     assert [(row.day, row.viewers) for row in found[:-1]] == [
@@ -217,7 +217,7 @@ async def test_today_begins_at_midnight_of_the_deployment(make_views, flusher, s
     await flusher.run_once()
     [ad] = await make_views(time_zone="Asia/Tokyo").totals(["ad:1"], fields=("today",))
     assert ad.today == 1
-    await sql("UPDATE penstock.views_hour SET hour = hour - interval '24 hours'")
+    await sql("UPDATE headrace.views_hour SET hour = hour - interval '24 hours'")
     [ad] = await make_views(time_zone="Asia/Tokyo").totals(["ad:1"], fields=("today",))
     assert ad.today == 0
 
@@ -265,7 +265,7 @@ async def test_a_hit_comes_after_the_latest_moment_that_is_known(views, engines,
     await views.hit("ad:1")
     await flusher.run_once()
     ahead_ms = int(datetime.now(UTC).timestamp() * 1000) + 3_600_000
-    await sql(f"UPDATE penstock.views_shard SET through = '{ahead_ms}-7'")
+    await sql(f"UPDATE headrace.views_shard SET through = '{ahead_ms}-7'")
     for each in (views,):
         each._shards.floors_ms[1] = str(ahead_ms)
         await each.hit("ad:1")
@@ -299,13 +299,13 @@ async def test_a_call_in_the_wrong_shard_is_refused_and_counts_nothing(views, en
     for line in (stray, ",".join([*here, here[0], stray, here[1]]), f"{stray},{here[0]}"):
         marked = ",".join(f"{name}{mark}" for name in line.split(","))
         with pytest.raises(ValkeyRefused) as raised:
-            await engines.multiplexer.call("penstock_views_hit_v1", [key], [marked])
+            await engines.multiplexer.call("headrace_views_hit_v1", [key], [marked])
         assert "nothing was counted" in raised.value.reply
         assert f'"{stray}" is of another shard' in raised.value.reply
     assert await entries() == before
     assert [total.total for total in await views.totals(names)] == [1] * 40
     marked = ",".join(f"{name}{mark}" for name in [*here, "new:" + stray_of(1)])
-    _, told, _ = await engines.multiplexer.call("penstock_views_hit_v1", [key], [marked])
+    _, told, _ = await engines.multiplexer.call("headrace_views_hit_v1", [key], [marked])
     assert told.decode().split(",") == ["4" if mark == "*3" else "2"] * len(here) + ["-"]
 
 

@@ -6,19 +6,19 @@ import asyncio
 
 import pytest
 
-from penstock.engines.valkey import ValkeyDown
-from penstock.testing.waiting import wait_true
-from penstock.views import Hit
-from penstock.views.model import START, shard_of
-from penstock.views.store import shards as shard_store
+from headrace.engines.valkey import ValkeyDown
+from headrace.testing.waiting import wait_true
+from headrace.views import Hit
+from headrace.views.model import START, shard_of
+from headrace.views.store import shards as shard_store
 
 ENTITIES = [f"ad:{number}" for number in range(12)]
 
 
 async def stored(sql):
     """Every total in PostgreSQL, and the sum of hours."""
-    rows = await sql("SELECT id, total FROM penstock.views_total WHERE class = 0")
-    [hours] = await sql("SELECT coalesce(sum(views), 0) AS views FROM penstock.views_hour")
+    rows = await sql("SELECT id, total FROM headrace.views_total WHERE class = 0")
+    [hours] = await sql("SELECT coalesce(sum(views), 0) AS views FROM headrace.views_hour")
     return {row["id"]: row["total"] for row in rows}, hours["views"]
 
 
@@ -44,8 +44,8 @@ async def test_racing_flushers_count_once(views, make_flusher, sql):
     flushers = [make_flusher(f"f{number}") for number in range(3)]
     for each in flushers:
         await each.run_once()
-        await sql("UPDATE penstock.views_lease SET expires_at = now() - interval '1 second'")
-        await sql("DELETE FROM penstock.views_flusher")
+        await sql("UPDATE headrace.views_lease SET expires_at = now() - interval '1 second'")
+        await sql("DELETE FROM headrace.views_flusher")
     for _ in range(10):
         await asyncio.gather(views.hits(ENTITIES), *[each.run_once() for each in flushers])
     await flushers[0].run_once()
@@ -68,10 +68,10 @@ async def test_shards_are_divided_among_flushers_and_taken_over(make_flusher, sq
     await two.run_once()
     assert await owners(sql) == {one.name: 2, two.name: 2}
     await sql(
-        f"UPDATE penstock.views_flusher SET expires_at = now() - interval '1s' WHERE name = '{one.name}'"
+        f"UPDATE headrace.views_flusher SET expires_at = now() - interval '1s' WHERE name = '{one.name}'"
     )
     await sql(
-        f"UPDATE penstock.views_lease SET expires_at = now() - interval '1s' WHERE flusher = '{one.name}'"
+        f"UPDATE headrace.views_lease SET expires_at = now() - interval '1s' WHERE flusher = '{one.name}'"
     )
     two._leased_s = float("-inf")
     await two.run_once()
@@ -79,7 +79,7 @@ async def test_shards_are_divided_among_flushers_and_taken_over(make_flusher, sq
 
 
 async def owners(sql):
-    rows = await sql("SELECT flusher, count(*) AS shards FROM penstock.views_lease GROUP BY 1")
+    rows = await sql("SELECT flusher, count(*) AS shards FROM headrace.views_lease GROUP BY 1")
     return {row["flusher"]: row["shards"] for row in rows}
 
 
@@ -110,15 +110,15 @@ async def test_an_older_postgres_is_caught_up_again(views, flusher, sql):
     await views.hits(ENTITIES)
     await flusher.run_once()
     for table in ("shard", "total", "hour"):
-        await sql(f"CREATE TABLE old_{table} AS TABLE penstock.views_{table}")
+        await sql(f"CREATE TABLE old_{table} AS TABLE headrace.views_{table}")
     await views.hits(ENTITIES * 3)
     await flusher.run_once()
     await sql(
-        "UPDATE penstock.views_shard s SET through = o.through FROM old_shard o WHERE o.shard = s.shard"
+        "UPDATE headrace.views_shard s SET through = o.through FROM old_shard o WHERE o.shard = s.shard"
     )
     for table in ("total", "hour"):
-        await sql(f"DELETE FROM penstock.views_{table}")
-        await sql(f"INSERT INTO penstock.views_{table} TABLE old_{table}")
+        await sql(f"DELETE FROM headrace.views_{table}")
+        await sql(f"INSERT INTO headrace.views_{table} TABLE old_{table}")
     await views.hits(ENTITIES)
     await flusher.run_once()
     await flusher.run_once()
@@ -221,9 +221,9 @@ async def test_lag_says_what_is_pending_and_whose_it_is(views, flusher):
 
 async def test_functions_that_the_server_lost_are_loaded_again(views, engines, flusher):
     await views.hit("ad:1")
-    await engines.valkey.command("FUNCTION", "DELETE", "penstock_views_v1")
+    await engines.valkey.command("FUNCTION", "DELETE", "headrace_views_v1")
     assert (await views.hit("ad:1")).total == 2
-    await engines.valkey.command("FUNCTION", "DELETE", "penstock_views_v1")
+    await engines.valkey.command("FUNCTION", "DELETE", "headrace_views_v1")
     await flusher.run_once()
     assert (await views.hit("ad:1")).total == 3
 
@@ -249,7 +249,7 @@ async def test_a_call_of_another_client_that_is_no_hit_counts_nothing(views, eng
     before = await engines.valkey.command("XLEN", key)
     for line in NO_HITS:
         with pytest.raises(ValkeyDown):
-            await engines.valkey.call("penstock_views_hit_v1", [key], [line])
+            await engines.valkey.call("headrace_views_hit_v1", [key], [line])
     assert await engines.valkey.command("XLEN", key) == before
     await flusher.run_once()
     assert await stored(sql) == ({"ad:1": 1}, 1)
@@ -276,7 +276,7 @@ async def test_entries_of_any_size_are_read_in_bounded_parts(hot, engines, views
     for _ in range(100):
         line = ",".join(name for name in names if shard_of(name, 4) == 1)
         key = f"{engines.valkey.prefix}:{{v:1}}:q"
-        await engines.multiplexer.call("penstock_views_hit_v1", [key], [line])
+        await engines.multiplexer.call("headrace_views_hit_v1", [key], [line])
     found, through, parts = [], START, 0
     while True:
         pending = await hot.pending(1, through=through, entries_max=2_000)

@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 import pytest
 from views_surfaces import client_of
 
-from penstock.engines import Engines
-from penstock.engines.multiplex import Multiplexer
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
-from penstock.testing.waiting import wait_true
-from penstock.views import Views, ViewsConfig
-from penstock.web import auth
+from headrace.engines import Engines
+from headrace.engines.multiplex import Multiplexer
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
+from headrace.testing.waiting import wait_true
+from headrace.views import Views, ViewsConfig
+from headrace.web import auth
 
 HOT, PLAIN = "ad:1", "ad%3A1"
 

@@ -22,18 +22,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock.engines import Engines
-from penstock.engines.blobs import Blobs
-from penstock.engines.multiplex import Multiplexer
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.engines.sql import compile_query
-from penstock.engines.valkey import Valkey, ValkeyConfig
-from penstock.jobs import Jobs, JobsConfig, Registry
-from penstock.views import Hit, Views, ViewsConfig
-from penstock.views.hot import Hot
-from penstock.views.model import shard_of
-from penstock.views.store import shards as shard_store
-from penstock.views.worker import Flusher
+from headrace.engines import Engines
+from headrace.engines.blobs import Blobs
+from headrace.engines.multiplex import Multiplexer
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
+from headrace.engines.valkey import Valkey, ValkeyConfig
+from headrace.jobs import Jobs, JobsConfig, Registry
+from headrace.views import Hit, Views, ViewsConfig
+from headrace.views.hot import Hot
+from headrace.views.model import shard_of
+from headrace.views.store import shards as shard_store
+from headrace.views.worker import Flusher
 
 IDS = st.sampled_from(["a", "b", "c", "d", "e"])
 SHARDS = 2
@@ -106,7 +106,7 @@ class ViewsMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         for table in ("views_lease", "views_flusher", *TABLES):
-            self.sql(f"DELETE FROM penstock.{table}")
+            self.sql(f"DELETE FROM headrace.{table}")
         self.views = [self.new_views(), self.new_views()]
         self.flushers = [Flusher(self.engines, self.config, name=f"f{n}") for n in range(2)]
         self.run(self.views[0].hit("nobody", traffic="staff"))
@@ -139,8 +139,8 @@ class ViewsMachine(RuleBasedStateMachine):
 
     def own(self, which):
         """Let a flusher believe that all shards are its own, from wherever it was."""
-        self.sql("UPDATE penstock.views_lease SET flusher = NULL, expires_at = NULL")
-        self.sql("DELETE FROM penstock.views_flusher")
+        self.sql("UPDATE headrace.views_lease SET flusher = NULL, expires_at = NULL")
+        self.sql("DELETE FROM headrace.views_flusher")
         self.flushers[which]._leased_s = float("-inf")
         self.run(self.flushers[which]._lease())
 
@@ -209,17 +209,17 @@ class ViewsMachine(RuleBasedStateMachine):
         """Flushes since the copy are undone, and come again out of the stream; nobody deleted meanwhile."""
         for table in TABLES:
             self.sql(f"DROP TABLE IF EXISTS public.old_{table}")
-            self.sql(f"CREATE TABLE public.old_{table} AS TABLE penstock.{table}")
+            self.sql(f"CREATE TABLE public.old_{table} AS TABLE headrace.{table}")
         before = self.counts.flushed.copy()
         self.hit(["a", "b", "c"], 0)
         self.flush(0)
         self.sql(
-            "UPDATE penstock.views_shard s SET through = o.through FROM public.old_views_shard o"
+            "UPDATE headrace.views_shard s SET through = o.through FROM public.old_views_shard o"
             " WHERE o.shard = s.shard"
         )
         for table in TABLES[1:]:
-            self.sql(f"DELETE FROM penstock.{table}")
-            self.sql(f"INSERT INTO penstock.{table} TABLE public.old_{table}")
+            self.sql(f"DELETE FROM headrace.{table}")
+            self.sql(f"INSERT INTO headrace.{table} TABLE public.old_{table}")
         self.counts.pending = self.counts.flushed - before
         self.counts.flushed = before
 
@@ -252,7 +252,7 @@ class ViewsMachine(RuleBasedStateMachine):
             self.loop.close()
 
     def require_stored(self):
-        rows = self.sql("SELECT id, class, total FROM penstock.views_total WHERE id <> 'nobody'")
+        rows = self.sql("SELECT id, class, total FROM headrace.views_total WHERE id <> 'nobody'")
         names = ("human", "bot")
         found = {(r["id"], names[r["class"]]): r["total"] for r in rows if r["total"]}
         assert found == {k: v for k, v in self.counts.flushed.items() if v}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.views import Hit, Traffic
-from penstock.views.errors import InvalidHit, TooManyHits, TooManyIds
-from penstock.views.flush import Tally
-from penstock.views.model import (
+from headrace.views import Hit, Traffic
+from headrace.views.errors import InvalidHit, TooManyHits, TooManyIds
+from headrace.views.flush import Tally
+from headrace.views.model import (
     NUMBER,
     id_key,
     line_of,

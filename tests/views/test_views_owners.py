@@ -9,11 +9,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from penstock.testing.drain import drain
-from penstock.views import Hit, SeriesPoint
-from penstock.views import store as views_store
-from penstock.views.errors import InvalidSpan
-from penstock.views.model import Count, hour_at, shard_of
+from headrace.testing.drain import drain
+from headrace.views import Hit, SeriesPoint
+from headrace.views import store as views_store
+from headrace.views.errors import InvalidSpan
+from headrace.views.model import Count, hour_at, shard_of
 
 HOUR = timedelta(hours=1)
 
@@ -152,8 +152,8 @@ async def test_a_deleted_entity_is_gone_and_stays_so(views, flusher, sql, hot):
     found = await views.totals(["ad:1", "ad:2"], fields=("total", "unique"))
     assert [(t.total, t.unique) for t in found] == [(0, 0), (1, 0)]
     for table in ("total", "hour", "unique"):
-        assert await sql(f"SELECT * FROM penstock.views_{table} WHERE id = 'ad:1'") == []
-    [row] = await sql("SELECT dropped FROM penstock.views_tombstone")
+        assert await sql(f"SELECT * FROM headrace.views_{table} WHERE id = 'ad:1'") == []
+    [row] = await sql("SELECT dropped FROM headrace.views_tombstone")
     assert row["dropped"] == 5
     assert (await views.delete("ad:1")).total == 0
     assert (await views.verify()).views == 1
@@ -169,19 +169,19 @@ async def test_deleting_beside_hits_and_flushes_leaves_nothing(views, flusher, s
             views.hits([entity]),
         )
     await flusher.run_once()
-    assert await sql("SELECT * FROM penstock.views_total") == []
-    assert await sql("SELECT * FROM penstock.views_hour") == []
+    assert await sql("SELECT * FROM headrace.views_total") == []
+    assert await sql("SELECT * FROM headrace.views_hour") == []
 
 
 async def test_after_its_tombstone_an_entity_begins_anew(views, flusher, sql, engines):
     await views.hit("ad:1")
     await views.delete("ad:1")
-    await sql("UPDATE penstock.views_tombstone SET until_at = now() - interval '1 second'")
+    await sql("UPDATE headrace.views_tombstone SET until_at = now() - interval '1 second'")
     await engines.valkey.command("DEL", f"{engines.valkey.prefix}:{{v:1}}:c:ad:1")
     await flusher.run_once()
     await views.hit("ad:1")
     await flusher.run_once()
-    assert [row["total"] for row in await sql("SELECT total FROM penstock.views_total")] == [2]
+    assert [row["total"] for row in await sql("SELECT total FROM headrace.views_total")] == [2]
 
 
 async def test_views_move_between_classes_by_a_job(views, jobs, engines, count, flusher):
@@ -223,14 +223,14 @@ async def test_a_move_that_postgres_lost_is_taken_back(views, make_flusher, coun
     await count([("ad:1", 0, noon, 30)])
     assert (await views.hit("ad:1")).total == 31
     for table in ("shard", "total", "hour"):
-        await sql(f"CREATE TABLE old_{table} AS TABLE penstock.views_{table}")
+        await sql(f"CREATE TABLE old_{table} AS TABLE headrace.views_{table}")
     span = {"from_at": noon, "to_at": noon + HOUR}
     await views._owners.move(SimpleNamespace(id="ad:1", **span, source="human", target="bot"))
     assert (await views.hit("ad:1")).total == 2
-    await sql("UPDATE penstock.views_shard SET corrections = 0")
+    await sql("UPDATE headrace.views_shard SET corrections = 0")
     for table in ("total", "hour"):
-        await sql(f"DELETE FROM penstock.views_{table}")
-        await sql(f"INSERT INTO penstock.views_{table} TABLE old_{table}")
+        await sql(f"DELETE FROM headrace.views_{table}")
+        await sql(f"INSERT INTO headrace.views_{table} TABLE old_{table}")
     await make_flusher().run_once()
     assert (await views.hit("ad:1")).total == 33
 
@@ -254,8 +254,8 @@ async def test_verify_finds_what_contradicts_itself(views, count, sql):
     await count([("ad:1", 0, hour_at(500_000), 5), ("ad:2", 1, hour_at(500_000), 2)])
     found = await views.verify()
     assert (found.entities, found.views, found.differences) == (2, 7, [])
-    await sql("UPDATE penstock.views_total SET total = 9 WHERE id = 'ad:2'")
-    await sql("DELETE FROM penstock.views_hour WHERE id = 'ad:1'")
+    await sql("UPDATE headrace.views_total SET total = 9 WHERE id = 'ad:2'")
+    await sql("DELETE FROM headrace.views_hour WHERE id = 'ad:1'")
     found = await views.verify()
     assert [(d.id, d.traffic, d.total, d.hours) for d in found.differences] == [
         ("ad:1", "human", 5, 0),

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from penstock.engines.postgres import PostgresDown
-from penstock.views.service import patience
-from penstock.views.service.patience import Patience
+from headrace.engines.postgres import PostgresDown
+from headrace.views.service import patience
+from headrace.views.service.patience import Patience
 
 
 class Server:

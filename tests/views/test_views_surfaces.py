@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 from views_surfaces import SURFACES, Refused, client_of, surface_on
 
-from penstock.testing import drain
-from penstock.views import cli
-from penstock.web.tokens import Tokens
+from headrace.testing import drain
+from headrace.views import cli
+from headrace.web.tokens import Tokens
 
 STEPS = tomllib.loads(Path(__file__).with_name("views_scenario.toml").read_text())["step"]
 PEOPLE = {"user-agent": "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"}

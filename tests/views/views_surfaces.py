@@ -18,13 +18,13 @@ from urllib.parse import quote
 import httpx
 from click.testing import CliRunner
 
-from penstock.kernel.config import load_config, parse_duration_s
-from penstock.kernel.errors import PenstockError
-from penstock.views import Hit, cli, http
-from penstock.views.errors import InvalidSpan
-from penstock.web.model import WebConfig
-from penstock.web.server import run_api
-from penstock.web.tokens import Tokens
+from headrace.kernel.config import load_config, parse_duration_s
+from headrace.kernel.errors import HeadraceError
+from headrace.views import Hit, cli, http
+from headrace.views.errors import InvalidSpan
+from headrace.web.model import WebConfig
+from headrace.web.server import run_api
+from headrace.web.tokens import Tokens
 from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
@@ -152,7 +152,7 @@ class CommandSurface:
         )
         [command] = cli.COMMANDS
         ran = await asyncio.to_thread(CliRunner().invoke, command, words, obj=terminal)
-        if isinstance(ran.exception, PenstockError):
+        if isinstance(ran.exception, HeadraceError):
             raise Refused(ran.exception.status, ran.exception.code) from ran.exception
         assert ran.exit_code == 0, (words, ran.output, ran.exception)
         [(value, text)] = shown

@@ -11,14 +11,14 @@ import httpx
 import pytest
 from small_shop import ROUTES, Shop
 
-from penstock.kernel.config import load_config
-from penstock.web.model import WebConfig
-from penstock.web.server import run_api
-from penstock.web.tokens import Tokens
+from headrace.kernel.config import load_config
+from headrace.web.model import WebConfig
+from headrace.web.server import run_api
+from headrace.web.tokens import Tokens
 
 
 class SmallHouse:
-    """Implements `penstock.web.model.House`."""
+    """Implements `headrace.web.model.House`."""
 
     version = "0.0.0"
     metrics_folder = None

@@ -10,7 +10,7 @@ from litestar import Request, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from penstock.kernel.errors import LimitExceeded
+from headrace.kernel.errors import LimitExceeded
 
 
 class Thing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.kernel.clock import VirtualClock
-from penstock.kernel.errors import Unavailable
-from penstock.web.audit import Audit
-from penstock.web.cli import audit
-from penstock.web.model import TokenRefused
-from penstock.web.sessions import Sessions
-from penstock.web.tokens import Tokens
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.kernel.clock import VirtualClock
+from headrace.kernel.errors import Unavailable
+from headrace.web.audit import Audit
+from headrace.web.cli import audit
+from headrace.web.model import TokenRefused
+from headrace.web.sessions import Sessions
+from headrace.web.tokens import Tokens
 
 KEPT_S = 3600.0
 
@@ -40,7 +40,7 @@ async def test_lines_are_kept_so_long_and_go_a_few_at_a_time(postgres):
     ids = [await kept.begin(**given) for _ in range(30)]
     async with postgres.session() as session:
         await session.connection.execute(
-            "UPDATE penstock.audit SET at = now() - interval '61 minutes' WHERE id <> $1", ids[-1]
+            "UPDATE headrace.audit SET at = now() - interval '61 minutes' WHERE id <> $1", ids[-1]
         )
     newest = await kept.begin(**given)
     assert len(await kept.lines()) == 30 - 20 + 1
@@ -86,7 +86,7 @@ async def test_a_session_is_a_use_of_its_token_and_is_noted_once_a_minute(postgr
     assert await used_at() == login_at
     async with postgres.session() as session:
         await session.connection.execute(
-            "UPDATE penstock.token SET last_used_at = now() - interval '61 seconds'"
+            "UPDATE headrace.token SET last_used_at = now() - interval '61 seconds'"
         )
     await Sessions(postgres).find(cookie)
     assert await used_at() > login_at

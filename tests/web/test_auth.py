@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from penstock.engines.postgres import Postgres, PostgresConfig, PostgresDown
-from penstock.kernel.clock import VirtualClock
-from penstock.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
-from penstock.testing.waiting import wait_true
-from penstock.web.auth import ANSWER_S, CACHED_S, KEPT_WHILE_AWAY_S, Callers
-from penstock.web.model import ScopeUnknown, TokenNameTaken, TokenRefused, TokenUnknown
-from penstock.web.tokens import (
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.kernel.clock import VirtualClock
+from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
+from headrace.testing.waiting import wait_true
+from headrace.web.auth import ANSWER_S, CACHED_S, KEPT_WHILE_AWAY_S, Callers
+from headrace.web.model import ScopeUnknown, TokenNameTaken, TokenRefused, TokenUnknown
+from headrace.web.tokens import (
     Tokens,
     dead_token,
     ensure_root_token,
@@ -39,7 +39,7 @@ def test_tokens_have_a_checksum():
 
 async def test_only_the_hash_of_a_token_is_stored(postgres):
     made = await Tokens(postgres).create("ci", ("jobs:write",), expires_s=3600)
-    rows = await all_rows(postgres, "SELECT token::text FROM penstock.token")
+    rows = await all_rows(postgres, "SELECT token::text FROM headrace.token")
     assert made.text not in rows[0][0]
     assert made.token.expires_at > made.token.created_at
     assert made.text not in repr(made)
@@ -76,8 +76,8 @@ async def test_every_token_that_is_not_valid_gets_the_same_answer(api, postgres)
     revoked = (await tokens.create("revoked", ("jobs:read",))).text
     expired = (await tokens.create("expired", ("jobs:read",), expires_s=60)).text
     await tokens.revoke("revoked")
-    await all_rows(postgres, "UPDATE penstock.token SET expires_at = now() WHERE name = 'expired'")
-    wrong = [f"Bearer {t}" for t in (revoked, expired, make_token(), "pst_short", "a b", "\xe9")]
+    await all_rows(postgres, "UPDATE headrace.token SET expires_at = now() WHERE name = 'expired'")
+    wrong = [f"Bearer {t}" for t in (revoked, expired, make_token(), "hrt_short", "a b", "\xe9")]
     bodies = set()
     for header in (None, "Basic YTpi", "Bearer", *wrong):
         headers = {} if header is None else {"authorization": header.encode("latin-1")}
@@ -114,7 +114,7 @@ async def test_use_is_noted_once_a_minute(postgres):
 
 
 async def test_a_database_that_is_down_is_no_wrong_token(make_house, serve, token):
-    down = Postgres("postgresql://penstock@127.0.0.1:9/penstock", PostgresConfig())
+    down = Postgres("postgresql://headrace@127.0.0.1:9/headrace", PostgresConfig())
     async with serve(make_house(), postgres=down) as client:
         answer = await client.get("/v1/things/7", headers=token)
     assert answer.status_code == 503
@@ -134,7 +134,7 @@ async def test_the_root_token_is_made_once_and_mended(postgres, tmp_path):
     assert (await tokens.find_caller(first.strip())).may("media:write")
     assert [entry.name for entry in tmp_path.iterdir()] == ["token"]
     # the database was emptied: the token of the file works again
-    await all_rows(postgres, "DELETE FROM penstock.token")
+    await all_rows(postgres, "DELETE FROM headrace.token")
     assert await tokens.state_of(first.strip()) == "unknown"
     await ensure_root_token(tmp_path, tokens)
     assert await tokens.find_caller(first.strip())
@@ -178,7 +178,7 @@ async def test_a_file_without_a_token_is_told_and_not_stored(postgres, tmp_path)
 async def test_a_root_token_that_ran_out_is_expired(postgres, tmp_path):
     tokens = Tokens(postgres)
     root = await ensure_root_token(tmp_path, tokens)
-    await all_rows(postgres, "UPDATE penstock.token SET expires_at = now() - interval '1 s'")
+    await all_rows(postgres, "UPDATE headrace.token SET expires_at = now() - interval '1 s'")
     assert await tokens.state_of(root.file.read_text().strip()) == "expired"
 
 

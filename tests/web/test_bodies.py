@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.web.bodies import DEPTH_MAX, FAULTS_MAX, decode_body
-from penstock.web.model import BodyInvalid, BodyMalformed
+from headrace.web.bodies import DEPTH_MAX, FAULTS_MAX, decode_body
+from headrace.web.model import BodyInvalid, BodyMalformed
 
 
 class Item(msgspec.Struct, forbid_unknown_fields=True):

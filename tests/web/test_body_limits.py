@@ -11,15 +11,15 @@ import pytest
 from litestar import post
 from litestar.params import JSONBody
 
-from penstock.kernel.errors import TooLarge
-from penstock.kernel.limits import ItemsMax
-from penstock.web.bodies import (
+from headrace.kernel.errors import TooLarge
+from headrace.kernel.limits import ItemsMax
+from headrace.web.bodies import (
     DOCUMENT_BYTES_MAX,
     OFF_LOOP_FROM_BYTES,
     PAGE_BODY_BYTES_MAX,
     VALUES_MAX,
 )
-from penstock.web.tokens import Tokens
+from headrace.web.tokens import Tokens
 
 MANY = 1000
 decoded: list[str] = []

@@ -1,4 +1,4 @@
-"""`penstock tokens` as a person uses it, over a real PostgreSQL."""
+"""`headrace tokens` as a person uses it, over a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.web.cli import tokens as command
-from penstock.web.model import TokenNameTaken
-from penstock.web.tokens import Tokens, is_token
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.web.cli import tokens as command
+from headrace.web.model import TokenNameTaken
+from headrace.web.tokens import Tokens, is_token
 
 
 class PlainTerminal:

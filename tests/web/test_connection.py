@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from penstock.web.model import AddressInUse, AddressRefused
-from penstock.web.server import bind, run_api
+from headrace.web.model import AddressInUse, AddressRefused
+from headrace.web.server import bind, run_api
 
 HOST = b"Host: localhost\r\n"
 NEXT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -13,13 +13,13 @@ from litestar.params import FromPath, QueryParameter
 from small_shop import Shop
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.kernel.errors import LimitExceeded
-from penstock.kernel.hot import HOT, HotAnswer
-from penstock.kernel.trace import trace_id
-from penstock.web.guard import SECURITY_HEADERS
-from penstock.web.server import describe_api
-from penstock.web.tokens import Tokens, make_token
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.kernel.errors import LimitExceeded
+from headrace.kernel.hot import HOT, HotAnswer
+from headrace.kernel.trace import trace_id
+from headrace.web.guard import SECURITY_HEADERS
+from headrace.web.server import describe_api
+from headrace.web.tokens import Tokens, make_token
 
 FAST, SLOW = "fast", "litestar"
 
@@ -160,7 +160,7 @@ async def test_errors_are_told_alike_on_both_ways(api, token, name, capfd):
 
 async def test_tokens_and_scopes_are_asked_for(api, postgres):
     reader = await Tokens(postgres).create("reader", ("jobs:read",))
-    for header, status in ((None, 401), ("Bearer pst_x", 401), (f"Bearer {reader.text}", 403)):
+    for header, status in ((None, 401), ("Bearer hrt_x", 401), (f"Bearer {reader.text}", 403)):
         headers = {} if header is None else {"authorization": header}
         told = []
         for query in ("n=1", "n=%31"):

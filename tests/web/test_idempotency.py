@@ -12,11 +12,11 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 from small_shop import ROUTES, NewThings, Shop
 
-from penstock.engines.sql import compile_query
-from penstock.kernel.errors import LimitExceeded
-from penstock.kernel.once import Once
-from penstock.web.idempotency import KEY_CHARACTERS_MAX, LOCK_WAIT_S
-from penstock.web.tokens import Tokens
+from headrace.engines.sql import compile_query
+from headrace.kernel.errors import LimitExceeded
+from headrace.kernel.once import Once
+from headrace.web.idempotency import KEY_CHARACTERS_MAX, LOCK_WAIT_S
+from headrace.web.tokens import Tokens
 
 PARTS = {"scope": "jobs:write", "keeps_keys": True}
 MAKE_TABLE = "CREATE TABLE orders (id bigserial PRIMARY KEY, things int)"
@@ -92,7 +92,7 @@ def keys(sql):
     """`await keys()`: the keys that are kept."""
 
     async def kept():
-        return [row["key"] for row in await sql("SELECT key FROM penstock.idempotency_key")]
+        return [row["key"] for row in await sql("SELECT key FROM headrace.idempotency_key")]
 
     return kept
 
@@ -271,9 +271,9 @@ async def test_a_route_that_keeps_none_refuses_and_does_nothing(api, token):
 
 async def test_keys_are_forgotten_after_their_time(send, orders, keys, sql):
     first = await send("k")
-    await sql("UPDATE penstock.idempotency_key SET created_at = now() - interval '59 minutes'")
+    await sql("UPDATE headrace.idempotency_key SET created_at = now() - interval '59 minutes'")
     assert (await send("k")).json() == first.json()
-    await sql("UPDATE penstock.idempotency_key SET created_at = now() - interval '61 minutes'")
+    await sql("UPDATE headrace.idempotency_key SET created_at = now() - interval '61 minutes'")
     later = await send("k", things=3)
     assert (later.status_code, "idempotency-replayed" in later.headers) == (202, False)
     assert (await orders(), await keys()) == (2, ["k"])
@@ -281,7 +281,7 @@ async def test_keys_are_forgotten_after_their_time(send, orders, keys, sql):
 
 async def test_old_keys_are_swept_by_those_who_come(send, keys, sql):
     await sql(
-        "INSERT INTO penstock.idempotency_key (caller, key, sha256, created_at)"
+        "INSERT INTO headrace.idempotency_key (caller, key, sha256, created_at)"
         " SELECT 1, 'old ' || n, sha256('x'), now() - interval '2 hours' FROM generate_series(1, 30) n"
     )
     await send("a")

@@ -11,10 +11,10 @@ from litestar import get
 from litestar.di import NamedDependency
 from small_shop import ROUTES, Shop
 
-from penstock.web.admission import network_of
-from penstock.web.model import RateLimited, TooManyRequestsOpen, WebConfig
-from penstock.web.quotas import CHARGE, Quotas, end_charge, headers_of_charge
-from penstock.web.tokens import Caller, Tokens
+from headrace.web.admission import network_of
+from headrace.web.model import RateLimited, TooManyRequestsOpen, WebConfig
+from headrace.web.quotas import CHARGE, Quotas, end_charge, headers_of_charge
+from headrace.web.tokens import Caller, Tokens
 
 NEXT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SLOW = NEXT.replace(b"healthz", b"v1/slow")

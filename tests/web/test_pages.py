@@ -7,10 +7,10 @@ from click.testing import CliRunner
 from litestar import get, post
 from litestar.params import JSONBody
 
-from penstock.web import cli
-from penstock.web.model import PUBLISHABLE_SCOPES, ScopeNotPublishable
-from penstock.web.server import describe_api
-from penstock.web.tokens import KEY_PREFIX, PREFIX, Tokens, is_token, make_token
+from headrace.web import cli
+from headrace.web.model import PUBLISHABLE_SCOPES, ScopeNotPublishable
+from headrace.web.server import describe_api
+from headrace.web.tokens import KEY_PREFIX, PREFIX, Tokens, is_token, make_token
 
 ELSEWHERE = {"origin": "https://shop.example"}
 
@@ -50,7 +50,7 @@ async def key(postgres):
 
 def test_keys_and_tokens_are_told_apart():
     key = make_token(KEY_PREFIX)
-    assert key.startswith("psk_")
+    assert key.startswith("hrk_")
     assert is_token(key)
     assert not is_token(key.replace(KEY_PREFIX, PREFIX)[:-1])
     assert {"views:hit"} == PUBLISHABLE_SCOPES
@@ -87,7 +87,7 @@ async def test_the_question_beforehand_is_answered(api, key):
         ("/v1/seen?k={key}", "DELETE"),
         ("/v1/hidden?k={key}", "POST"),
         ("/v1/nowhere?k={key}", "POST"),
-        ("/v1/seen?k=psk_", "POST"),
+        ("/v1/seen?k=hrk_", "POST"),
         ("/v1/seen?k={unknown}", "POST"),
         ("/v1/seen?k={key}&k={key}", "POST"),
         ("/v1/seen?xk={key}", "POST"),
@@ -107,10 +107,10 @@ async def test_other_preflights_grant_nothing(api, key, place, method):
         ("POST /v1/hidden?k={key}", 403),
         ("POST /v1/seen", 403),
         ("POST /v1/seen?k={token}", 403),
-        ("POST /v1/seen?k=psk_short", 403),
+        ("POST /v1/seen?k=hrk_short", 403),
         ("POST /v1/seen?k={unknown}", 403),
         ("POST /v1/seen?xk={key}", 403),
-        ("GET /metrics?k=psk_", 401),
+        ("GET /metrics?k=hrk_", 401),
         ("GET /v1/nowhere?k={key}", 404),
     ],
 )
@@ -126,7 +126,7 @@ async def test_a_key_opens_nothing_else(api, key, postgres, request_line, status
 
 
 async def test_a_revoked_key_grants_no_preflight(api, key, postgres, monkeypatch):
-    monkeypatch.setattr("penstock.web.auth.CACHED_S", 0.0)
+    monkeypatch.setattr("headrace.web.auth.CACHED_S", 0.0)
     await Tokens(postgres).revoke("site")
     asked = {**ELSEWHERE, "access-control-request-method": "POST"}
     answer = await api.options(f"/v1/seen?k={key}", headers=asked)

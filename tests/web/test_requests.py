@@ -8,15 +8,15 @@ import jsonschema
 import pytest
 from litestar import get
 
-from penstock.engines.postgres import Postgres, PostgresConfig
-from penstock.kernel.errors import Unavailable, error_table
-from penstock.kernel.logs import SparseLogger
-from penstock.kernel.trace import trace_id
-from penstock.web import guard
-from penstock.web.cors import host_name, origin_host
-from penstock.web.guard import SECURITY_HEADERS
-from penstock.web.openapi import operations_of, routes_without_scope
-from penstock.web.server import create_api, create_app, describe_api
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.kernel.errors import Unavailable, error_table
+from headrace.kernel.logs import SparseLogger
+from headrace.kernel.trace import trace_id
+from headrace.web import guard
+from headrace.web.cors import host_name, origin_host
+from headrace.web.guard import SECURITY_HEADERS
+from headrace.web.openapi import operations_of, routes_without_scope
+from headrace.web.server import create_api, create_app, describe_api
 
 MEMBERS = {"type", "title", "status", "detail", "code", "request_id", "retryable"}
 
@@ -210,7 +210,7 @@ async def test_readiness_names_what_is_down(make_house, serve, valkey, blobs):
         answer = await client.get("/readyz")
         assert answer.status_code == 200
         assert answer.json()["engines"] == {"postgres": "up", "valkey": "up", "blobs": "up"}
-    down = Postgres("postgresql://penstock@127.0.0.1:9/penstock", PostgresConfig())
+    down = Postgres("postgresql://headrace@127.0.0.1:9/headrace", PostgresConfig())
     async with serve(make_house(), postgres=down, valkey=valkey) as client:
         answer = await client.get("/readyz")
         assert answer.status_code == 503

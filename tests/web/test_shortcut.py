@@ -10,13 +10,13 @@ from litestar import Request, get
 from litestar.di import NamedDependency
 from small_shop import Shop
 
-from penstock.kernel import metrics
-from penstock.kernel.errors import LimitExceeded
-from penstock.kernel.hot import HOT, HotAnswer
-from penstock.testing.waiting import wait_true
-from penstock.web import auth
-from penstock.web.guard import SECURITY_HEADERS
-from penstock.web.tokens import Tokens
+from headrace.kernel import metrics
+from headrace.kernel.errors import LimitExceeded
+from headrace.kernel.hot import HOT, HotAnswer
+from headrace.testing.waiting import wait_true
+from headrace.web import auth
+from headrace.web.guard import SECURITY_HEADERS
+from headrace.web.tokens import Tokens
 
 SHORT, LONG, LITESTAR = "short", "long", "litestar"
 TARGET = "/v1/shelf?q=a,b"

@@ -6,18 +6,18 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 
-from penstock.kernel.errors import PenstockError
-from penstock.kernel.secrets import derive_key
-from penstock.media.cluster.hop import KEY_USE, HopGuard, HopSigner
-from penstock.media.cluster.membership import Member
-from penstock.media.cluster.peers import Peer
-from penstock.media.cluster.purge import Generations
-from penstock.media.cluster.routing import Router
-from penstock.media.model import BLOCK_BYTES, ObjectUnknown, Shape
-from penstock.media.partitions import Candidate, Table
-from penstock.media.ranges import decide, format_http_date
-from penstock.media.requests import HeadReader, Request, key_of
-from penstock.media.sources import Span
+from headrace.kernel.errors import HeadraceError
+from headrace.kernel.secrets import derive_key
+from headrace.media.cluster.hop import KEY_USE, HopGuard, HopSigner
+from headrace.media.cluster.membership import Member
+from headrace.media.cluster.peers import Peer
+from headrace.media.cluster.purge import Generations
+from headrace.media.cluster.routing import Router
+from headrace.media.model import BLOCK_BYTES, ObjectUnknown, Shape
+from headrace.media.partitions import Candidate, Table
+from headrace.media.ranges import decide, format_http_date
+from headrace.media.requests import HeadReader, Request, key_of
+from headrace.media.sources import Span
 
 KEYS = [derive_key("the secret that the little nodes share", KEY_USE)]
 
@@ -134,7 +134,7 @@ class LittleNode:
             return CANNED[self.mood]
         try:
             hop = self.router.is_internal(request)
-        except PenstockError as error:
+        except HeadraceError as error:
             return _answered(f"{error.status} {error.code}", [("Content-Length", "0")], b"")
         assert hop is not None
         data = self.objects.get(key_of(request.target))
@@ -152,7 +152,7 @@ class LittleNode:
         start, length = decision.start, decision.length_bytes
         proof = self.router.reply_fields(hop, shape.etag, start, length)
         if self.mood == "is a stranger":
-            proof = (("X-Penstock-Reply", "00" * 32),)
+            proof = (("X-Headrace-Reply", "00" * 32),)
         if self.mood == "gives another part":
             start += 1
             proof = self.router.reply_fields(hop, shape.etag, start, length)

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from little_nodes import asking, shape_of
 
-from penstock.kernel.secrets import derive_key
-from penstock.media.cluster.hop import KEY_USE, HopSigner
-from penstock.media.cluster.peers import Peer, parse_answer_head
-from penstock.media.cluster.purge import Purge, PurgeList
-from penstock.media.cluster.routing import SHAPE_KEPT_S, SHAPES_MAX
-from penstock.media.model import BLOCK_BYTES, ObjectUnknown, SourceCut
-from penstock.media.partitions import Candidate, Table
-from penstock.media.sources import Span
-from penstock.testing.waiting import wait_true
+from headrace.kernel.secrets import derive_key
+from headrace.media.cluster.hop import KEY_USE, HopSigner
+from headrace.media.cluster.peers import Peer, parse_answer_head
+from headrace.media.cluster.purge import Purge, PurgeList
+from headrace.media.cluster.routing import SHAPE_KEPT_S, SHAPES_MAX
+from headrace.media.model import BLOCK_BYTES, ObjectUnknown, SourceCut
+from headrace.media.partitions import Candidate, Table
+from headrace.media.sources import Span
+from headrace.testing.waiting import wait_true
 
 DATA = bytes(range(256)) * 1200
 KEY = "tracks/a.mp3"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.kernel.secrets import derive_key
-from penstock.media.cluster.hop import (
+from headrace.kernel.secrets import derive_key
+from headrace.media.cluster.hop import (
     HOP_FIELD,
     KEY_USE,
     HopGuard,

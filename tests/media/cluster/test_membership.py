@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from penstock.media.cluster.documents import Document, DocumentDamaged, is_reserved
-from penstock.media.cluster.membership import (
+from headrace.media.cluster.documents import Document, DocumentDamaged, is_reserved
+from headrace.media.cluster.membership import (
     MEMBERSHIP,
     RAMP_S,
     InvalidNode,
@@ -154,7 +154,7 @@ async def test_what_others_store_meanwhile_is_never_written_over(blobs):
 
     def meddle(old: Membership) -> Membership:
         if not calls:
-            (blobs.folder / "_penstock/media").mkdir(parents=True)
+            (blobs.folder / "_headrace/media").mkdir(parents=True)
             newer = msgspec.json.encode(Membership(version=41))
             (blobs.folder / MEMBERSHIP.key).write_bytes(newer)
         calls.append(old.version)
@@ -167,10 +167,10 @@ async def test_what_others_store_meanwhile_is_never_written_over(blobs):
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ("_penstock/media/membership.json", True),
-        ("_penstock", True),
-        ("_penstock2/a", False),
-        ("tracks/_penstock/a", False),
+        ("_headrace/media/membership.json", True),
+        ("_headrace", True),
+        ("_headrace2/a", False),
+        ("tracks/_headrace/a", False),
     ],
 )
 def test_which_keys_are_the_cluster_s_own(key, expected):

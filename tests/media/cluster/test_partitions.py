@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.media.partitions import CAP, PARTITIONS, Candidate, Table, partition_of
+from headrace.media.partitions import CAP, PARTITIONS, Candidate, Table, partition_of
 
 GOLDEN_ROWS = ["b/a", "c/b", "a/b", "a/b", "c/b", "b/a"]
 GOLDEN_SHA256 = "0f1a8d7f1b79a01e"

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 import structlog
 
-from penstock.engines.blobs import Blobs
-from penstock.media.cluster.membership import MEMBERSHIP, Membership
-from penstock.media.cluster.polling import OUTCOMES, POLLS, Polled, Polling
-from penstock.media.cluster.purge import PURGES, Generations, Purges
-from penstock.testing.waiting import wait_true
+from headrace.engines.blobs import Blobs
+from headrace.media.cluster.membership import MEMBERSHIP, Membership
+from headrace.media.cluster.polling import OUTCOMES, POLLS, Polled, Polling
+from headrace.media.cluster.purge import PURGES, Generations, Purges
+from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture

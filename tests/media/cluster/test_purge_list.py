@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engines.blobs import InvalidBlobKey
-from penstock.media.cluster import purge as purging
-from penstock.media.cluster.purge import (
+from headrace.engines.blobs import InvalidBlobKey
+from headrace.media.cluster import purge as purging
+from headrace.media.cluster.purge import (
     PURGES,
     Generations,
     InvalidPrefix,

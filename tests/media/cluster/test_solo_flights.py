@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 import pytest
 from little_nodes import asking
 
-from penstock.media import answers
-from penstock.media.cluster.peers import PLAIN_HEAD, parse_answer_head
-from penstock.media.cluster.solo import Flight, SoloFlight
-from penstock.media.model import Shape
-from penstock.media.ranges import Decision
-from penstock.media.requests import Request
-from penstock.media.signing import OPEN
-from penstock.media.sources import Coming, Span
-from penstock.testing.waiting import wait_true
+from headrace.media import answers
+from headrace.media.cluster.peers import PLAIN_HEAD, parse_answer_head
+from headrace.media.cluster.solo import Flight, SoloFlight
+from headrace.media.model import Shape
+from headrace.media.ranges import Decision
+from headrace.media.requests import Request
+from headrace.media.signing import OPEN
+from headrace.media.sources import Coming, Span
+from headrace.testing.waiting import wait_true
 
 DATA = bytes(range(256)) * 1200
 KEY = "tracks/a.mp3"
@@ -140,7 +140,7 @@ def test_the_head_of_a_part_is_read_by_its_shape_as_field_by_field():
         head = answers.object_head(
             request, Decision(206, 100, 50), Shape(300, etag, 1_700_000_000, immutable),
             key=KEY, grant=OPEN, cache_status=answers.HIT, keeps_alive=True,
-            extra=(("X-Penstock-Reply", "5a" * 32),),
+            extra=(("X-Headrace-Reply", "5a" * 32),),
         )  # fmt: skip
         data = head.removesuffix(b"\r\n\r\n")
         assert PLAIN_HEAD.fullmatch(data)
@@ -150,7 +150,7 @@ def test_the_head_of_a_part_is_read_by_its_shape_as_field_by_field():
             206,
             {
                 "etag": f'"{etag}"', "content-length": "50", "content-range": "bytes 100-149/300",
-                "x-penstock-reply": "5a" * 32,
+                "x-headrace-reply": "5a" * 32,
             },
         )  # fmt: skip
         assert status == by_field[0]

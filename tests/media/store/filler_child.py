@@ -29,7 +29,7 @@ class FillerChild:
             "boot": node.boot,
             "bug": bug,
         }
-        env = {**os.environ, **({"PENSTOCK_CRASH_AT": crash_at} if crash_at else {})}
+        env = {**os.environ, **({"HEADRACE_CRASH_AT": crash_at} if crash_at else {})}
         node.run.mkdir(parents=True, exist_ok=True)
         self._dies = bool(crash_at)
         self._err = (node.folder / "filler.err").open("ab")

@@ -9,15 +9,15 @@ import signal
 import sys
 from pathlib import Path
 
-from penstock.engines.blobs import Blobs
-from penstock.kernel.logs import configure_logs
-from penstock.media.model import DiskConfig
-from penstock.media.store import Filler
-from penstock.media.store import disk as disk_module
-from penstock.media.store.disk import Disk
-from penstock.media.store.files import write_whole
-from penstock.media.store.filling import Fills
-from penstock.media.store.turns import FillerTurns
+from headrace.engines.blobs import Blobs
+from headrace.kernel.logs import configure_logs
+from headrace.media.model import DiskConfig
+from headrace.media.store import Filler
+from headrace.media.store import disk as disk_module
+from headrace.media.store.disk import Disk
+from headrace.media.store.files import write_whole
+from headrace.media.store.filling import Fills
+from headrace.media.store.turns import FillerTurns
 
 
 def plant(bug: str) -> None:

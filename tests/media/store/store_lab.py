@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from penstock.engines.blobs import Blobs
-from penstock.media.model import BLOCK_BYTES, DiskConfig, Shape
-from penstock.media.store import BlockKey, Filler, Frame, Store
-from penstock.media.store.layout import DATA_AT, PROBE_BLOCKS, SET_BYTES, WAYS
-from penstock.testing.waiting import wait_true
+from headrace.engines.blobs import Blobs
+from headrace.media.model import BLOCK_BYTES, DiskConfig, Shape
+from headrace.media.store import BlockKey, Filler, Frame, Store
+from headrace.media.store.layout import DATA_AT, PROBE_BLOCKS, SET_BYTES, WAYS
+from headrace.testing.waiting import wait_true
 
 BOOT = "boot-1"
 HASH_KEY = b"k" * 32

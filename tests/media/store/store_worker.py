@@ -20,9 +20,9 @@ from pathlib import Path
 
 from store_lab import block_data
 
-from penstock.kernel.errors import PenstockError
-from penstock.media.model import BLOCK_BYTES, Shape
-from penstock.media.store import BlockKey, Frame, Store
+from headrace.kernel.errors import HeadraceError
+from headrace.media.model import BLOCK_BYTES, Shape
+from headrace.media.store import BlockKey, Frame, Store
 
 UNREAD_MAX = 6
 
@@ -82,7 +82,7 @@ class SelfServing:
         steps = 4 if self.dice.random() < 0.2 else 1
         try:
             await self.send(client, key, block_data(name, number, length), steps)
-        except PenstockError:
+        except HeadraceError:
             self.counts["failed"] += 1
         self.counts["reads"] += 1
         if self.dice.random() < 0.2:

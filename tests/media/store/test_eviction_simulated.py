@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.media.simulate.eviction import (
+from headrace.media.simulate.eviction import (
     SHIFT,
     TRACKS,
     Lru,
@@ -15,7 +15,7 @@ from penstock.media.simulate.eviction import (
     SieveSets,
     simulate,
 )
-from penstock.media.store.sieve import MARKS_MAX
+from headrace.media.store.sieve import MARKS_MAX
 
 
 def test_the_popularity_is_the_one_stated():

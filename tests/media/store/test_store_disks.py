@@ -20,12 +20,12 @@ from store_lab import (
     store_node,
 )
 
-from penstock.kernel.metrics import REGISTRY
-from penstock.media.model import DiskConfig
-from penstock.media.store import control
-from penstock.media.store.disk import DiskState
-from penstock.media.store.errors import CommandUnknown, DiskRefused, DiskTooSmall, DiskUnknown
-from penstock.testing.waiting import wait_true
+from headrace.kernel.metrics import REGISTRY
+from headrace.media.model import DiskConfig
+from headrace.media.store import control
+from headrace.media.store.disk import DiskState
+from headrace.media.store.errors import CommandUnknown, DiskRefused, DiskTooSmall, DiskUnknown
+from headrace.testing.waiting import wait_true
 
 
 async def filled(node, blobs, blocks: int = 12) -> list:

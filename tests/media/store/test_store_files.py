@@ -7,10 +7,10 @@ import os
 import pytest
 from store_lab import disk_bytes
 
-from penstock.media.model import BLOCK_BYTES, DiskConfig
-from penstock.media.store.errors import DiskRefused, DiskTooSmall
-from penstock.media.store.files import open_files
-from penstock.media.store.layout import DATA_AT, HEAD_BYTES, SET_BYTES
+from headrace.media.model import BLOCK_BYTES, DiskConfig
+from headrace.media.store.errors import DiskRefused, DiskTooSmall
+from headrace.media.store.files import open_files
+from headrace.media.store.layout import DATA_AT, HEAD_BYTES, SET_BYTES
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_it_is_told_whether_the_index_was_closed_in_order(disk):
     assert open_and_close(disk).was_clean is False
 
 
-@pytest.mark.parametrize("found", [b"\x53\xef" * 600, b"PENSTOCK" + bytes(40)])
+@pytest.mark.parametrize("found", [b"\x53\xef" * 600, b"HEADRACE" + bytes(40)])
 def test_what_holds_something_else_is_refused_and_left_alone(disk, found):
     disk.path.mkdir()
     (disk.path / "blocks").write_bytes(found)

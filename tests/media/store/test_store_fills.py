@@ -17,11 +17,11 @@ from store_lab import (
     store_node,
 )
 
-from penstock.kernel.metrics import REGISTRY
-from penstock.media.model import BLOCK_BYTES, ObjectUnknown, Shape, SourceCut, StoreUnavailable
-from penstock.media.store import Filler, Frame, control
-from penstock.media.store.errors import FillerAway, FillerRunning
-from penstock.media.store.turns import STUCK_S
+from headrace.kernel.metrics import REGISTRY
+from headrace.media.model import BLOCK_BYTES, ObjectUnknown, Shape, SourceCut, StoreUnavailable
+from headrace.media.store import Filler, Frame, control
+from headrace.media.store.errors import FillerAway, FillerRunning
+from headrace.media.store.turns import STUCK_S
 
 
 def fills(outcome: str) -> float:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.media.model import BLOCK_BYTES, Shape
-from penstock.media.store.layout import (
+from headrace.media.model import BLOCK_BYTES, Shape
+from headrace.media.store.layout import (
     DATA_AT,
     PROBE_BLOCKS,
     SLOTS,

@@ -19,7 +19,7 @@ import pytest
 from filler_child import CRASH_POINTS, FillerChild
 from store_lab import StoreNode, disk_bytes, put_object
 
-from penstock.media.model import DiskConfig
+from headrace.media.model import DiskConfig
 
 WORKERS = 2
 

@@ -16,10 +16,10 @@ from store_lab import (
     read_block,
 )
 
-from penstock.media.store.disk import Disk
-from penstock.media.store.filling import Fills
-from penstock.media.store.probe import _receive, _send_unread
-from penstock.media.store.turns import FillerTurns
+from headrace.media.store.disk import Disk
+from headrace.media.store.filling import Fills
+from headrace.media.store.probe import _receive, _send_unread
+from headrace.media.store.turns import FillerTurns
 
 
 @pytest.fixture

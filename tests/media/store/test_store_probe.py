@@ -7,12 +7,12 @@ import os
 import pytest
 from store_lab import block_data, disk_bytes, is_block, look_up, put_object
 
-from penstock.media.model import BLOCK_BYTES, DiskConfig
-from penstock.media.store import Frame
-from penstock.media.store.disk import open_disk
-from penstock.media.store.files import write_whole
-from penstock.media.store.probe import _receive, _send_unread, keeps_sent_bytes
-from penstock.media.store.shared import remove_shared
+from headrace.media.model import BLOCK_BYTES, DiskConfig
+from headrace.media.store import Frame
+from headrace.media.store.disk import open_disk
+from headrace.media.store.files import write_whole
+from headrace.media.store.probe import _receive, _send_unread, keeps_sent_bytes
+from headrace.media.store.shared import remove_shared
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from store_lab import (
     wait_indexed,
 )
 
-from penstock.kernel.metrics import REGISTRY
-from penstock.media.model import DiskConfig
-from penstock.media.store import Frame
-from penstock.media.store.errors import FillerAway, SharedMemoryLost
-from penstock.media.store.shared import open_shared, remove_shared, shared_folders
+from headrace.kernel.metrics import REGISTRY
+from headrace.media.model import DiskConfig
+from headrace.media.store import Frame
+from headrace.media.store.errors import FillerAway, SharedMemoryLost
+from headrace.media.store.shared import open_shared, remove_shared, shared_folders
 
 
 def sums() -> float:

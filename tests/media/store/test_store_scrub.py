@@ -8,13 +8,13 @@ import os
 import pytest
 from store_lab import is_block, keys_of, look_up, put_object, read_all, read_block
 
-from penstock.media.model import BLOCK_BYTES
-from penstock.media.store import control
-from penstock.media.store.disk import ROTTEN_MAX, DiskState
-from penstock.media.store.kernel_calls import _RESIDENCY, is_in_memory
-from penstock.media.store.scrub import Verdict, check_frame, scrub
-from penstock.media.store.table import COLD, PROVED
-from penstock.testing.waiting import wait_true
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.store import control
+from headrace.media.store.disk import ROTTEN_MAX, DiskState
+from headrace.media.store.kernel_calls import _RESIDENCY, is_in_memory
+from headrace.media.store.scrub import Verdict, check_frame, scrub
+from headrace.media.store.table import COLD, PROVED
+from headrace.testing.waiting import wait_true
 
 
 async def filled(node, blobs, blocks: int = 8) -> list:

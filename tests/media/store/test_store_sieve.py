@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.media.store.sieve import MARKS_MAX, choose
+from headrace.media.store.sieve import MARKS_MAX, choose
 
 WAYS = 4
 

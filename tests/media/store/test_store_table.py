@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.media.store.layout import (
+from headrace.media.store.layout import (
     SET_BYTES,
     TAGS_BYTES,
     WAYS,
@@ -17,7 +17,7 @@ from penstock.media.store.layout import (
     Digests,
     Superblock,
 )
-from penstock.media.store.table import Table, table_bytes
+from headrace.media.store.table import Table, table_bytes
 
 DIGESTS = Digests(b"k")
 

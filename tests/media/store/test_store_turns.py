@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.media.store.kernel_calls import barrier, register_for_barriers
-from penstock.media.store.shared import remove_shared
-from penstock.media.store.turns import STUCK_S, FillerTurns, WorkerTurns, started_at
+from headrace.media.store.kernel_calls import barrier, register_for_barriers
+from headrace.media.store.shared import remove_shared
+from headrace.media.store.turns import STUCK_S, FillerTurns, WorkerTurns, started_at
 
 
 @contextmanager

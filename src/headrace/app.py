@@ -1,0 +1,425 @@
+"""`Headrace()`: the user's handle. It opens nothing until used, and assembles the rooms, lazily.
+
+    from headrace import Headrace
+
+    app = Headrace()
+
+    @app.on_item
+    async def publish(item): ...
+
+The same object is what every role of a running system stands on: `headrace up site_app:app` starts
+them with it. With no URLs configured the engines are the embedded ones of the data folder, which `headrace up`
+keeps running; this process connects to them and says so when they are not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
+
+import headrace
+from headrace.engines import Engines
+from headrace.engines.blobs import Blobs, BlobsConfig
+from headrace.engines.endpoints import Endpoints
+from headrace.engines.marked import RECORD_FILE, StoreRecord
+from headrace.engines.postgres import PostgresConfig
+from headrace.engines.shared_record import PostgresRecord
+from headrace.engines.valkey import ValkeyConfig
+from headrace.kernel.config import InvalidConfig, Loaded, load_config, parse_text, setting
+from headrace.kernel.errors import require_extra
+from headrace.kernel.secrets import load_or_make_root
+
+if TYPE_CHECKING:
+    from headrace.console.app import Console
+    from headrace.engines.borrowed import Transaction
+    from headrace.feed import Feed
+    from headrace.fetch import Fetch
+    from headrace.jobs import Jobs, NewJob, Queue, Registry, Task
+    from headrace.jobs.bridge import Bridge
+    from headrace.jobs.service.groups import Group
+    from headrace.jobs.tasks import LimiterDeclared, LimiterOptions, QueueOptions, TaskOptions
+    from headrace.media import Media
+    from headrace.views import Views
+    from headrace.web.audit import Audit
+    from headrace.web.tokens import Tokens
+
+CONFIG_FILE: Final = "headrace.toml"
+PACKAGES: Final = (
+    "headrace.jobs",
+    "headrace.fetch",
+    "headrace.views",
+    "headrace.feed",
+    "headrace.web",
+)
+"""Whoever keeps tables, in the order their migrations are applied."""
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[None]])
+Hook = TypeVar("Hook", bound=Callable[[], Any])
+Around = TypeVar("Around", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Section `data`."""
+
+    folder: str = setting(
+        "headrace-data", "Where the embedded engines, the secret and the token live.", parse_text
+    )
+    log_level: str = setting("info", "Least severe line that is logged.", parse_text)
+
+
+def sections() -> dict[str, type[Any]]:
+    """Every section of the configuration.
+
+    Also of rooms whose libraries are not installed here: machines of one site share one configuration.
+    """
+    from headrace.console.model import ConsoleConfig
+    from headrace.feed import FeedConfig
+    from headrace.fetch import FetchConfig
+    from headrace.jobs import JobsConfig
+    from headrace.media import MediaConfig
+    from headrace.views import ViewsConfig
+    from headrace.web.model import WebConfig
+
+    return {
+        "data": DataConfig,
+        "postgres": PostgresConfig,
+        "valkey": ValkeyConfig,
+        "blobs": BlobsConfig,
+        "jobs": JobsConfig,
+        "views": ViewsConfig,
+        "feed": FeedConfig,
+        "fetch": FetchConfig,
+        "media": MediaConfig,
+        "web": WebConfig,
+        "console": ConsoleConfig,
+    }
+
+
+class Headrace:
+    """One application: its configuration, its tasks and handlers, its rooms.
+
+    `config_file` defaults to `HEADRACE_CONFIG`, then `headrace.toml` where there is one; `flags` are
+    `section.name` values that win over the environment and the file.
+
+    Raises: InvalidConfig, on first use.
+    """
+
+    version: str = headrace.__version__
+
+    def __init__(
+        self, config_file: str | Path | None = None, *, flags: Mapping[str, str] | None = None
+    ) -> None:
+        self._config_file = Path(config_file) if config_file else None
+        self._flags = dict(flags or {})
+        self._endpoints: Endpoints | None = None
+        self._is_slot = False
+        self._item_handlers: list[Callable[..., Awaitable[None]]] = []
+        self._deletion_handlers: list[Callable[..., Awaitable[None]]] = []
+
+    @cached_property
+    def config(self) -> Loaded:
+        """Every setting with its source. Raises: InvalidConfig."""
+        named = self._config_file or _path_of(os.environ.get("HEADRACE_CONFIG"))
+        file = named or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None)
+        return load_config(sections(), env=os.environ, file=file, flags=self._flags)
+
+    def use_flags(self, flags: Mapping[str, str]) -> None:
+        """Let command-line flags win; only before the configuration was read."""
+        assert "config" not in self.__dict__, "flags came after the configuration was read"
+        self._flags.update(flags)
+
+    def use_config_file(self, file: str) -> None:
+        """Read this file instead; only before the configuration was read."""
+        assert "config" not in self.__dict__, "the file came after the configuration was read"
+        self._config_file = Path(file)
+
+    @property
+    def data_folder(self) -> Path:
+        """The data folder, absolute; it need not exist."""
+        return Path(self.config.section(DataConfig).folder).absolute()
+
+    @property
+    def metrics_folder(self) -> Path:
+        """Where the roles of this machine leave their series."""
+        return self.data_folder / "run" / "metrics"
+
+    @property
+    def uses_embedded(self) -> bool:
+        """Whether any engine is left to the embedded ones."""
+        urls = self.configured_urls()
+        return urls.postgres_url == "" or urls.valkey_url == ""
+
+    def configured_urls(self) -> Endpoints:
+        """The URLs as configured; empty where the embedded engine is meant. Raises: InvalidConfig."""
+        blobs, postgres = self.config.section(BlobsConfig).url, self.config.section(PostgresConfig)
+        if postgres.direct_url and not postgres.url:
+            raise InvalidConfig(
+                "postgres.direct_url is set without postgres.url: set postgres.url"
+                " (HEADRACE_POSTGRES_URL) to the pooler, or remove postgres.direct_url"
+            )
+        return Endpoints(
+            postgres_url=postgres.url or "",
+            valkey_url=self.config.section(ValkeyConfig).url or "",
+            blobs_url=blobs or (self.data_folder / "blobs").as_uri(),
+        )
+
+    def use_as_slot(self) -> None:
+        """Hold no more connections than a slot may; only before the engines were used."""
+        assert "engines" not in self.__dict__, "the engines were used before"
+        self._is_slot = True
+
+    def use_endpoints(self, endpoints: Endpoints) -> None:
+        """Use these engines instead of asking the data folder (tests, and the starter itself)."""
+        self._endpoints = endpoints
+
+    @cached_property
+    def engines(self) -> Engines:
+        """The three engines; they connect on first use. Raises: NotRunning."""
+        endpoints = self._endpoints or self.configured_urls()
+        if not endpoints.postgres_url or not endpoints.valkey_url:
+            from headrace.engines.embedded import running_endpoints
+
+            running = running_endpoints(self.data_folder)
+            endpoints = Endpoints(
+                postgres_url=endpoints.postgres_url or running.postgres_url,
+                valkey_url=endpoints.valkey_url or running.valkey_url,
+                blobs_url=endpoints.blobs_url,
+            )
+        return Engines.at(endpoints, self.config, self.blobs, is_slot=self._is_slot)
+
+    @cached_property
+    def blobs(self) -> Blobs:
+        """The object store, which needs neither of the other two."""
+        urls, configured = self._endpoints or self.configured_urls(), self.configured_urls()
+        record = self._store_record() if urls.blobs_url == configured.blobs_url else None
+        return Blobs(urls.blobs_url, self.config.section(BlobsConfig), record=record)
+
+    def _store_record(self) -> StoreRecord:
+        """Where it is recorded which folder holds the objects.
+
+        The data folder's own `blobs` is each host's, also where hosts share a database; one that is named is shared.
+        """
+        is_shared = self.config.section(PostgresConfig).url and self.config.section(BlobsConfig).url
+        shared = PostgresRecord(lambda: self.engines.postgres) if is_shared else None
+        return StoreRecord(self.data_folder / RECORD_FILE, shared)
+
+    @cached_property
+    def secret(self) -> str:
+        """The root secret, from `HEADRACE_SECRET` or the data folder."""
+        return os.environ.get("HEADRACE_SECRET") or load_or_make_root(self.data_folder)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """The tasks of this application and of the rooms."""
+        from headrace.jobs import Registry
+
+        registry = Registry()
+        registry.bind(lambda: self.jobs, sync=lambda: self.sync)
+        return registry
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        """The queue: `await app.jobs.enqueue(...)`."""
+        from headrace.jobs import Jobs, JobsConfig
+
+        return Jobs(self.engines.postgres, self.config.section(JobsConfig), self.registry)
+
+    @cached_property
+    def sync(self) -> Bridge:
+        """The same verbs for sync code: `app.sync.jobs.cancel(1)`, `app.sync.run(coroutine)`."""
+        from headrace.jobs.bridge import Bridge
+
+        return Bridge(self, self._close_loop)
+
+    @cached_property
+    def fetch(self) -> Fetch:
+        """Catalogues and photos. Raises: ExtraMissing."""
+        require_extra("fetch", "pycurl")
+        from headrace.fetch import Fetch, FetchConfig
+
+        config = self.config.section(FetchConfig)
+        fetch = Fetch(self.engines.postgres, self.engines.blobs, self.jobs, config)
+        for handler in self._item_handlers:
+            fetch.on_item(handler)
+        fetch.register(self.registry)
+        return fetch
+
+    @cached_property
+    def views(self) -> Views:
+        """Views of entities: `await app.views.hit("ad:1")`."""
+        from headrace.views import Views, ViewsConfig
+
+        views = Views(self.engines, self.jobs, self.config.section(ViewsConfig))
+        views.register(self.registry)
+        return views
+
+    @cached_property
+    def feed(self) -> Feed:
+        """The newest posts of followed authors: `await app.feed.page(7)`."""
+        from headrace.feed import Feed, FeedConfig
+        from headrace.kernel.cursors import USE
+        from headrace.kernel.secrets import derive_key
+
+        config = self.config.section(FeedConfig)
+        feed = Feed(self.engines, self.jobs, config, make_key=lambda: derive_key(self.secret, USE))
+        for handler in self._deletion_handlers:
+            feed.on_post_deleted(handler)
+        feed.register(self.registry)
+        return feed
+
+    @cached_property
+    def media(self) -> Media:
+        """Objects served by range; the extra is for the node that serves them."""
+        from headrace.media import Media, MediaConfig
+
+        return Media(
+            self.blobs,
+            self.config.section(MediaConfig),
+            secret=lambda: self.secret,
+            folder=self.data_folder / "run" / "media",
+        )
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The callers of the HTTP API. Raises: ExtraMissing."""
+        require_extra("web", "litestar")
+        from headrace.web.tokens import Tokens
+
+        return Tokens(self.engines.postgres)
+
+    @cached_property
+    def audit(self) -> Audit:
+        """What was done in the console. Raises: ExtraMissing."""
+        require_extra("web", "litestar")
+        from headrace.web.audit import Audit
+        from headrace.web.model import WebConfig
+
+        kept_s = self.config.section(WebConfig).audit_kept_s
+        return Audit(self.engines.postgres, kept_s=kept_s)
+
+    def task(
+        self, queue: str, **options: Unpack[TaskOptions]
+    ) -> Callable[[Callable[..., Any]], Task]:
+        """Register the decorated function as the code of `queue`; see `headrace.jobs.Registry`."""
+        return self.registry.task(queue, **options)
+
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
+        """A queue without code here: its jobs are taken by other code, or by people."""
+        return self.registry.queue(name, **options)
+
+    def limiter(self, name: str, **limits: Unpack[LimiterOptions]) -> LimiterDeclared:
+        """Declare the limits of every lane of limiter `name`: `rate="600/m"`, `concurrency=20`."""
+        return self.registry.limiter(name, **limits)
+
+    def cron(
+        self, spec: str, *, tz: str = "UTC", name: str | None = None, **options: Unpack[TaskOptions]
+    ) -> Callable[[Callable[..., Any]], Task]:
+        """Run the decorated function at every moment of `spec`: `@app.cron("0 4 * * *")`."""
+        return self.registry.cron(spec, tz=tz, name=name, **options)
+
+    def group(
+        self, *, on_done: NewJob, tx: Transaction | None = None
+    ) -> AbstractAsyncContextManager[Group]:
+        """`async with app.group(on_done=task.job(...)) as group:` see `headrace.jobs.Jobs.group`."""
+        return self.jobs.group(on_done=on_done, tx=tx)
+
+    def on_slot_start(self, hook: Hook) -> Hook:
+        """Call the decorated function in each slot before its first job, after the fork."""
+        return self.registry.on_slot_start(hook)
+
+    def on_slot_stop(self, hook: Hook) -> Hook:
+        """Call the decorated function in each slot after its last job."""
+        return self.registry.on_slot_stop(hook)
+
+    def middleware(self, around: Around) -> Around:
+        """Put the decorated `(call, next)` around handler calls; see `headrace.jobs.Registry`."""
+        return self.registry.middleware(around)
+
+    def on_item(self, handler: Handler) -> Handler:
+        """Call `handler(item)` for each item published, edited or unpublished; at least once."""
+        assert "fetch" not in self.__dict__, "register on_item handlers before the app is used"
+        self._item_handlers.append(handler)
+        return handler
+
+    def on_post_deleted(self, handler: Handler) -> Handler:
+        """Call `handler(post)` for each post deleted from the feed, at least once, in a queue of its own."""
+        assert "feed" not in self.__dict__, (
+            "register on_post_deleted handlers before the app is used"
+        )
+        self._deletion_handlers.append(handler)
+        return handler
+
+    def load_rooms(self) -> None:
+        """Assemble every room that is installed, so that all tasks are known (for workers)."""
+        _ = self.views
+        _ = self.feed
+        if find_spec("pycurl"):
+            _ = self.fetch
+
+    def services(self) -> dict[str, Any]:
+        """The rooms by name, of those that are installed; what HTTP handlers and commands are given."""
+        found: dict[str, Any] = {"jobs": self.jobs, "views": self.views, "feed": self.feed}
+        if find_spec("pycurl"):
+            found["fetch"] = self.fetch
+        found["media"] = self.media
+        if find_spec("litestar"):
+            found["tokens"] = self.tokens
+            found["audit"] = self.audit
+        return found
+
+    def routes(self) -> list[Any]:
+        """The HTTP handlers of the rooms that are installed."""
+        from headrace.feed import http as feed_http
+        from headrace.jobs import http as jobs_http
+        from headrace.media import http as media_http
+        from headrace.views import http as views_http
+
+        found = [*jobs_http.ROUTES, *views_http.ROUTES, *feed_http.ROUTES]
+        if find_spec("pycurl"):
+            from headrace.fetch import http as fetch_http
+
+            found += fetch_http.ROUTES
+        return [*found, *media_http.ROUTES]
+
+    def pages(self) -> Console:
+        """The console, for whoever serves it beside the API."""
+        from headrace.console.app import Console
+
+        return Console(self)
+
+    async def close(self) -> None:
+        """Let hints under way go out and close the engines; any later use connects anew."""
+        if "sync" in self.__dict__ and not self.sync.is_here:
+            await asyncio.to_thread(self.sync.close)
+        for room in ("fetch", "jobs"):
+            if room in self.__dict__:
+                await self.__dict__[room].close()
+        if "engines" in self.__dict__:
+            await self.engines.close()
+        elif "blobs" in self.__dict__:
+            await self.blobs.close()
+
+    async def _close_loop(self) -> None:
+        """Close what the running loop has of its own, before it ends."""
+        if "jobs" in self.__dict__:
+            await self.jobs.close()
+        if "engines" in self.__dict__:
+            await self.engines.postgres.close()
+            await self.engines.multiplexer.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _path_of(text: str | None) -> Path | None:
+    return Path(text) if text else None

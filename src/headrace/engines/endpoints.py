@@ -1,0 +1,132 @@
+"""Where the engines answer: three URLs, whoever started them, and how a URL is shown without its secrets.
+
+A password with an unescaped `/`, `?`, `#` or `@` makes a URL that every parser cuts elsewhere. Nothing is
+shown of a URL in which an `@` stands where none belongs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+from headrace.kernel.config import parse_url
+
+MASK: Final = "(masked)"
+_PLACE: Final = re.compile(r"[A-Za-z0-9._:,\[\]-]+")
+_NODES: Final = re.compile(
+    r"(?P<before>[a-z]+://(?:[^/?#]*@)?)(?P<places>[^/?#@]*)(?P<after>.*)", re.DOTALL
+)
+"""`urlsplit` takes no list of hosts in which one is an IPv6 address."""
+_SEED: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.DOTALL)
+_URL_IN_TEXT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>,;]+")
+_SECRET_PARAMETER: Final = re.compile(r"(?i)pass|pwd|secret|key|token|credential|sig|auth|jwt|code")
+_NAMED_USER: Final = frozenset(
+    {"postgresql", "postgres", "redis", "rediss", "valkey", "valkeys", "unix"}
+)
+"""Schemes whose user name is no secret. With others a user alone may be a token or an access key."""
+_SERVICES: Final = frozenset({"http", "https"})
+"""Schemes of web hooks, whose paths and parameters are often the secret itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """The URLs that `Postgres`, `Valkey` and `Blobs` open.
+
+    Those of embedded engines may go through a descriptor of this process (see
+    `embedded.sockets`): another process asks `running_endpoints` for its own.
+    """
+
+    postgres_url: str
+    valkey_url: str
+    blobs_url: str
+
+
+def parse_valkey_url(text: str) -> str:
+    """A URL of one Valkey, or of several nodes of a cluster: `valkey://a:6379,b:6379`. Raises: ValueError."""
+    url = text.strip()
+    found = _NODES.fullmatch(url)
+    places = found["places"].split(",") if found else []
+    if len(places) > 1 and not all(_SEED.fullmatch(place) for place in places):
+        raise ValueError("a URL whose nodes are HOST or HOST:PORT joined by commas, none empty")
+    for seed in seeds_of(url):
+        parse_url("valkey", "valkeys", "redis", "rediss", "unix")(seed)
+    return url
+
+
+def seeds_of(url: str) -> list[str]:
+    """One URL for each node that a Valkey URL names, in its order."""
+    found = _NODES.fullmatch(url)
+    if found is None or "," not in found["places"]:
+        return [url]
+    return [found["before"] + place + found["after"] for place in found["places"].split(",")]
+
+
+def server_of(url: str, *, port: int, socket: str) -> str:
+    """Which server `url` means, as `db:5432` or the path of a socket; never a user or a password.
+
+    `port` is the usual one, `socket` the name of a socket in a folder that the URL names as its host.
+    """
+    parts = _split(url)
+    if parts is None:
+        return "the configured address"
+    options = parse_qs(parts.query)
+    place = options.get("host", [parts.netloc.rpartition("@")[2]])[0]
+    folder, name = place, socket
+    if parts.scheme == "unix":
+        folder, _, name = unquote(parts.path).rpartition("/")
+    if folder.startswith("/"):
+        # A long path is reached through a descriptor of this process, which tells a person nothing.
+        seen = os.path.realpath(folder) if folder.startswith("/proc/self/fd/") else folder
+        return f"{seen}/{name}"
+    if not _PLACE.fullmatch(place):
+        return "the configured address"
+    has_port = re.search(r":[0-9]+$", place) is not None
+    return place if has_port else f"{place}:{options.get('port', [str(port)])[0]}"
+
+
+def masked_url(text: str, *, is_secret: bool = True) -> str:
+    """`text` without its secrets, `postgresql://me:(masked)@db/site`; a malformed URL is masked whole.
+
+    Of a web hook, an http(s) URL that `is_secret`, only the server is shown.
+    """
+    if text.startswith("file:///"):
+        return text
+    parts = _split(text) if _URL.fullmatch(text) else None
+    if parts is None:
+        return MASK
+    user_info, at, place = parts.netloc.rpartition("@")
+    user, colon, _ = user_info.partition(":")
+    shown = f"{user}{colon}{MASK if colon else ''}"
+    if user_info and parts.scheme not in _NAMED_USER:
+        shown = MASK
+    netloc = f"{shown}{at}{place}"
+    if is_secret and parts.scheme in _SERVICES:
+        has_more = parts.path.strip("/") or parts.query
+        return f"{parts.scheme}://{netloc}/{MASK if has_more else ''}"
+    query = "&".join(_masked_parameter(pair) for pair in parts.query.split("&"))
+    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{query}"
+
+
+def masked_text(text: str) -> str:
+    """`text` with the secrets of every URL in it masked."""
+    return _URL_IN_TEXT.sub(lambda found: masked_url(found[0], is_secret=False), text)
+
+
+def _masked_parameter(pair: str) -> str:
+    name, equals, _ = pair.partition("=")
+    is_secret = equals and _SECRET_PARAMETER.search(unquote(name))
+    return f"{name}={MASK}" if is_secret else pair
+
+
+def _split(url: str) -> SplitResult | None:
+    """The parts of `url`, or None if it cannot be told where its password ends."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None
+    doubtful = parts.netloc.count("@") > 1 or parts.fragment
+    return None if doubtful or "@" in parts.path + parts.query else parts

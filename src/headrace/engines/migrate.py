@@ -1,0 +1,165 @@
+"""Schema changes: numbered files a room, split `pre` and `post`, so that old and new code overlap.
+
+`0003_pre_add_lane.sql` runs before the new code starts and must leave the old code working;
+`0004_post_drop_slot.sql` runs once no old code is left. Each file is one transaction under a lock timeout
+of 4 s and a statement timeout of 5 s (Warehouse's figures): a migration that would block the site
+fails instead, and is tried again. One advisory lock keeps two migrators apart. The checksum of each
+applied file is kept: an edited one is refused. A file may say `-- oldest-code: 0.3.0`; code older than
+the greatest of these refuses to start. Each migration ends with `set_planner_settings`, the one place of
+planner settings that every function shares (docs/decisions/0021).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Final
+
+from headrace.engines.pooler import require_sessions
+from headrace.engines.postgres import Postgres, SchemaBehind, Tx, translated_errors
+from headrace.engines.sql import load_queries
+from headrace.kernel.errors import Conflict, Corrupt
+
+SQL: Final = load_queries("headrace.engines")
+MIGRATORS_WAIT_S: Final = 120.0
+_NAME: Final = re.compile(r"(\d{4})_(pre|post)_(\w+)\.sql")
+_OLDEST_CODE: Final = re.compile(r"^-- oldest-code: *(\d+\.\d+\.\d+) *$", re.MULTILINE)
+
+
+class SchemaAhead(Conflict):
+    """The database was migrated for newer code, and this code may not run on it any more."""
+
+    code = "engines.schema_ahead"
+
+
+class MigrationEdited(Corrupt):
+    """A migration that was applied is not the file of that name any more."""
+
+    code = "engines.migration_edited"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file."""
+
+    room: str
+    number: int
+    phase: str
+    name: str
+    text: str
+
+    @property
+    def label(self) -> str:
+        """`jobs 0001 pre queue`."""
+        return f"{self.room} {self.number:04} {self.phase} {self.name}"
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the text, in hex."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def oldest_code(self) -> str | None:
+        """The oldest version of Headrace that still runs after this migration."""
+        match = _OLDEST_CODE.search(self.text)
+        return match[1] if match else None
+
+
+def find_migrations(packages: tuple[str, ...]) -> list[Migration]:
+    """Every migration of `packages`, in the order they are applied: by package, then number."""
+    found: list[Migration] = []
+    for package in packages:
+        room = package.rpartition(".")[2]
+        for file in sorted(
+            files(package).joinpath("sql", "migrations").iterdir(), key=lambda f: f.name
+        ):
+            match = _NAME.fullmatch(file.name)
+            if match:
+                text = file.read_text(encoding="utf-8")
+                found.append(Migration(room, int(match[1]), match[2], match[3], text))
+    return found
+
+
+async def plan_migrations(postgres: Postgres, packages: tuple[str, ...]) -> list[Migration]:
+    """The migrations not applied yet. Raises: MigrationEdited."""
+    async with postgres.session() as session:
+        return await _missing(session, find_migrations(packages))
+
+
+async def apply_migrations(
+    postgres: Postgres, packages: tuple[str, ...], *, phases: tuple[str, ...] = ("pre", "post")
+) -> list[Migration]:
+    """Apply what is missing of `phases`; return what was applied. Safe to call from many processes.
+
+    Raises: MigrationEdited, PostgresPooled; PostgresBusy where a lock could not be had in 4 s (nothing is half done).
+    """
+    await require_sessions(postgres)
+    applied: list[Migration] = []
+    async with postgres.session() as session:
+        await session.allow_long_statements(MIGRATORS_WAIT_S)
+        await session.run(SQL.lock_migrations)
+        try:
+            missing = await _missing(session, find_migrations(packages))
+            for migration in (m for m in missing if m.phase in phases):
+                with translated_errors():
+                    async with session.connection.transaction():
+                        await session.run(SQL.set_lock_timeout)
+                        await session.run(SQL.set_statement_timeout)
+                        await session.connection.execute(migration.text, timeout=MIGRATORS_WAIT_S)
+                        await session.run(SQL.set_planner_settings)
+                        await session.run(
+                            SQL.record_migration,
+                            room=migration.room,
+                            number=migration.number,
+                            phase=migration.phase,
+                            name=migration.name,
+                            checksum=migration.checksum,
+                            oldest_code=migration.oldest_code,
+                        )
+                applied.append(migration)
+        finally:
+            await session.run(SQL.unlock_migrations)
+    return applied
+
+
+async def check_schema(postgres: Postgres, packages: tuple[str, ...], *, version: str) -> None:
+    """Refuse a database that this code cannot run on. Raises: SchemaBehind, SchemaAhead, PostgresPooled."""
+    await require_sessions(postgres)
+    async with postgres.session() as session:
+        missing = [
+            m for m in await _missing(session, find_migrations(packages)) if m.phase == "pre"
+        ]
+        oldest = await session.all(SQL.oldest_codes)
+    if missing:
+        raise SchemaBehind(
+            f"the database lacks {len(missing)} migration(s), first {missing[0].label}:"
+            " run `headrace migrate`"
+        )
+    needed = max((_version_key(row["oldest_code"]) for row in oldest), default=(0,))
+    if needed > _version_key(version):
+        text = ".".join(str(part) for part in needed)
+        raise SchemaAhead(
+            f"the database was migrated for Headrace {text} or newer, this is {version}:"
+            " run the newer version"
+        )
+
+
+async def _missing(session: Tx, migrations: list[Migration]) -> list[Migration]:
+    await session.run(SQL.create_schema)
+    await session.run(SQL.create_migration_table)
+    rows: list[Any] = await session.all(SQL.applied_migrations)
+    applied = {(row["room"], row["number"]): row["checksum"] for row in rows}
+    for migration in migrations:
+        checksum = applied.get((migration.room, migration.number), migration.checksum)
+        if checksum != migration.checksum:
+            raise MigrationEdited(
+                f"migration {migration.label} was applied with other contents: restore the file and"
+                " put the change into a new migration"
+            )
+    return [m for m in migrations if (m.room, m.number) not in applied]
+
+
+def _version_key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,194 @@
+"""The command that brings in a file: `headrace feed import follows|posts FILE`.
+
+A file is read line by line in bounded memory, CSV with a head or a JSON object a line, whichever its first character says.
+Lines go in by calls of up to IMPORT_STEP, each all or none, those of follows of one viewer each. So where a line is faulty
+or cannot be taken, what is told is true: up to which line all is in, and that nothing after it is. What is there already
+stays as it is, so the mended file is imported again as a whole.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from itertools import chain
+from typing import Any, BinaryIO, Final, TypeVar
+
+import click
+import msgspec
+
+from headrace.feed.cli.text import moment_of
+from headrace.feed.errors import ImportStopped, InvalidLine
+from headrace.feed.model import FeedId, NewPost, require_feed_id, require_posts
+from headrace.feed.service import Feed
+from headrace.kernel.errors import Conflict, HeadraceError, InvalidInput
+from headrace.kernel.terminal import Terminal
+
+IMPORT_STEP: Final = 1_000
+TOLD_EVERY: Final = 10_000
+COLUMNS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "follows": (("viewer", "author"), ("at",)),
+    "posts": (("author", "id"), ("at", "ref")),
+}
+"""Of each kind what a line must have, and what it may have."""
+Line = TypeVar("Line")
+Follow = tuple[FeedId, FeedId, datetime | None]
+
+
+@click.command("import", short_help="Bring in follows or posts from a file.")
+@click.argument("kind", type=click.Choice(list(COLUMNS)))
+@click.argument("file", type=click.File("rb"))
+@click.pass_obj
+def import_lines(terminal: Terminal, kind: str, file: BinaryIO) -> None:
+    """Bring in FILE (- is standard input): CSV with a head, or a JSON object a line.
+
+    follows: viewer, author, at (since when; may be missing). posts: author, id, at, ref (the last two may be missing).
+    Lines of one viewer are best kept together.
+    """
+    lines = counted(terminal, rows_of(file, kind))
+    if kind == "follows":
+        follows = ((number, _follow(row, number)) for number, row in lines)
+        count = terminal.run(
+            Feed, lambda feed: taken(follows, feed.import_follows, together=lambda line: line[0])
+        )
+        terminal.show({"follows": count}, f"{count} new follows")
+        return
+    posts = ((number, _post(row, number)) for number, row in lines)
+    count = terminal.run(
+        Feed, lambda feed: taken(posts, feed.import_posts, together=lambda _line: None)
+    )
+    terminal.show({"posts": count}, f"{count} posts are in")
+
+
+async def taken(
+    lines: Iterable[tuple[int, Line]],
+    take: Callable[[list[Line]], Awaitable[int]],
+    *,
+    together: Callable[[Line], object],
+) -> int:
+    """Bring lines in, by calls of lines that are `together`; the sum of what they tell. Raises: InvalidLine, ImportStopped."""
+    count = done = 0
+    numbers, part = list[int](), list[Line]()
+
+    async def flush() -> None:
+        nonlocal count, done
+        if not part:
+            return
+        try:
+            count += await take(part)
+        except (InvalidInput, Conflict) as error:
+            where = (numbers[0], numbers[-1])
+            raise ImportStopped(_reason(error), lines=where, done=done) from error
+        done = numbers[-1]
+        numbers.clear()
+        part.clear()
+
+    try:
+        for number, line in lines:
+            if part and (len(part) == IMPORT_STEP or together(line) != together(part[-1])):
+                await flush()
+            numbers.append(number)
+            part.append(line)
+    except InvalidLine as error:
+        await flush()
+        raise InvalidLine(error.number, error.reason, done=done) from error
+    await flush()
+    return count
+
+
+def rows_of(file: Iterable[bytes], kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The lines of a file with their numbers, each with the columns of `kind` alone. Raises: InvalidLine."""
+    lines, skipped, first = _texts(file), 0, ""
+    for first in lines:
+        if first.strip():
+            break
+        skipped += 1
+    rows = _json_rows if first.lstrip().startswith("{") else _csv_rows
+    needed, allowed = COLUMNS[kind]
+    for number, row in rows(chain([first], lines), skipped):
+        missing = [name for name in needed if row.get(name) in (None, "")]
+        unknown = [name for name in row if name not in (*needed, *allowed)]
+        if missing or unknown:
+            expected = ", ".join((*needed, *(f"{name} (may be missing)" for name in allowed)))
+            raise InvalidLine(number, f"expected {expected}, got {', '.join(map(str, row))}")
+        yield number, row
+
+
+def counted(
+    terminal: Terminal, rows: Iterable[tuple[int, Mapping[str, Any]]]
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The same, while the terminal shows how far it is."""
+    for number, row in rows:
+        if number % TOLD_EVERY == 0:
+            terminal.progress(f"line {number}")
+        yield number, row
+
+
+def _texts(file: Iterable[bytes]) -> Iterator[str]:
+    """Lines as text, without a mark at the beginning of the file."""
+    for number, line in enumerate(file, 1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
+            raise InvalidLine(number, f"no UTF-8 text ({where}): save the file as UTF-8") from error
+        yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _json_rows(lines: Iterable[str], skipped: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, skipped + 1):
+        if not line.strip():
+            continue
+        try:
+            row = msgspec.json.decode(line)
+        except RecursionError as error:
+            raise InvalidLine(number, "the JSON is nested too deep: flatten it") from error
+        except msgspec.DecodeError as error:
+            raise InvalidLine(number, f"no JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise InvalidLine(number, "expected a JSON object")
+        yield number, row
+
+
+def _csv_rows(lines: Iterable[str], skipped: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    number = skipped
+
+    def numbered() -> Iterator[str]:
+        nonlocal number
+        for line in lines:
+            number += 1
+            yield line
+
+    try:
+        for row in csv.DictReader(numbered(), restkey="too many", strict=True):
+            yield number, {name: value for name, value in row.items() if value}
+    except csv.Error as error:
+        raise InvalidLine(number, f"no CSV ({error})") from error
+
+
+def _follow(row: Mapping[str, Any], number: int) -> Follow:
+    try:
+        viewer = require_feed_id("viewer", row["viewer"])
+        return viewer, require_feed_id("author", row["author"]), _moment(row)
+    except InvalidInput as error:
+        raise InvalidLine(number, _reason(error)) from error
+
+
+def _post(row: Mapping[str, Any], number: int) -> NewPost:
+    try:
+        post = NewPost(author=row["author"], id=row["id"], at=_moment(row), ref=row.get("ref"))
+        return require_posts([post])[0]
+    except InvalidInput as error:
+        raise InvalidLine(number, _reason(error)) from error
+
+
+def _reason(error: HeadraceError) -> str:
+    """What is wrong, without what its call did: the file was begun before it."""
+    return error.text.partition("; nothing")[0]
+
+
+def _moment(row: Mapping[str, Any]) -> datetime | None:
+    """Raises: InvalidPost."""
+    if row.get("at") in (None, ""):
+        return None
+    return moment_of(str(row["at"]), where="at")

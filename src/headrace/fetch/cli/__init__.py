@@ -1,0 +1,44 @@
+"""Commands of fetch: `headrace fetch ...`; each calls one verb and prints."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from headrace.fetch.cli.catalogues import catalogue_group
+from headrace.fetch.cli.consumers import consumer_group
+from headrace.fetch.cli.customers import customer_group
+from headrace.fetch.cli.hosts import host_group
+from headrace.fetch.cli.items import item_group, list_results
+from headrace.fetch.cli.runs import run_group
+from headrace.fetch.cli.schemas import mapping_group, schema_group
+from headrace.fetch.cli.text import describe_run
+from headrace.fetch.cli.urls import try_photo, why
+from headrace.fetch.cli.webhooks import webhook_group
+
+__all__ = ["COMMANDS", "describe_run", "fetch"]
+
+
+@click.group("fetch")
+def fetch() -> None:
+    """Catalogues and photos of sellers."""
+
+
+for _command in (
+    customer_group,
+    catalogue_group,
+    run_group,
+    schema_group,
+    mapping_group,
+    item_group,
+    list_results,
+    consumer_group,
+    webhook_group,
+    host_group,
+    try_photo,
+    why,
+):
+    fetch.add_command(_command)
+
+COMMANDS: Final[list[click.Command]] = [fetch]

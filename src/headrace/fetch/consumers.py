@@ -1,0 +1,180 @@
+"""Consumers: who is told about items, kept in PostgreSQL so that nobody's absence loses anything.
+
+A process whose application has `on_item` handlers records them when it starts to work. From then on
+every result is put on each recorded consumer's way, whichever process publishes it; a delivery whose
+consumer is not in this process waits for one that has it, longer and longer, and is woken when a worker
+that has it begins. So a restart without the application, a
+renamed function or a fleet of several applications delays deliveries and drops none. Only a person
+forgets a consumer (`remove`): its deliveries carry its id, and those of an id that is not recorded
+any more are dropped when their turn comes.
+
+Recording takes the same turn as publishing, so a result is either delivered to a new consumer or was
+there before it, which is logged; `replay` brings such a one up to date.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+import msgspec
+
+from headrace.engines.postgres import Postgres, Runner
+from headrace.fetch.errors import ConsumerUnknown
+from headrace.fetch.model import CONSUMER_CHARACTERS_MAX, ITEM_QUEUE, Consumer, Item
+from headrace.fetch.store.sql import SQL
+from headrace.jobs import Jobs, NewJob
+from headrace.kernel.logs import logger
+
+Handler: TypeAlias = Callable[[Item], Awaitable[None]]
+ITEMS_OF_PAGE: Final = 5000
+WARN_EVERY_S: Final = 60.0
+_LOG: Final = logger(__name__)
+
+
+class ItemJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The payload: a result of an item for a consumer."""
+
+    seq: int
+    consumer: str
+    consumer_id: int
+
+
+class Consumers:
+    """The consumers recorded, and those that this process can call."""
+
+    def __init__(self, postgres: Postgres, jobs: Jobs) -> None:
+        self._postgres = postgres
+        self._jobs = jobs
+        self._handlers: dict[str, Handler] = {}
+        self._is_declared = True
+        self._warned_s: dict[str, float] = {}
+
+    def add(self, handler: Handler) -> None:
+        """Register a handler of this process under its module and name."""
+        name = f"{handler.__module__}.{getattr(handler, '__qualname__', type(handler).__name__)}"
+        self._handlers[name] = handler
+        self._is_declared = False
+
+    def handler(self, name: str) -> Handler | None:
+        """The handler of that consumer; a warning, once a minute, where this process has none."""
+        found = self._handlers.get(name)
+        now_s = time.monotonic()
+        if found is None and now_s - self._warned_s.get(name, -WARN_EVERY_S) >= WARN_EVERY_S:
+            self._warned_s[name] = now_s
+            _LOG.warning(
+                "item_consumer_not_here",
+                consumer=name,
+                text="its deliveries wait for a worker whose application has this on_item handler;"
+                f" if none ever will: headrace fetch consumer rm '{name}'",
+            )
+        return found
+
+    async def declare(self) -> None:
+        """Record the handlers of this process; once, until another is added."""
+        if self._is_declared:
+            return
+        async with self._postgres.transaction() as tx:
+            await tx.run(SQL.take_turn)
+            new = [r["name"] for r in await tx.all(SQL.add_consumers, names=list(self._handlers))]
+            has_results = bool(new) and await tx.value(SQL.has_results)
+        self._is_declared = True
+        await self._wake()
+        for name in new:
+            _LOG.info("item_consumer_added", consumer=name)
+            if has_results:
+                _LOG.warning(
+                    "item_consumer_came_late",
+                    consumer=name,
+                    text="items published before it are not told to it by themselves: replay with"
+                    f" headrace fetch consumer replay '{name}'",
+                )
+
+    async def _wake(self) -> None:
+        """Enqueue anew what waited for the consumers of this process; the jobs that wait find it done."""
+        count = ITEMS_OF_PAGE
+        while count == ITEMS_OF_PAGE:
+            async with self._postgres.transaction() as tx:
+                rows = await tx.all(
+                    SQL.take_absent, names=list(self._handlers), rows_max=ITEMS_OF_PAGE
+                )
+                ids = await self.ids(tx)
+                jobs = [
+                    job
+                    for name in self._handlers.keys() & ids.keys()
+                    for job in deliveries(
+                        [(r["seq"], r["customer"]) for r in rows if r["consumer"] == name],
+                        {name: ids[name]},
+                    )
+                ]
+                await self._jobs.enqueue_many(jobs, tx=tx)
+            count = len(rows)
+
+    async def ids(self, runner: Runner | None = None) -> dict[str, int]:
+        """The id of each consumer recorded."""
+        rows = await (runner or self._postgres).all(SQL.consumer_ids)
+        return {row["name"]: row["id"] for row in rows}
+
+    async def all(self) -> list[Consumer]:
+        """Every consumer, by name."""
+        rows = await self._postgres.all(SQL.consumers)
+        return [Consumer(**dict(row)) for row in rows]
+
+    async def remove(self, name: str) -> None:
+        """Forget a consumer and drop what waits for it. Raises: ConsumerUnknown."""
+        if not _is_name(name) or not await self._postgres.run(SQL.remove_consumer, name=name):
+            raise ConsumerUnknown(name)
+
+    async def replay(self, name: str, customer: str | None) -> int:
+        """Put the newest version of every item on its way once more; return how many items.
+
+        A page of items a transaction: what ends in the middle is begun anew without harm. Raises:
+        ConsumerUnknown.
+        """
+        items, page_items, place = 0, ITEMS_OF_PAGE, ("", "")
+        while page_items == ITEMS_OF_PAGE:
+            async with self._postgres.transaction() as tx:
+                consumer_id = (
+                    await tx.value(SQL.lock_consumer, name=name) if _is_name(name) else None
+                )
+                if consumer_id is None:
+                    raise ConsumerUnknown(name)
+                rows = await tx.all(
+                    SQL.replay_page,
+                    name=name,
+                    customer=customer,
+                    after_customer=place[0],
+                    after_item=place[1],
+                    rows_max=ITEMS_OF_PAGE,
+                )
+                await tx.run(
+                    SQL.rewind_deliveries,
+                    name=name,
+                    customers=[row["customer"] for row in rows],
+                    items=[row["item"] for row in rows],
+                )
+                results = [(row["seq"], row["customer"]) for row in rows]
+                jobs = deliveries(results, {name: consumer_id})
+                await self._jobs.enqueue_many(jobs, tx=tx)
+            page_items = len(rows)
+            items += page_items
+            place = (rows[-1]["customer"], rows[-1]["item"]) if rows else place
+        return items
+
+
+def deliveries(results: list[tuple[int, str]], consumers: dict[str, int]) -> list[NewJob]:
+    """A job for each result, by its `seq` and its customer, and each consumer."""
+    return [
+        NewJob(
+            queue=ITEM_QUEUE,
+            payload=ItemJob(seq=seq, consumer=name, consumer_id=consumer_id),
+            lane=customer,
+        )
+        for seq, customer in results
+        for name, consumer_id in consumers.items()
+    ]
+
+
+def _is_name(text: str) -> bool:
+    return text.isprintable() and 0 < len(text) <= CONSUMER_CHARACTERS_MAX

@@ -1,0 +1,200 @@
+"""From raw rows to rows that can be compared: validation, photo judging, one hash a row.
+
+Pure but for the file behind the reader; it runs in a thread, a chunk of rows at a time, so that a
+catalogue of a gigabyte neither fills the memory nor stops the event loop. A row is valid or it has a
+problem that says so; a bad photo link does not spoil its row: the link is refused at the door, keeps its
+place in the item, and is never asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from headrace.fetch.door import refusal
+from headrace.fetch.guard import Policy
+from headrace.fetch.item_ids import find_item_id
+from headrace.fetch.kinds import split_currency
+from headrace.fetch.model import (
+    COLUMNS_MAX,
+    FIELD_BYTES_MAX,
+    FIELDS_BYTES_MAX,
+    PHOTOS_OF_ITEM_MAX,
+    URL_CHARACTERS_MAX,
+    RowProblem,
+)
+from headrace.fetch.readers import Fault, RawRow, Truncated, Value
+from headrace.fetch.schemas import Schema, Schemas
+
+ROWS_OF_CHUNK: Final = 1000
+FIELD_NAME_CHARACTERS_MAX: Final = 200
+RULES_VERSION: Final = b"3"
+"""Goes up when the same row would be judged otherwise than before."""
+_SHOWN_CHARACTERS_MAX: Final = 200
+_PRICE_CHARACTERS_MAX: Final = 64
+_HALVES: Final = re.compile("[\ud800-\udfff]")
+_JSON: Final = msgspec.json.Encoder(order="sorted")
+
+
+class Rules:
+    """All that decides what becomes of a row; rows of an equal `digest` are judged alike."""
+
+    def __init__(self, policy: Policy, schemas: Mapping[str, Schema] | None = None) -> None:
+        self.policy = policy
+        self.schemas = Schemas(schemas or {}, policy)
+        opened = f"{sorted(map(str, policy.networks))}{sorted(policy.ports)}".encode()
+        parts = RULES_VERSION, opened, self.schemas.digest
+        self.digest = hashlib.sha256(b"\n".join(parts)).digest()
+
+
+@dataclass(slots=True)
+class IntakeRow:
+    """One row with a readable id; an invalid one has no hash and only keeps its item from being gone."""
+
+    number: int
+    line: int
+    item: str
+    fields: bytes = b"{}"
+    photos: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """URL -> code of those links that may not be asked."""
+    hash: bytes | None = None
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What one step of reading gave."""
+
+    rows: list[IntakeRow] = field(default_factory=list)
+    problems: list[RowProblem] = field(default_factory=list)
+    rows_count: int = 0
+    is_last: bool = False
+    truncated: str | None = None
+
+
+def read_chunk(rows: Iterator[RawRow], rules: Rules) -> Chunk:
+    """Read and validate the next rows. Raises: CatalogueBroken, CatalogueTooLarge."""
+    chunk = Chunk()
+    try:
+        for raw in islice(rows, ROWS_OF_CHUNK):
+            chunk.rows_count += 1
+            row, faults = judge_row(raw, rules)
+            if row is not None:
+                chunk.rows.append(row)
+            item = row.item if row is not None else None
+            chunk.problems.extend(problem_of(raw, item, fault) for fault in faults)
+    except Truncated as cut:
+        chunk.truncated = cut.where
+        chunk.is_last = True
+    else:
+        chunk.is_last = chunk.rows_count < ROWS_OF_CHUNK
+    return chunk
+
+
+def judge_row(raw: RawRow, rules: Rules) -> tuple[IntakeRow | None, list[Fault]]:
+    """The row, valid or not, or None where not even its id can be read; and all that is wrong with it."""
+    values = dict(raw.values)
+    item = find_item_id(raw.item)
+    values.pop("id", None)
+    row = None if item is None else IntakeRow(raw.number, raw.line, item)
+    if raw.fault is not None:
+        return row, [raw.fault]
+    if row is None:
+        return None, [
+            Fault("id", "invalid_id", {"value": raw.item})
+            if raw.item.strip()
+            else Fault("id", "missing")
+        ]
+    faults = _check_bounds(values)
+    if not faults:
+        _part_price(values)
+        faults = rules.schemas.judge(values, raw.photos)
+    if not faults:
+        faults = judge_photos(row, raw.photos, rules.policy)
+        seal_row(row, _JSON.encode(values))
+    return row, faults
+
+
+def seal_row(row: IntakeRow, fields: bytes) -> None:
+    """Make `row` a valid one of these fields, JSON with sorted names, and of its photos."""
+    row.fields = fields
+    row.hash = hashlib.sha256(fields + b"\n" + _JSON.encode(row.photos)).digest()
+
+
+def problem_of(raw: RawRow, item: str | None, fault: Fault) -> RowProblem:
+    """A fault with its place; what it shows comes from strangers and is made fit to be kept."""
+    return RowProblem(
+        row=raw.number,
+        line=raw.line,
+        item=item,
+        field=_fit(fault.field),
+        code=fault.code,
+        values={
+            name: _fit(value) if isinstance(value, str) else value
+            for name, value in fault.values.items()
+        },
+    )
+
+
+def _fit(text: str) -> str:
+    shown = text[:_SHOWN_CHARACTERS_MAX]
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
+
+
+def _check_bounds(values: dict[str, Value]) -> list[Fault]:
+    """What no row may hold, whatever its schema."""
+    if len(values) > COLUMNS_MAX:
+        return [Fault("row", "too_many_fields", {"most": COLUMNS_MAX})]
+    characters = 0
+    for name, value in values.items():
+        text = value if isinstance(value, str) else "\n".join(value)
+        characters += len(name) + len(text)
+        if len(text) > FIELD_BYTES_MAX:
+            return [Fault(name, "field_too_large", {"most": FIELD_BYTES_MAX})]
+        if len(name) > FIELD_NAME_CHARACTERS_MAX:
+            return [Fault(name, "field_name", {"most": FIELD_NAME_CHARACTERS_MAX})]
+        if not (_is_text(name) and _is_text(text)):
+            return [Fault(name, "invalid_text")]
+    if characters > FIELDS_BYTES_MAX:
+        return [Fault("row", "row_too_large", {"most": FIELDS_BYTES_MAX})]
+    return []
+
+
+def _is_text(value: str) -> bool:
+    return "\x00" not in value and (value.isascii() or not _HALVES.search(value))
+
+
+def _part_price(values: dict[str, Value]) -> None:
+    """A currency in the price becomes a field of its own, as Google's files write it."""
+    price = values.get("price")
+    if isinstance(price, str) and not price.isdigit() and len(price) <= _PRICE_CHARACTERS_MAX:
+        values["price"], currency = split_currency(price)
+        if currency is not None:
+            values.setdefault("currency", currency)
+
+
+def judge_photos(row: IntakeRow, photos: list[str], policy: Policy) -> list[Fault]:
+    """Give `row` its links in order, each once; tell what is wrong with any."""
+    faults: list[Fault] = []
+    links = list(dict.fromkeys(photos))
+    if len(links) > PHOTOS_OF_ITEM_MAX:
+        told: dict[str, str | int] = {"count": len(links), "most": PHOTOS_OF_ITEM_MAX}
+        faults.append(Fault("photos", "too_many_photos", told))
+        links = links[:PHOTOS_OF_ITEM_MAX]
+    for index, link in enumerate(links):
+        reason = refusal(link, policy) if _is_text(link) else "syntax"
+        if reason is not None:
+            faults.append(Fault(f"photos[{index}]", reason, {"value": link}))
+            if not link.isprintable() or len(link.encode()) > URL_CHARACTERS_MAX:
+                continue
+            row.refused[link] = reason
+        row.photos.append(link)
+    return faults

@@ -1,0 +1,238 @@
+"""CSV and TSV: a header line, then a row a line; `,` `;` TAB and `|` are recognised from the header.
+
+Known columns (case does not matter) are those of `synonyms.toml`; every other column is kept as it is, under
+its name in small letters. A mapping names the columns instead. A first line `sep=;`, as spreadsheets write
+it, names the delimiter. Lines above the header, such as a title, are skipped.
+
+A line that breaks the CSV rules is a faulty row; reading continues. Two ends make the file truncated:
+a quote that is never closed, since nothing behind it can be trusted, and a last row with fewer cells than
+the header and without a line break.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from headrace.fetch.mappings import Mapping, plain_path
+from headrace.fetch.model import COLUMNS_MAX, FIELD_BYTES_MAX, ROWS_MAX
+from headrace.fetch.readers.format import Format, Head, require_letters
+from headrace.fetch.readers.lines import read_lines
+from headrace.fetch.readers.mapped import Names
+from headrace.fetch.readers.naming import KNOWN, is_photos, known_names, split_photos
+from headrace.fetch.readers.row import Fault, RawRow, Shown, Truncated, broken, not_a_catalogue
+
+LINE_CHARACTERS_MAX: Final = 2**20
+HEADER_LINES_MAX: Final = 20
+"""A header is looked for in so many lines."""
+Record: TypeAlias = tuple[int, list[str], Fault | None, bool]
+"""Line, cells, fault, and whether a line break ends it."""
+LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
+"""What ends a line of a file; `str.splitlines` knows more."""
+_DELIMITERS: Final = (",", ";", "\t", "|")
+_SEPARATOR_LINE: Final = re.compile(r'"?sep=([,;\t|])"?\s*', re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Where the header of a table is: its line from 1, and what parts its cells."""
+
+    line: int
+    delimiter: str
+
+
+def find_header(head: Head) -> Header | None:
+    """The first line that names an id and, unless mapped, another known column; None: none of the first."""
+    if head.text.startswith(("<", "{", "[")):
+        return None
+    lines = LINE_BREAK.split(head.text, HEADER_LINES_MAX)[:HEADER_LINES_MAX]
+    named = _SEPARATOR_LINE.fullmatch(lines[0]) if lines else None
+    given = head.mapping.delimiter if head.mapping else None
+    delimiters = (named[1],) if named else (given,) if given else _DELIMITERS
+    for number, line in enumerate(lines, 1):
+        for delimiter in delimiters:
+            if is_header(_cells_of(line, delimiter), head.mapping):
+                return Header(head.lines_skipped + number, delimiter)
+    return None
+
+
+def _cells_of(line: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
+def is_header(cells: Sequence[str], mapping: Mapping | None) -> bool:
+    """Whether these cells name the columns of a table."""
+    if mapping is not None:
+        return not {plain_path(cell) for cell in cells}.isdisjoint(Names(mapping).id_paths)
+    names = _column_names(cells)
+    return "id" in names and any(n in KNOWN or is_photos(n) for n in names)
+
+
+def _column_names(cells: Sequence[str]) -> list[str]:
+    return known_names([cell.strip().lower() for cell in cells])
+
+
+def read_delimited(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
+    """Every row below the header.
+
+    Raises: NotACatalogue at once; CatalogueBroken, Truncated, CatalogueTooLarge while read.
+    """
+    header = find_header(head)
+    if header is None:
+        require_letters(head)
+        raise not_a_catalogue("no_header", snippet=head.text.splitlines()[0][:80])
+    return _read(stream, head, header)
+
+
+def _read(stream: io.BufferedReader, head: Head, header: Header) -> Iterator[RawRow]:
+    number = 0
+    columns: Columns | None = None
+    for line, cells, fault, is_ended in _records(stream, head.encoding, header.delimiter):
+        if line < header.line:
+            continue
+        if columns is None:
+            if fault is not None or not is_header(cells, head.mapping):
+                raise broken("header_csv", line)
+            columns = columns_of(cells, line, head.mapping)
+        elif fault is not None or any(cells):
+            number += 1
+            if number > ROWS_MAX:
+                raise broken("too_many_rows", line, most=ROWS_MAX)
+            has_text = any(map(str.strip, cells))
+            if not is_ended and len(cells) < columns.count and has_text:
+                raise Truncated("truncated_row", line, count=len(cells), most=columns.count)
+            row = columns.row(number, line, cells, fault)
+            row.has_line_break = is_ended or (fault is None and not has_text)
+            yield row
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The header, and what gives a row its cells under the names there."""
+
+    count: int
+    id_index: int
+    fill: Callable[[RawRow, list[str]], None]
+
+    def row(self, number: int, line: int, cells: list[str], fault: Fault | None) -> RawRow:
+        """A row of these cells; of one that cannot be read only the id, if no quote comes before."""
+        row = RawRow(number, line, fault=fault)
+        if fault is None:
+            if len(cells) != self.count:
+                told: Shown = {"count": len(cells), "most": self.count}
+                row.fault = Fault("row", "column_count", told)
+            self.fill(row, cells)
+        elif self.id_index < len(cells):
+            before = cells[: self.id_index + 1]
+            if '"' not in "".join(before):
+                row.values["id"] = before[-1].strip()
+        return row
+
+
+def _records(stream: io.BufferedReader, encoding: str, delimiter: str) -> Iterator[Record]:
+    """Each record of the file, the header among them.
+
+    The cells of a line that is no valid CSV are those before its first quote, and no longer cells behind.
+    """
+    last, is_ended = "", True
+
+    def texts() -> Iterator[str]:
+        nonlocal last, is_ended
+        for _, text, has_end in read_lines(stream, encoding, characters_max=LINE_CHARACTERS_MAX):
+            last, is_ended = text, has_end
+            yield text
+
+    reader = csv.reader(texts(), delimiter=delimiter, strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+            yield line, cells, None, is_ended
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if "unexpected end" in str(error):
+                raise Truncated("truncated_quote", line) from None
+            cells = last.split(delimiter) if reader.line_num == line else []
+            yield line, cells, Fault("row", "csv_quote"), is_ended
+
+
+def columns_of(header: list[str], line: int, mapping: Mapping | None) -> Columns:
+    """What the header says. Raises: CatalogueBroken."""
+    if len(header) > COLUMNS_MAX:
+        raise broken("too_many_columns", line, count=len(header), most=COLUMNS_MAX)
+    if mapping is not None:
+        paths, mapped = [plain_path(cell) for cell in header], Names(mapping)
+        index = next((paths.index(path) for path in mapped.id_paths if path in paths), len(paths))
+        return Columns(len(paths), index, _mapped_filler(paths, mapped))
+    names = _column_names(header)
+    named = [name for name in names if name and not is_photos(name)]
+    doubled = sorted({name for name in named if named.count(name) > 1})
+    if doubled:
+        raise broken("duplicate_header", line, column=doubled[0])
+    fill = _habit_filler([(name, is_photos(name)) for name in names])
+    return Columns(len(names), names.index("id"), fill)
+
+
+def _habit_filler(columns: list[tuple[str, bool]]) -> Callable[[RawRow, list[str]], None]:
+    """Cells by the names of their columns, those of photos split into links."""
+
+    def fill(row: RawRow, cells: list[str]) -> None:
+        for (name, holds_photos), cell in zip(columns, cells, strict=False):
+            if not cell:
+                continue
+            if len(cell) > FIELD_BYTES_MAX:
+                row.fault = _too_large(name)
+            elif holds_photos:
+                row.photos.extend(split_photos(cell))
+            elif name and (text := cell.strip()):
+                row.values[name] = text
+
+    return fill
+
+
+def _mapped_filler(columns: list[str], names: Names) -> Callable[[RawRow, list[str]], None]:
+    """Cells by the names of a mapping."""
+
+    def fill(row: RawRow, cells: list[str]) -> None:
+        found: dict[str, list[str]] = {}
+        for name, cell in zip(columns, cells, strict=False):
+            if len(cell) > FIELD_BYTES_MAX:
+                row.fault = _too_large(name)
+            elif name and (text := cell.strip()):
+                found.setdefault(name, []).append(text)
+        row.values, row.photos = names.apply(found)
+
+    return fill
+
+
+def _too_large(name: str) -> Fault:
+    return Fault(name, "field_too_large", {"most": FIELD_BYTES_MAX})
+
+
+def _delimiter_of(head: Head) -> str | None:
+    header = find_header(head)
+    return header.delimiter if header else None
+
+
+CSV: Final = Format(
+    name="csv",
+    title="CSV",
+    recognises=lambda head: _delimiter_of(head) not in (None, "\t"),
+    read=read_delimited,
+    takes_mapping=True,
+)
+TSV: Final = Format(
+    name="tsv",
+    title="TSV",
+    recognises=lambda head: _delimiter_of(head) == "\t",
+    read=read_delimited,
+    takes_mapping=True,
+)

@@ -1,0 +1,188 @@
+"""What was wrong with a run, as somebody reads it: lines, CSV for a spreadsheet, a page for a browser.
+
+A seller's file ends up in both, so every cell is hostile: what a spreadsheet would take for a formula is
+made text with a quote in front, and the page escapes everything, has no link to follow, no script, and a
+policy that would let none run.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Final
+
+import msgspec
+
+from headrace.fetch.model import PhotoProblem, RowProblem, Run, RunState
+from headrace.fetch.texts import Texts
+
+COLUMNS: Final = ("row", "line", "item", "field", "code", "text", "link")
+BOM: Final = "\ufeff"
+"""Spreadsheets take a CSV for UTF-8 by it."""
+_FORMULA: Final = tuple("=+-@\t\r\n|%\uff1d\uff0b\uff0d\uff20")
+_ROW_HEADS: Final = ("row", "line", "item", "field", "problem")
+_PHOTO_HEADS: Final = ("item", "link", "problem")
+_STYLE: Final = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%;margin:1rem 0 2rem}"
+    "th,td{border-bottom:1px solid #ddd;padding:.4rem .6rem;text-align:left;vertical-align:top;"
+    "overflow-wrap:anywhere}th{white-space:nowrap}code{color:#666}"
+)
+_STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+POLICY: Final = (
+    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'"
+)
+"""The page's Content-Security-Policy: its one style, and nothing else."""
+
+
+class ReportLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault of the file, a fault of a row, or a photo that is not there (with its link)."""
+
+    row: int | None
+    line: int | None
+    item: str | None
+    field: str
+    code: str
+    text: str
+    link: str | None = None
+
+
+def line_of_file(run: Run, text: str) -> ReportLine:
+    """Why a run is held, refused or abandoned, as a line."""
+    code = run.fault.code if run.fault else (run.reason or "").partition(":")[0]
+    line = run.fault.line if run.fault else None
+    return ReportLine(row=None, line=line, item=None, field="file", code=code, text=text)
+
+
+def line_of_row(problem: RowProblem) -> ReportLine:
+    """A row's problem as a line."""
+    return ReportLine(
+        row=problem.row,
+        line=problem.line,
+        item=problem.item,
+        field=problem.field,
+        code=problem.code,
+        text=problem.text,
+    )
+
+
+def line_of_photo(photo: PhotoProblem) -> ReportLine:
+    """A photo's problem as a line."""
+    return ReportLine(
+        row=None,
+        line=None,
+        item=photo.item,
+        field="photos",
+        code=photo.outcome,
+        text=photo.text,
+        link=photo.url,
+    )
+
+
+def csv_head() -> str:
+    """The first line of the CSV."""
+    return BOM + _csv([COLUMNS])
+
+
+def csv_of(lines: Iterable[ReportLine]) -> str:
+    """Lines as CSV, every cell harmless in a spreadsheet."""
+    return _csv([safe_cell(getattr(line, name)) for name in COLUMNS] for line in lines)
+
+
+def safe_cell(value: str | int | None) -> str:
+    """`value` as a cell that no spreadsheet takes for a formula."""
+    if not isinstance(value, str):
+        return "" if value is None else str(value)
+    return (
+        f"'{value}" if value.startswith(_FORMULA) or value.lstrip().startswith(_FORMULA) else value
+    )
+
+
+def _csv(rows: Iterable[Sequence[str]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\r\n").writerows(rows)
+    return out.getvalue()
+
+
+def page_of(
+    run: Run, rows: Sequence[ReportLine], photos: Sequence[ReportLine], texts: Texts
+) -> str:
+    """The report as one self-contained page."""
+    title = escape(texts.heading("title", run=run.run))
+    parts = [_facts(run, texts)]
+    is_taken = run.state in (RunState.APPLIED, RunState.DONE) or not run.reason
+    if is_taken and not rows and not photos:
+        parts.append(f"<p>{escape(texts.heading('no_problems'))}</p>")
+    if rows:
+        cells = [(line.row, line.line, line.item, line.field, _told(line)) for line in rows]
+        parts += [_heading(texts, "row_problems"), _table(texts, _ROW_HEADS, cells)]
+        parts += _more(texts, len(rows), run.problems)
+    if photos:
+        told = [(line.item, line.link, _told(line)) for line in photos]
+        bad = sum(
+            count
+            for outcome, count in run.photos_by_outcome.items()
+            if outcome.startswith(("failed:", "refused:"))
+        )
+        parts += [_heading(texts, "photo_problems"), _table(texts, _PHOTO_HEADS, told)]
+        parts += _more(texts, len(photos), bad)
+    return (
+        f'<!DOCTYPE html>\n<html lang="{escape(texts.lang)}">\n<head><meta charset="utf-8">'
+        f"<title>{title}</title><style>{_STYLE}</style></head>\n"
+        f"<body><h1>{title}</h1>\n{''.join(parts)}</body></html>\n"
+    )
+
+
+class _Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def _facts(run: Run, texts: Texts) -> str:
+    state = f"{run.state}: {texts.of_run(run)}" if run.reason else str(run.state)
+    photos = ", ".join(f"{count} {texts.outcome(o)}" for o, count in run.photos_by_outcome.items())
+    facts: list[tuple[str, object]] = [
+        ("customer", run.customer),
+        ("file", run.file_name),
+        ("started", f"{run.started_at:%Y-%m-%d %H:%M:%S} UTC"),
+        ("state", state),
+        ("rows", run.rows),
+        ("photos", f"{run.photos}; {photos}" if photos else run.photos),
+    ]
+    rows = "".join(
+        f"<tr><th>{escape(texts.heading(name))}</th><td>{escape(str(value))}</td></tr>"
+        for name, value in facts
+    )
+    return f"<table>{rows}</table>\n"
+
+
+def _heading(texts: Texts, name: str) -> str:
+    return f"<h2>{escape(texts.heading(name))}</h2>\n"
+
+
+def _told(line: ReportLine) -> _Html:
+    return _Html(f"{escape(line.text)} <code>{escape(line.code)}</code>")
+
+
+def _table(texts: Texts, names: Sequence[str], rows: Iterable[Sequence[str | int | None]]) -> str:
+    head = "".join(f"<th>{escape(texts.heading(name))}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>\n" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>\n"
+
+
+def _cell(value: str | int | None) -> str:
+    if isinstance(value, _Html):
+        return value
+    return "" if value is None else escape(str(value))
+
+
+def _more(texts: Texts, shown: int, there: int) -> list[str]:
+    return [f"<p>{escape(texts.heading('more', shown=shown))}</p>"] if there > shown else []

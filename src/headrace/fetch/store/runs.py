@@ -1,0 +1,223 @@
+"""Runs of catalogues: staging, applying, counts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from headrace.engines.postgres import Row, Runner
+from headrace.fetch.errors import FileFault
+from headrace.fetch.intake import IntakeRow
+from headrace.fetch.model import (
+    RUNS_KEPT,
+    SENT_RUNS_KEPT,
+    UNDOABLE_RUNS,
+    Change,
+    Run,
+    RunState,
+    Sample,
+)
+from headrace.fetch.store.sql import SQL
+
+PACE_KNOWN_S: Final = 5.0
+SENT_WAIT_S: Final = 3600.0
+"""A failed link of an item sent by itself is due again after so long."""
+_SAMPLES: Final = msgspec.json.Decoder(Sample)
+_FAULTS: Final = msgspec.json.Decoder(FileFault)
+
+
+async def stage_same(
+    runner: Runner, run_id: int, customer: str, *, items: list[str], raw_hashes: list[bytes | None]
+) -> list[int]:
+    """Stage rows whose items were made of equal ones; the positions, from 1, of the others."""
+    rows = await runner.all(
+        SQL.stage_same, run_id=run_id, customer=customer, items=items, raw_hashes=raw_hashes
+    )
+    return [row["position"] for row in rows]
+
+
+async def stage(
+    runner: Runner, run_id: int, rows: list[IntakeRow], *, raw_hashes: list[bytes | None]
+) -> list[IntakeRow]:
+    """Stage `rows`, each with its hash as it was read; return those whose id was there before."""
+    taken = await runner.all(
+        SQL.stage_rows,
+        run_id=run_id,
+        items=[row.item for row in rows],
+        hashes=[row.hash for row in rows],
+        raw_hashes=raw_hashes,
+        fields=[row.fields.decode() for row in rows],
+        photos=["\n".join(row.photos) for row in rows],
+        refused=[
+            msgspec.json.encode(row.refused).decode() if row.refused else "{}" for row in rows
+        ],
+    )
+    positions = {row["position"] for row in taken}
+    return [row for index, row in enumerate(rows, 1) if index not in positions]
+
+
+async def note_reading(
+    runner: Runner, run_id: int, *, rows: int, invalid: int, problems: int
+) -> None:
+    """Keep how far reading is."""
+    await runner.run(
+        SQL.note_reading, run_id=run_id, rows_read=rows, invalid=invalid, problems=problems
+    )
+
+
+async def find_runs(
+    runner: Runner, *, run_id: int | None = None, customer: str | None = None, rows_max: int = 50
+) -> list[Run]:
+    """Runs, newest first."""
+    rows = await runner.all(SQL.runs, run_id=run_id, customer=customer, rows_max=rows_max)
+    return [_run(row) for row in rows]
+
+
+async def changes(runner: Runner, run_id: int, *, after: str, rows_max: int) -> list[Change]:
+    """A page of a run's changes by item, those after item `after`."""
+    rows = await runner.all(SQL.changes, run_id=run_id, after=after, rows_max=rows_max)
+    return [
+        Change(
+            item=row["item"],
+            kind=row["kind"],
+            version=row["version"],
+            fields=_changed_fields(row),
+        )
+        for row in rows
+    ]
+
+
+def _changed_fields(row: Row) -> list[str]:
+    has_other_photos = row["kind"] == "changed" and row["has_other_photos"]
+    return [*row["fields"], *(["photos"] if has_other_photos else [])]
+
+
+def pace_of(
+    *, paced: float | None, paced_s: float | None, pending: int, rate_per_s: float
+) -> tuple[float | None, float | None]:
+    """Photos per second and the seconds left for `pending`, from `paced` photos in `paced_s` seconds.
+
+    Nothing is said of the first seconds; the customer's rate bounds what a burst promises.
+    """
+    if paced is None or paced_s is None or paced_s < PACE_KNOWN_S:
+        return None, None
+    per_s = paced / paced_s
+    expected = min(per_s, rate_per_s)
+    return round(per_s, 2), round(pending / expected, 1) if expected else None
+
+
+def _run(row: Row) -> Run:
+    by_outcome = msgspec.json.decode(row["by_outcome"] or "{}", type=dict[str, int])
+    pending = max(0, row["photos"] - int(row["photos_decided"]))
+    photos_per_s, eta_s = pace_of(
+        paced=row["paced"],
+        paced_s=row["paced_s"],
+        pending=pending,
+        rate_per_s=row["rate_per_s"],
+    )
+    return Run(
+        run=row["id"],
+        customer=row["customer"],
+        state=RunState(row["state"]),
+        file_name=row["file_name"],
+        format=row["format"],
+        reason=row["reason"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        rows=row["rows_read"],
+        invalid=row["invalid"],
+        new=row["new"],
+        changed=row["changed"],
+        unchanged=row["unchanged"],
+        gone=row["gone"],
+        problems=row["problems"],
+        items_pending=row["items_pending"],
+        photos=row["photos"],
+        photos_pending=pending,
+        photos_by_outcome=dict(sorted(by_outcome.items())),
+        photos_per_s=photos_per_s,
+        eta_s=eta_s,
+        sample=_SAMPLES.decode(row["sample"]) if row["sample"] else None,
+        undone_by=row["undone_by"],
+        items_late=row["items_late"],
+        fault=_FAULTS.decode(row["fault"]) if row["fault"] else None,
+    )
+
+
+async def note_photos(
+    runner: Runner,
+    run_id: int,
+    customer: str,
+    *,
+    recheck_s: float,
+    is_whole: bool,
+    refresh_s: float | None = None,
+) -> None:
+    """Note the photos to ask for and count all others; links stay as they are.
+
+    Links that failed sit out rounds (`upkeep`); a run of items sent by themselves is none. `refresh_s`:
+    the run is about links, and good photos older than that are asked for, 0 for none.
+    Photos of unchanged items come last: the counts before are of new and changed items alone.
+    """
+    is_of_many = is_whole or refresh_s is not None
+    await runner.run(
+        SQL.note_round,
+        run_id=run_id,
+        customer=customer,
+        is_round=is_whole,
+        wait_s=None if is_of_many else SENT_WAIT_S,
+    )
+    await runner.run(SQL.count_refused, run_id=run_id)
+    await runner.run(SQL.note_needs, run_id=run_id, customer=customer, recheck_s=recheck_s)
+    await runner.run(SQL.count_known, run_id=run_id)
+    if is_of_many:
+        await runner.run(SQL.avoid_nested_loops)
+    await runner.run(SQL.note_retries, run_id=run_id, customer=customer, refresh_s=refresh_s or 0.0)
+    if is_of_many:
+        await runner.run(SQL.allow_nested_loops)
+    await runner.run(SQL.note_photos, run_id=run_id)
+
+
+async def close_applied(runner: Runner, run_id: int, customer: str, *, is_whole: bool) -> None:
+    """The run's jobs are enqueued: note that, and drop what no run needs any more."""
+    await runner.run(SQL.note_applied, run_id=run_id)
+    if is_whole:
+        await runner.run(SQL.supersede_held, run_id=run_id, customer=customer)
+        await runner.run(SQL.clear_staged, customer=customer)
+        await runner.run(SQL.forget_older_before, customer=customer, runs_kept=UNDOABLE_RUNS)
+    else:
+        await runner.run(SQL.clear_run, run_id=run_id)
+    old = await runner.all(
+        SQL.forget_runs,
+        customer=customer,
+        is_whole=is_whole,
+        runs_kept=RUNS_KEPT if is_whole else SENT_RUNS_KEPT,
+    )
+    await forget(runner, [row["id"] for row in old])
+
+
+async def stage_broken(runner: Runner, run_id: int, customer: str) -> None:
+    """Stage the items that have a link without a good answer."""
+    await runner.run(SQL.avoid_nested_loops)
+    await runner.run(SQL.stage_broken, run_id=run_id, customer=customer)
+    await runner.run(SQL.allow_nested_loops)
+
+
+async def forget_comparison(runner: Runner, run_id: int) -> None:
+    """Drop what a run was found to change; its rows stay staged."""
+    for query in (SQL.forget_changes, SQL.forget_needs, SQL.forget_counts):
+        await runner.run(query, runs=[run_id])
+
+
+async def forget(runner: Runner, run_ids: list[int]) -> None:
+    """Drop what hung on runs that are gone."""
+    if run_ids:
+        for query in (
+            SQL.forget_changes,
+            SQL.forget_needs,
+            SQL.forget_staged,
+            SQL.forget_pace,
+            SQL.forget_before,
+        ):
+            await runner.run(query, runs=run_ids)

@@ -1,0 +1,188 @@
+"""Commands `headrace fleet ...`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+
+import click
+
+from headrace.jobs.fleet.alerts import Alert
+from headrace.jobs.fleet.facts import Decision, FleetHost, FleetState, QueueMinute
+from headrace.jobs.service import Jobs
+from headrace.kernel.terminal import Terminal, table
+
+
+@click.group("fleet")
+def fleet() -> None:
+    """The fleet: hosts and their slots, the plan, alerts."""
+
+
+@fleet.command("show", short_help="Show the fleet.")
+@click.pass_obj
+def show(terminal: Terminal) -> None:
+    """Show hosts with their slots, who plans, the last decisions and the newest open alerts."""
+    found = terminal.run(Jobs, lambda jobs: jobs.fleet.state())
+    terminal.show(found, _describe(found))
+
+
+@fleet.command("drain", short_help="Empty a host.")
+@click.argument("host")
+@click.pass_obj
+def drain(terminal: Terminal, host: str) -> None:
+    """Let HOST finish what it has and take nothing new, until it is started anew."""
+    terminal.run(Jobs, lambda jobs: jobs.fleet.drain(host))
+    terminal.show({"host": host, "is_draining": True}, f"host {host} is draining")
+
+
+@fleet.command("undrain", short_help="Use a host again.")
+@click.argument("host")
+@click.pass_obj
+def undrain(terminal: Terminal, host: str) -> None:
+    """Let HOST take part again."""
+    terminal.run(Jobs, lambda jobs: jobs.fleet.undrain(host))
+    terminal.show({"host": host, "is_draining": False}, f"host {host} takes part again")
+
+
+@fleet.command("decisions", short_help="List why slots moved.")
+@click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
+@click.option("--max", "rows_max", default=100, show_default=True, type=click.IntRange(1, 1000))
+@click.pass_obj
+def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
+    """List why slots moved, newest first."""
+    found = terminal.run(
+        Jobs, lambda jobs: jobs.fleet.decisions(before=before, decisions_max=rows_max)
+    )
+    terminal.show(found, _decisions(found))
+
+
+@fleet.command("alerts", short_help="List alerts.")
+@click.option("--open", "is_open", is_flag=True, help="Only those that are not cleared.")
+@click.pass_obj
+def alerts(terminal: Terminal, *, is_open: bool) -> None:
+    """List the newest 100 alerts."""
+    found = terminal.run(Jobs, lambda jobs: jobs.fleet.alerts(is_open=is_open))
+    terminal.show(found, _alerts(found))
+
+
+@fleet.command("minutes", short_help="Show what a queue did by minute.")
+@click.argument("queue")
+@click.option("--from", "from_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
+@click.option("--to", "to_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
+@click.pass_obj
+def minutes(
+    terminal: Terminal, queue: str, from_at: datetime | None, to_at: datetime | None
+) -> None:
+    """Show what QUEUE did in each minute: of the last hour, or of a span of up to two days."""
+    found = terminal.run(Jobs, lambda jobs: jobs.minutes(queue, from_at=from_at, to_at=to_at))
+    head = (
+        "minute",
+        "done",
+        "failed",
+        "retried",
+        "lost",
+        "handler s",
+        "mean wait s",
+        "longest wait s",
+    )
+    terminal.show(found, table(head, map(_minute_row, found)))
+
+
+@fleet.command("load", short_help="Show how loaded queues are.")
+@click.pass_obj
+def load(terminal: Terminal) -> None:
+    """Show what each queue did in the last five minutes and this one."""
+    found = terminal.run(Jobs, lambda jobs: jobs.fleet.load())
+    head = (
+        "queue",
+        "done",
+        "failed",
+        "retried",
+        "slots",
+        "mean run s",
+        "mean wait s",
+        "longest wait s",
+    )
+    rows = [
+        (
+            one.queue,
+            one.done,
+            one.failed,
+            one.retried,
+            f"{one.slot_s / found.span_s:.1f}",
+            _mean(one.run_mean_s),
+            _mean(one.wait_mean_s),
+            f"{one.wait_max_s:.3f}",
+        )
+        for one in found.queues
+    ]
+    terminal.show(found, table(head, rows))
+
+
+def _mean(mean_s: float | None) -> str:
+    return "unknown" if mean_s is None else f"{mean_s:.3f}"
+
+
+def _describe(state: FleetState) -> str:
+    plan = state.plan
+    led = f"led by {plan.leader} (term {plan.term})" if plan.is_led else "led by nobody"
+    when = "never" if plan.planned_at is None else f"{plan.planned_at:%Y-%m-%d %H:%M:%S} UTC"
+    head = ("host", "state", "slots", "busy", "room", "load", "pressure", "ended", "planned")
+    parts = [
+        f"plan {plan.version}, {led}, last planned {when}",
+        table(head, map(_host_row, state.hosts)),
+    ]
+    if state.alerts:
+        parts.append(_alerts(state.alerts))
+    if state.alerts_open > len(state.alerts):
+        parts.append(f"{state.alerts_open} alerts are open in all")
+    if state.decisions:
+        parts.append(_decisions(state.decisions[:10]))
+    return "\n\n".join(parts)
+
+
+def _host_row(host: FleetHost) -> tuple[object, ...]:
+    state = "silent" if host.is_silent else "draining" if host.is_draining else "alive"
+    busy = sum(slot.busy_s > 0 for slot in host.slots)
+    bound = Counter(host.planned).most_common(5)
+    planned = ", ".join(f"{queue} {count}" for queue, count in bound)
+    more = len(host.planned) - len(bound)
+    return (
+        host.name,
+        state,
+        len(host.slots),
+        busy,
+        host.capacity,
+        f"{host.load_per_core:.2f}",
+        f"{host.cpu_pressure:.0%}",
+        host.jobs_ended,
+        planned + (f" and {more} more" if more else ""),
+    )
+
+
+def _decisions(found: list[Decision]) -> str:
+    rows = [
+        (d.id, f"{d.at:%m-%d %H:%M:%S}", d.host, d.queue, f"{d.before} -> {d.after}", d.code, d.why)
+        for d in found
+    ]
+    return table(("id", "at", "host", "queue", "slots", "code", "why"), rows)
+
+
+def _alerts(found: list[Alert]) -> str:
+    rows = [
+        (
+            alert.rule,
+            alert.subject,
+            f"{alert.raised_at:%m-%d %H:%M:%S}",
+            "open" if alert.cleared_at is None else f"{alert.cleared_at:%m-%d %H:%M:%S}",
+            alert.text,
+        )
+        for alert in found
+    ]
+    return table(("alert", "of", "raised", "cleared", "why"), rows)
+
+
+def _minute_row(minute: QueueMinute) -> tuple[object, ...]:
+    counts = (minute.done, minute.failed, minute.retried, minute.lost)
+    waits = (_mean(minute.wait_mean_s), f"{minute.wait_max_s:.3f}")
+    return (f"{minute.minute:%m-%d %H:%M}", *counts, f"{minute.run_s:.1f}", *waits)

@@ -1,0 +1,93 @@
+"""Crons: when a job that comes again and again is due next.
+
+`cronsim` reads the five fields, since it follows Debian's cron through changes of the clock, needs nothing but zoneinfo
+and its makers live on it. A job at fixed hours runs once on the day that skips its hour (right after the skip) and once on
+the day that has it twice; one with `*` in minute or hour runs by the time that really passes. Missed while nothing ran:
+one run at once, then the next moment that is still to come.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+from cronsim import CronSim, CronSimError
+
+from headrace.jobs.errors import InvalidCron
+
+SPEC_CHARACTERS_MAX: Final = 128
+FIELD_VALUES: Final = (60, 24, 31, 12, 7)
+STEP: Final = re.compile(r"/([0-9]+)")
+NO_ZONES: Final = frozenset({"localtime", "posixrules", "Factory"})
+"""Files beside the zones that mean another zone on each machine, or none."""
+
+
+class NewCron(msgspec.Struct, frozen=True, kw_only=True):
+    """A cron as it is asked for. `spec` has five fields: minute, hour, day, month, day of week."""
+
+    name: str
+    spec: str
+    queue: str
+    tz: str = "UTC"
+    payload: Any = None
+    priority: int = 5
+
+
+class Cron(msgspec.Struct, frozen=True, kw_only=True):
+    """A cron as it stands."""
+
+    name: str
+    spec: str
+    tz: str
+    queue: str
+    payload: Any
+    priority: int
+    next_at: datetime
+    """While it is paused: when it would have come."""
+    last_at: datetime | None
+    last_job: int | None
+    paused: bool
+    source: str
+    """`code`: declared by @app.cron, else `api`."""
+    error: str | None
+    """Why it paused itself."""
+
+
+def next_moment(spec: str, tz: str, after_at: datetime) -> datetime:
+    """The first moment of `spec` in zone `tz` that is later than `after_at`, in UTC. Raises: InvalidCron."""
+    zone = _zone(tz)
+    if len(spec) > SPEC_CHARACTERS_MAX or len(spec.split()) != 5:
+        raise InvalidCron(
+            f"cron {spec[:SPEC_CHARACTERS_MAX]!r}: expected five fields such as '0 4 * * *': minute,"
+            " hour, day of month, month, day of week"
+        )
+    for text, values in zip(spec.split(), FIELD_VALUES, strict=True):
+        for step in STEP.findall(text):
+            if int(step) > values:
+                raise InvalidCron(
+                    f"cron {spec!r}: /{step} steps over all {values} values of its field: give the values"
+                )
+    try:
+        moments = CronSim(spec, after_at.astimezone(zone))
+    except CronSimError as error:
+        raise InvalidCron(
+            f"cron {spec!r}: {str(error).lower()}: write fields as in '*/10 8-18 * * MON-FRI'"
+        ) from error
+    # In the hour that comes twice cronsim may name a moment of the first time after the second began.
+    for moment in moments:
+        moment_at = moment.astimezone(UTC)
+        if moment_at > after_at:
+            return moment_at
+    raise InvalidCron(f"cron {spec!r}: never comes: give it a day that its months have")
+
+
+def _zone(tz: str) -> ZoneInfo:
+    try:
+        return ZoneInfo("" if tz in NO_ZONES else tz)
+    except (KeyError, ValueError, OSError) as error:
+        raise InvalidCron(
+            f"time zone {tz[:80]!r} is not known: use a name such as UTC or Europe/Berlin"
+        ) from error

@@ -1,0 +1,255 @@
+"""Alerts: rules over what the leader sees at each plan, with patience before one is raised and before it is cleared.
+
+Pure: a `Watch` is told a `Sight` and answers what changed. A rule has to be broken several times in a row, and kept several
+times in a row, so that a value on its edge does not ring all night; the fleet's short troubles, which the next
+plan mends, never ring.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import msgspec
+
+from headrace.kernel.metrics import gauge
+
+GROWTH_S: Final = 600.0
+"""Growth is seen over so long."""
+ACTIVE_GROWTH: Final = 1.5
+LEASED_GROWTH: Final = 2.0
+LEASED_MIN: Final = 200
+ENDED_MIN: Final = 20
+SHORT_OLDEST_S: Final = 30.0
+"""A fleet with too little room is no trouble while what is due waits no longer."""
+MINUTES_SEEN: Final = 10
+"""Minutes over which the share of failures is taken."""
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """One time that a rule was broken, by a queue or a host."""
+
+    id: int
+    rule: str
+    subject: str
+    text: str
+    raised_at: datetime
+    cleared_at: datetime | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a deployment may set."""
+
+    active_min: int
+    oldest_s: float
+    failure_share: float
+
+
+class QueueSight(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue at an evaluation."""
+
+    active: int
+    leased: int
+    oldest_age_s: float
+    done: int
+    """In the last minutes."""
+    failed: int
+    is_at_max: bool = False
+    """It needs more slots than its maximum."""
+    is_short: bool = False
+    """The fleet has too little room for it."""
+    is_loaded: bool = False
+    """Hosts that could work it add no slots now, since their slots are short of CPU."""
+    slots: int = 0
+    slots_min: int = 0
+
+
+class Sight(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is evaluated at once."""
+
+    at_s: float
+    queues: Mapping[str, QueueSight]
+    hosts: Mapping[str, bool]
+    """By name whether it is silent; a host that left properly is not in it."""
+
+
+class Change(NamedTuple):
+    """A rule that a subject broke, or keeps again."""
+
+    rule: str
+    subject: str
+    is_raised: bool
+    text: str
+
+
+class Rule(NamedTuple):
+    """`broken(now, before, limits)` tells in words what is wrong with a queue; `before` is some ten minutes older."""
+
+    broken: Callable[[QueueSight, QueueSight | None, Limits], str | None]
+    raise_after: int
+    """Evaluations in a row that break it."""
+    clear_after: int
+    """Evaluations in a row that keep it."""
+
+
+def _active_grows(now: QueueSight, before: QueueSight | None, limits: Limits) -> str | None:
+    if before is None or now.active < max(limits.active_min, ACTIVE_GROWTH * before.active):
+        return None
+    return f"{now.active} jobs are active, ten minutes ago {before.active}: more come than are done"
+
+
+def _leased_grows(now: QueueSight, before: QueueSight | None, _: Limits) -> str | None:
+    if before is None or now.leased < max(LEASED_MIN, LEASED_GROWTH * before.leased):
+        return None
+    return (
+        f"{now.leased} jobs are in hand, ten minutes ago {before.leased}: do handlers hang, or have"
+        " they become slow?"
+    )
+
+
+def _oldest_waits(now: QueueSight, _: QueueSight | None, limits: Limits) -> str | None:
+    if now.oldest_age_s <= limits.oldest_s:
+        return None
+    return f"its oldest due job waits for {now.oldest_age_s:.0f} s"
+
+
+def _many_fail(now: QueueSight, _: QueueSight | None, limits: Limits) -> str | None:
+    ended = now.done + now.failed
+    if ended < ENDED_MIN or now.failed < limits.failure_share * ended:
+        return None
+    return f"{now.failed} of {ended} jobs failed in the last {MINUTES_SEEN} minutes"
+
+
+def _is_at_max(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
+    if not now.is_at_max:
+        return None
+    return "it needs more slots than its maximum: raise that, or see why its handlers are slow"
+
+
+def _is_short(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
+    if not now.is_short or now.oldest_age_s <= SHORT_OLDEST_S:
+        return None
+    waits = f"its oldest due job waits for {now.oldest_age_s:.0f} s"
+    if now.is_loaded:
+        return (
+            f"{waits}, and hosts short of CPU add no slots: see what else runs there, or add hosts"
+        )
+    return f"{waits}, and the fleet has too little room for what it needs: add hosts"
+
+
+def _is_below_min(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
+    if now.slots >= now.slots_min:
+        return None
+    why = (
+        "their slots are short of CPU" if now.is_loaded else "by memory and cores they hold no more"
+    )
+    return (
+        f"it has {now.slots} of its minimum of {now.slots_min} slots: the hosts that can work it have no"
+        f" room ({why}): add hosts, or lower minimums"
+    )
+
+
+QUEUE_RULES: Final[Mapping[str, Rule]] = {
+    "active_grows": Rule(_active_grows, raise_after=6, clear_after=12),
+    "leased_grows": Rule(_leased_grows, raise_after=6, clear_after=12),
+    "oldest_waits": Rule(_oldest_waits, raise_after=3, clear_after=6),
+    "many_fail": Rule(_many_fail, raise_after=3, clear_after=12),
+    "at_max": Rule(_is_at_max, raise_after=12, clear_after=24),
+    "fleet_short": Rule(_is_short, raise_after=12, clear_after=24),
+    "below_min": Rule(_is_below_min, raise_after=6, clear_after=6),
+}
+HOST_RULE: Final = "agent_missing"
+HOST_RAISE_AFTER: Final = 2
+HOST_CLEAR_AFTER: Final = 2
+HOST_FORGOTTEN_S: Final = 3600.0
+"""A host that did not come back in this time is not expected any more."""
+RULES: Final = (*QUEUE_RULES, HOST_RULE)
+open_alerts = gauge("jobs_alerts_open", "Alerts that are open, as the leader sees it.", rule=RULES)
+
+
+class Watch:
+    """The state of all rules: how often in a row each was broken or kept."""
+
+    def __init__(self, limits: Limits, open_now: Iterable[tuple[str, str]] = ()) -> None:
+        self._limits = limits
+        self._open = dict.fromkeys(open_now, 0)
+        """Raised alerts, with how often in a row their rule was kept since."""
+        self._broken: dict[tuple[str, str], int] = {}
+        """Rules not raised yet, with how often in a row they were broken."""
+        self._missing: dict[str, float] = {}
+        """Hosts that fell silent, and since when."""
+        self._past: deque[tuple[float, Mapping[str, QueueSight]]] = deque()
+
+    @property
+    def open_counts(self) -> dict[str, int]:
+        """How many alerts are open, by rule."""
+        counts = dict.fromkeys(RULES, 0)
+        for rule, _ in self._open:
+            counts[rule] = counts.get(rule, 0) + 1
+        return counts
+
+    def observe(self, sight: Sight) -> list[Change]:
+        """Evaluate every rule; what is to be raised and cleared now."""
+        before = self._before(sight)
+        found = {
+            (rule, queue): text
+            for queue, seen in sight.queues.items()
+            for rule, one in QUEUE_RULES.items()
+            if (text := one.broken(seen, before.get(queue), self._limits)) is not None
+        }
+        for host in self._missing_hosts(sight):
+            found[HOST_RULE, host] = (
+                "it reports no more: its jobs go to others, and it gets no slots until it is back"
+            )
+        self._remember(sight)
+        return [*self._raised(found), *self._cleared(found)]
+
+    def _missing_hosts(self, sight: Sight) -> set[str]:
+        """Hosts that fell silent and are not back. A dead host's row is swept away soon, so they are kept in mind."""
+        for host, is_silent in sight.hosts.items():
+            if is_silent:
+                self._missing.setdefault(host, sight.at_s)
+            else:
+                self._missing.pop(host, None)
+        for rule, host in self._open:
+            if rule == HOST_RULE and host not in sight.hosts:
+                self._missing.setdefault(host, sight.at_s)
+        return {
+            host for host, at_s in self._missing.items() if sight.at_s - at_s < HOST_FORGOTTEN_S
+        }
+
+    def _raised(self, found: Mapping[tuple[str, str], str]) -> Iterable[Change]:
+        self._broken = {key: self._broken.get(key, 0) + 1 for key in found if key not in self._open}
+        for key in [k for k, n in self._broken.items() if n >= _patience(k[0])[0]]:
+            del self._broken[key]
+            self._open[key] = 0
+            yield Change(*key, is_raised=True, text=found[key])
+
+    def _cleared(self, found: Mapping[tuple[str, str], str]) -> Iterable[Change]:
+        for key in list(self._open):
+            self._open[key] = 0 if key in found else self._open[key] + 1
+            if self._open[key] >= _patience(key[0])[1]:
+                del self._open[key]
+                yield Change(*key, is_raised=False, text="all is well again")
+
+    def _before(self, sight: Sight) -> Mapping[str, QueueSight]:
+        """What was seen some ten minutes ago; nothing while we look for less long."""
+        old: Mapping[str, QueueSight] = {}
+        for at_s, queues in self._past:
+            if at_s > sight.at_s - GROWTH_S:
+                break
+            old = queues
+        return old
+
+    def _remember(self, sight: Sight) -> None:
+        self._past.append((sight.at_s, sight.queues))
+        while len(self._past) > 1 and self._past[1][0] <= sight.at_s - GROWTH_S:
+            self._past.popleft()
+
+
+def _patience(rule: str) -> tuple[int, int]:
+    if rule in QUEUE_RULES:
+        return QUEUE_RULES[rule].raise_after, QUEUE_RULES[rule].clear_after
+    return HOST_RAISE_AFTER, HOST_CLEAR_AFTER

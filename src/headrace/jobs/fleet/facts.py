@@ -1,0 +1,324 @@
+"""What is known of the fleet at a moment, and how it becomes the plan's question.
+
+Hosts report themselves and add up what their slots did; what waits is counted through an index and up to a bound, so
+that a million waiting jobs cost no more than the bound. A queue may stand on the hosts whose code knows it and that have
+its tag: each such set of hosts, unless it is all of them, is one tag to the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from headrace.jobs.fleet.alerts import Alert
+from headrace.jobs.fleet.plan import HostRoom, QueueNeed
+from headrace.jobs.fleet.rates import HANDLER_S_DEFAULT, Rate, Reading
+
+DECISIONS_SHOWN: Final = 50
+CPU_PRESSURE_MAX: Final = 0.8
+"""A host above it gets no further slot, except for the minimums of queues; it keeps what it has."""
+
+
+class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host's slots did for a queue since its last report, as far as claims and settlements do not count it."""
+
+    queue_id: int
+    ended: int = 0
+    """Jobs done, failed, cancelled or quarantined: counted for the host, not for the queue."""
+    calls: int = 0
+    run_s: float = 0.0
+    """Slot time of handler calls; where c calls may run side by side in a slot, their time divided by c."""
+    slot_s: float = 0.0
+    """How long slots belonged to the queue, busy or not."""
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan wants of a host: slots by queue; the rest float. A draining host takes nothing new."""
+
+    version: int
+    slots: dict[str, int]
+    is_draining: bool = False
+
+
+class SlotsAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host requests of a queue's maximum."""
+
+    queue_id: int
+    used: int
+    """Slots that work the queue now."""
+    kept: int
+    """Slots that the host stays within from now on, until an answer allows more."""
+    wanted: int
+
+
+class HostSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """A slot as its host reports it; what else it says is kept and shown nowhere."""
+
+    queue: str | None = None
+    """None: it floats."""
+    pid: int = 0
+    busy_s: float = 0.0
+    """Slot time of the calls that run in it now; 0 where it is idle."""
+
+
+class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
+    """A host that runs handlers. Silent: it missed its reports, and the plan does without it."""
+
+    name: str
+    kind: str
+    tags: list[str]
+    cores: int
+    capacity: int
+    load_per_core: float
+    """Of the whole machine, shown only."""
+    is_draining: bool
+    is_silent: bool
+    jobs_ended: int
+    started_at: datetime
+    reported_at: datetime | None
+    slots: list[HostSlot]
+    cpu_pressure: float = 0.0
+    """Share of the last minute in which processes waited for a core, 0 to 1; 0 while the slots use few cores."""
+    planned: dict[str, int] = msgspec.field(default_factory=dict)
+    """Slots by queue that the plan gives it."""
+
+
+class PlanHead(msgspec.Struct, frozen=True, kw_only=True):
+    """Who plans, and how recent the plan is. `version` grows with each change of the map."""
+
+    leader: str | None
+    term: int
+    version: int
+    planned_at: datetime | None
+    is_led: bool
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a queue's slots on a host changed."""
+
+    id: int
+    at: datetime
+    version: int
+    host: str
+    queue: str
+    before: int
+    after: int
+    code: str
+    why: str
+
+
+class FleetState(msgspec.Struct, frozen=True, kw_only=True):
+    """The fleet as it stands: its hosts, who plans it, the last decisions and the open alerts.
+
+    `alerts` has the newest 100 of `alerts_open`.
+    """
+
+    hosts: list[FleetHost]
+    plan: PlanHead
+    decisions: list[Decision]
+    alerts_open: int
+    alerts: list[Alert]
+
+
+class QueueMinute(msgspec.Struct, frozen=True, kw_only=True):
+    """What a queue did in the minute that begins at `minute`; minutes without work have none."""
+
+    minute: datetime
+    done: int
+    failed: int
+    """Ended otherwise: failed, cancelled, quarantined."""
+    retried: int
+    """Went back to wait for a later moment, or to another queue."""
+    lost: int
+    """Went back at once, since their process died."""
+    calls: int
+    claimed: int
+    run_s: float
+    wait_s: float
+    wait_max_s: float
+    slot_s: float
+
+    @property
+    def wait_mean_s(self) -> float | None:
+        """From due to claimed, of a job; None where none was claimed."""
+        return self.wait_s / self.claimed if self.claimed else None
+
+
+class QueueSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue when facts were gathered; its counts are totals since ever."""
+
+    id: int
+    name: str
+    importance: int
+    slots_min: int
+    slots_max: int
+    batch: int
+    tag: str | None
+    is_paused: bool
+    done: int
+    failed: int
+    retried: int
+    calls: int
+    """Of handlers; 0 where people or other programs take its jobs."""
+    run_s: float
+    waiting: int = 0
+    """Due jobs, counted up to a bound."""
+    leased: int = 0
+    oldest_age_s: float = 0.0
+
+    @property
+    def active(self) -> int:
+        """What waits and is due, and what is in hand."""
+        return self.waiting + self.leased
+
+    @property
+    def finished(self) -> int:
+        """Jobs that ever left `active`."""
+        return self.done + self.failed + self.retried
+
+
+class HostSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A host when facts were gathered, with the queues that its code knows."""
+
+    shown: FleetHost
+    queue_ids: frozenset[int]
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a plan is made from, but the rates."""
+
+    at_s: float
+    """By this process's monotonic clock."""
+    queues: Sequence[QueueSeen]
+    hosts: Sequence[HostSeen]
+    current: Mapping[str, Mapping[str, int]]
+    """The map, by host and queue."""
+
+    @property
+    def loaded_queue_ids(self) -> frozenset[int]:
+        """Queues that some living host knows whose CPU pressure keeps it from adding slots."""
+        loaded = (h for h in self.hosts_alive if h.shown.cpu_pressure > CPU_PRESSURE_MAX)
+        return frozenset(queue_id for host in loaded for queue_id in host.queue_ids)
+
+    @property
+    def hosts_alive(self) -> list[HostSeen]:
+        """Hosts that have room and reported lately."""
+        return [
+            host
+            for host in self.hosts
+            if host.shown.reported_at is not None and not host.shown.is_silent
+        ]
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What `plan` is asked."""
+
+    needs: list[QueueNeed]
+    rooms: list[HostRoom]
+    current: dict[str, dict[str, int]]
+    without_code: list[tuple[str, str, int]]
+    """Host, queue and slots of queues that no living host's code knows any more: they go."""
+
+
+def readings(facts: Facts, before: Mapping[str, Reading]) -> dict[str, Reading]:
+    """A reading of each queue, with the time of calls that still run.
+
+    A host's counts and its slots are not read at one moment: a call that ended between the two would be missing from
+    both, so the time spent never falls below what was read `before`.
+    """
+    running_s: dict[str, float] = {}
+    for host in facts.hosts_alive:
+        for slot in host.shown.slots:
+            if slot.queue is not None and slot.busy_s > 0:
+                running_s[slot.queue] = running_s.get(slot.queue, 0.0) + slot.busy_s
+    found = {}
+    for queue in facts.queues:
+        last = before.get(queue.name)
+        run_s = queue.run_s + running_s.get(queue.name, 0.0)
+        if last is not None and queue.finished >= last.finished:
+            run_s = max(run_s, last.run_s)
+        found[queue.name] = Reading(facts.at_s, queue.finished, queue.active, run_s)
+    return found
+
+
+def question(facts: Facts, rates: Mapping[str, Rate]) -> Question:
+    """Needs, rooms and the current map, of the queues that some living host's code knows."""
+    alive = facts.hosts_alive
+    everyone = frozenset(host.shown.name for host in alive)
+    tags: dict[frozenset[str], str] = {}
+    needs = []
+    for queue in facts.queues:
+        able = frozenset(host.shown.name for host in alive if _may_work(host, queue))
+        if able:
+            tag = None if able == everyone else tags.setdefault(able, f"hosts-{len(tags)}")
+            needs.append(_need(queue, rates.get(queue.name), tag))
+    known = {need.queue for need in needs}
+    return Question(
+        needs=needs,
+        rooms=[_room(host, tags, facts) for host in alive],
+        current={
+            host: {queue: slots for queue, slots in there.items() if queue in known}
+            for host, there in facts.current.items()
+        },
+        without_code=[
+            (host, queue, slots)
+            for host, there in facts.current.items()
+            for queue, slots in there.items()
+            if queue not in known
+        ],
+    )
+
+
+def by_host(rows: Iterable[tuple[str, str, int]]) -> dict[str, dict[str, int]]:
+    """Rows of host, queue and slots as a map."""
+    found: dict[str, dict[str, int]] = {}
+    for host, queue, slots in rows:
+        found.setdefault(host, {})[queue] = slots
+    return found
+
+
+def _may_work(host: HostSeen, queue: QueueSeen) -> bool:
+    is_tagged = queue.tag is None or queue.tag in host.shown.tags
+    return is_tagged and queue.id in host.queue_ids
+
+
+def _need(queue: QueueSeen, rate: Rate | None, tag: str | None) -> QueueNeed:
+    return QueueNeed(
+        queue=queue.name,
+        importance=queue.importance,
+        slots_min=0 if queue.is_paused else min(queue.slots_min, queue.slots_max),
+        slots_max=queue.slots_max,
+        batch=queue.batch,
+        tag=tag,
+        active=queue.active,
+        rate_per_s=0.0 if rate is None or queue.is_paused else rate.rate_per_s,
+        handler_s=HANDLER_S_DEFAULT if rate is None else rate.handler_s,
+    )
+
+
+def _minimum_room(seen: HostSeen, facts: Facts) -> int:
+    """This host's share of the minimums of all queues that it can work, rounded up for each."""
+    room = 0
+    for queue in facts.queues:
+        if queue.slots_min and not queue.is_paused and _may_work(seen, queue):
+            able = sum(_may_work(host, queue) for host in facts.hosts_alive)
+            room += -(-min(queue.slots_min, queue.slots_max) // able)
+    return room
+
+
+def _room(seen: HostSeen, tags: Mapping[frozenset[str], str], facts: Facts) -> HostRoom:
+    host = seen.shown
+    capacity = host.capacity
+    if host.cpu_pressure > CPU_PRESSURE_MAX:
+        bound = sum(facts.current.get(host.name, {}).values())
+        capacity = min(capacity, max(bound, _minimum_room(seen, facts)))
+    return HostRoom(
+        name=host.name,
+        capacity=capacity,
+        cpu_pressure=host.cpu_pressure,
+        tags=frozenset(tag for able, tag in tags.items() if host.name in able),
+        is_draining=host.is_draining,
+    )

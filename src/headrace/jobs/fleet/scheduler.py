@@ -1,0 +1,330 @@
+"""The scheduler: any number run, one leads. It plans the fleet, lets crons come, sweeps, raises alerts.
+
+Whoever holds the lead (a row with an end, renewed at each plan by the database's clock) gathers facts, plans and writes
+the map in one statement that names its term; one that was stopped meanwhile and wakes up is refused there. The
+others look four times a period whether the lead is free, and keep their windows warm by gathering facts as well,
+so that a new leader plans as the old one would have: within two periods of its end. A leader that has no
+full window yet leaves a map that there is as it is: an empty window would cut every queue down to its minimum.
+
+Crons and sweeps need no leader: rows are locked, and each is done by whoever comes first. A sweep every 3 s and the
+30 s after which a silent host expires make a dead host's jobs ready again in at most 35 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from secrets import token_hex
+from typing import Final
+
+from headrace.engines.postgres import Postgres, PostgresBusy
+from headrace.jobs import store
+from headrace.jobs.fleet.alerts import (
+    MINUTES_SEEN,
+    RULES,
+    Change,
+    Limits,
+    QueueSight,
+    Sight,
+    Watch,
+    open_alerts,
+)
+from headrace.jobs.fleet.facts import Facts, Question, question, readings
+from headrace.jobs.fleet.plan import Move, Plan, plan
+from headrace.jobs.fleet.rates import Rates, Reading
+from headrace.jobs.fleet.telling import Teller
+from headrace.jobs.fleet.webhook import USE
+from headrace.jobs.leases import RECONNECT
+from headrace.jobs.service import Jobs
+from headrace.kernel.cancels import require_not_cancelled
+from headrace.kernel.errors import HeadraceError
+from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.metrics import bound, counter, gauge
+from headrace.kernel.secrets import derive_key
+
+LEAD_PERIODS: Final = 1.5
+STANDBY_LOOKS: Final = 4
+"""Looks of a standby in one period."""
+DECLARE_EVERY_S: Final = 300.0
+UPKEEP_EVERY_S: Final = 60.0
+TELL_EVERY_S: Final = 2.0
+ROWS_PER_STEP: Final = 10_000
+is_leading = gauge("jobs_scheduler_leads", "1 where this process leads the fleet.")
+plans_written = counter("jobs_plans_total", "Plans that this process wrote.")
+slots_moved = counter("jobs_slots_moved_total", "Slots that its plans gave to another queue.")
+_log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
+
+
+class Scheduler:
+    """All loops of one scheduler process."""
+
+    def __init__(
+        self, postgres: Postgres, jobs: Jobs, *, name: str, secret: str | None = None
+    ) -> None:
+        # Two that share a name, such as process 1 of two containers, must not both take themselves for the leader.
+        self.name = f"{name}:{token_hex(4)}"
+        self.planner = Planner(postgres, jobs, self.name)
+        self._postgres = postgres
+        self._jobs = jobs
+        self._config = jobs.config
+        url = self._config.alerts_webhook_url
+        self._teller = Teller(postgres, url, derive_key(secret, USE)) if url and secret else None
+        self._declared_s: float | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Do all of it until `stop`; then let another lead at once."""
+        async with asyncio.TaskGroup() as group:
+            for name, step in (
+                ("sweep", self.sweep),
+                ("plan", self.planner.run_once),
+                ("crons", self.fire_crons),
+                ("upkeep", self.forget_old),
+                ("tell", self.tell_alerts),
+            ):
+                group.create_task(_repeat(name, step, stop))
+        with suppress(HeadraceError):
+            await self.planner.stop_leading()
+
+    async def sweep(self) -> float:
+        """One bounded step of tidying; seconds until the next."""
+        swept = await self._jobs.sweep()
+        if swept.jobs_returned:
+            _log.warning("leases_returned", leases=swept.leases_returned, jobs=swept.jobs_returned)
+        return 0.0 if swept.more else self._config.sweep_every_s
+
+    async def fire_crons(self) -> float:
+        """Let due crons come; seconds until the next look. Declares those of this app's code first, and now and then."""
+        now_s = time.monotonic()
+        if self._declared_s is None or now_s - self._declared_s > DECLARE_EVERY_S:
+            await self._jobs.crons.declare()
+            self._declared_s = now_s
+        fired = await self._jobs.crons.fire_due()
+        if fired:
+            _log.info("crons_fired", crons=fired)
+        return self._config.cron_every_s
+
+    async def forget_old(self) -> float:
+        """Forget statistics and decisions that were kept long enough; seconds until the next time."""
+        if not self.planner.leads:
+            return UPKEEP_EVERY_S
+        config = self._config
+        forgotten = (
+            await store.minutes.drop_minutes(
+                self._postgres, kept_s=config.minutes_kept_s, rows_max=ROWS_PER_STEP
+            ),
+            await store.fleet.drop_decisions(
+                self._postgres, kept_s=config.decisions_kept_s, rows_max=ROWS_PER_STEP
+            ),
+        )
+        await store.alerts.drop_alerts(self._postgres, kept_s=config.decisions_kept_s)
+        await self._jobs.crons.forget()
+        return 1.0 if ROWS_PER_STEP in forgotten else UPKEEP_EVERY_S
+
+    async def tell_alerts(self) -> float:
+        """Send the webhook what it has not taken yet; seconds until the next time."""
+        if self._teller is not None and self.planner.leads:
+            await self._teller.tell_due()
+        return TELL_EVERY_S
+
+
+class Planner:
+    """Plans where it leads; else stands by with warm windows."""
+
+    def __init__(self, postgres: Postgres, jobs: Jobs, name: str) -> None:
+        self.leads = False
+        self._postgres = postgres
+        self._config = jobs.config
+        self._name = name
+        self._rates = Rates()
+        self._read: dict[str, Reading] = {}
+        self._waiting: dict[int, tuple[int, float]] = {}
+        self._observed_s = float("-inf")
+        self._watch: Watch | None = None
+
+    async def run_once(self) -> float:
+        """One look, and one plan where it leads; seconds until the next."""
+        every_s = self._config.plan_every_s
+        began_s = time.monotonic()
+        term = await store.fleet.lead_fleet(
+            self._postgres, self._name, lead_s=every_s * LEAD_PERIODS
+        )
+        self._note_lead(is_leader=term is not None)
+        if term is None:
+            if began_s - self._observed_s >= every_s:
+                await self._observe()
+            return every_s / STANDBY_LOOKS
+        facts = await self._observe()
+        planned = await self._plan(facts, term)
+        if self.leads:
+            await self._watch_over(facts, planned)
+        return max(0.0, every_s - (time.monotonic() - began_s))
+
+    async def stop_leading(self) -> None:
+        """Let another lead at once."""
+        if self.leads:
+            self._note_lead(is_leader=False)
+            await store.fleet.stop_leading(self._postgres, self._name)
+
+    async def gather(self) -> Facts:
+        """All that a plan is made from: four statements, and one that is cut short where it would take long."""
+        await self._count_waiting()
+        return Facts(
+            queues=await store.fleet.fleet_queues(self._postgres, self._waiting),
+            hosts=await store.fleet.fleet_hosts(
+                self._postgres, silent_s=self._config.host_silent_s
+            ),
+            current=await store.fleet.slot_map(self._postgres),
+            at_s=time.monotonic(),
+        )
+
+    async def _observe(self) -> Facts:
+        facts = await self.gather()
+        self._observed_s = facts.at_s
+        self._read = readings(facts, self._read)
+        self._rates.observe(self._read)
+        return facts
+
+    async def _count_waiting(self) -> None:
+        """Count what waits. Beside a long transaction the index is full of the dead: then the last count holds."""
+        try:
+            async with asyncio.timeout(self._config.plan_every_s / 4):
+                self._waiting = await store.fleet.fleet_waiting(
+                    self._postgres, count_max=self._config.count_max
+                )
+        except (TimeoutError, PostgresBusy):
+            _often.warning("waiting_not_counted", limit_s=self._config.plan_every_s / 4)
+
+    async def _plan(self, facts: Facts, term: int) -> Plan | None:
+        """Plan and write the map; None where there is nothing to plan with, or the lead is lost."""
+        head = await store.fleet.find_plan(self._postgres)
+        asked = question(facts, self._rates.rates())
+        if not asked.rooms or not (self._rates.is_ready or head.version == 0):
+            return None
+        planned = plan(asked.needs, asked.rooms, asked.current)
+        version = await store.fleet.write_plan(
+            self._postgres,
+            self._name,
+            term,
+            slots=planned.slots,
+            queue_ids={queue.name: queue.id for queue in facts.queues},
+            moves=[*planned.moves, *_without_code(asked)],
+        )
+        if version is None:
+            self._note_lead(is_leader=False)
+            return None
+        plans_written.inc()
+        slots_moved.inc(planned.slots_moved)
+        if version != head.version:
+            _log.info("fleet_planned", version=version, moves=len(planned.moves), room=planned.room)
+        return planned
+
+    async def _watch_over(self, facts: Facts, planned: Plan | None) -> None:
+        """Evaluate the rules, and note what they say."""
+        if self._watch is None:
+            known = await store.alerts.find_alerts(self._postgres, is_open=True, alerts_max=10_000)
+            self._watch = Watch(self._limits(), [(alert.rule, alert.subject) for alert in known])
+        outcomes = await store.minutes.recent_outcomes(self._postgres, minutes=MINUTES_SEEN)
+        for change in self._watch.observe(sight(facts, planned, outcomes)):
+            await self._note_change(change)
+        for rule, count in self._watch.open_counts.items():
+            bound(open_alerts, "jobs_alerts_open", rule=rule).set(count)
+
+    async def _note_change(self, change: Change) -> None:
+        if change.is_raised:
+            alert = await store.alerts.raise_alert(
+                self._postgres, change.rule, change.subject, change.text
+            )
+            if alert is not None:
+                _log.warning(
+                    "alert_raised", rule=change.rule, subject=change.subject, text=change.text
+                )
+        elif await store.alerts.clear_alert(self._postgres, change.rule, change.subject):
+            _log.info("alert_cleared", rule=change.rule, subject=change.subject)
+
+    def _note_lead(self, *, is_leader: bool) -> None:
+        if is_leader != self.leads:
+            _log.info("lead_taken" if is_leader else "lead_lost", scheduler=self._name)
+            self._watch = None
+            for rule in RULES:
+                bound(open_alerts, "jobs_alerts_open", rule=rule).set(0)
+        self.leads = is_leader
+        is_leading.set(int(is_leader))
+
+    def _limits(self) -> Limits:
+        return Limits(
+            active_min=self._config.alert_active_min,
+            oldest_s=self._config.alert_oldest_s,
+            failure_share=self._config.alert_failed_percent / 100,
+        )
+
+
+def sight(facts: Facts, planned: Plan | None, outcomes: Mapping[int, tuple[int, int]]) -> Sight:
+    """What the rules are evaluated over; `outcomes`: jobs lately done and failed, by id of queue.
+
+    Queues that no code works or ever worked are left out: people take their time.
+    """
+    shares = {} if planned is None else planned.queues
+    loaded = facts.loaded_queue_ids
+    with_code = {queue_id for host in facts.hosts for queue_id in host.queue_ids}
+    queues = {}
+    for queue in facts.queues:
+        if queue.calls == 0 and queue.id not in with_code:
+            continue
+        done, failed = outcomes.get(queue.id, (0, 0))
+        share = shares.get(queue.name)
+        queues[queue.name] = QueueSight(
+            active=queue.active,
+            leased=queue.leased,
+            oldest_age_s=queue.oldest_age_s,
+            done=done,
+            failed=failed,
+            is_at_max=share is not None and share.is_at_max,
+            is_short=share is not None and share.is_short,
+            is_loaded=queue.id in loaded,
+            slots=0 if share is None else share.slots,
+            slots_min=0
+            if share is None or queue.is_paused
+            else min(queue.slots_min, queue.slots_max),
+        )
+    hosts = {
+        host.shown.name: host.shown.is_silent
+        for host in facts.hosts
+        if host.shown.reported_at is not None and not host.shown.is_draining
+    }
+    return Sight(at_s=facts.at_s, queues=queues, hosts=hosts)
+
+
+def _without_code(asked: Question) -> list[Move]:
+    return [
+        Move(
+            queue=queue,
+            host=host,
+            before=slots,
+            after=0,
+            code="no_code",
+            why=f"no living host has code for {queue} any more: its slots are free",
+        )
+        for host, queue, slots in asked.without_code
+    ]
+
+
+async def _repeat(name: str, step: Callable[[], Awaitable[float]], stop: asyncio.Event) -> None:
+    """Take the step until `stop`, each after the seconds that the last one said; a database away is waited for."""
+    failures = 0
+    while not stop.is_set():
+        require_not_cancelled()
+        try:
+            wait_s = await step()
+            failures = 0
+        except HeadraceError as error:
+            if not error.retryable:
+                raise
+            failures += 1
+            wait_s = RECONNECT.delay_s(failures)
+            _often.warning("scheduler_waits", kind=name, step=name, error=error.text)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await stop.wait()

@@ -1,0 +1,203 @@
+"""Queues as code declares them and as people set them.
+
+Whoever starts last says what a queue is: a process that enqueues or works declares the queues of its code, once,
+and what differs from the stored is written. What a person set is kept beside it and wins. A queue whose code
+gave it another name is renamed in place, so that what waits in it goes along; older code reaches it by its
+alias and changes nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from headrace.engines.postgres import ConstraintViolated, Postgres
+from headrace.jobs import store
+from headrace.jobs.errors import InvalidSetting, LimiterFixed, QueueUnknown
+from headrace.jobs.intake import Rows, is_storable, refuse
+from headrace.jobs.model import IMPORTANCE_LAST, QueueSettings, QueueStatus
+from headrace.jobs.service.lanes import Lanes
+from headrace.jobs.store.queues import QueueRow
+from headrace.jobs.tasks import QueueDeclared, Registry
+from headrace.jobs.tasks.declared import RETRIES_MAX, SLOTS_MAX
+from headrace.kernel.errors import FieldProblem
+from headrace.kernel.ids import USER_ID
+
+BOUNDS: Final = {
+    "importance": IMPORTANCE_LAST,
+    "slots_min": SLOTS_MAX,
+    "slots_max": SLOTS_MAX,
+    "retries": RETRIES_MAX,
+}
+"""What a person may set of a queue, from 0 on."""
+COUNT_MAX: Final = 100_000
+"""Jobs of one state that the look at a queue counts."""
+COUNT_MAX_OF_ALL: Final = 10_000
+"""The same for a look at all queues."""
+
+
+class Queues:
+    """The queues of a registry and their stored ids."""
+
+    def __init__(self, postgres: Postgres, registry: Registry) -> None:
+        self._postgres = postgres
+        self._registry = registry
+        self._lanes = Lanes(postgres)
+        self._rows: dict[str, QueueRow] = {}
+        self._declaring: dict[asyncio.AbstractEventLoop, asyncio.Task[dict[str, QueueRow]]] = {}
+
+    async def declare(self) -> dict[str, QueueRow]:
+        """Store the queues and limiters of the registry; return the rows of all known queues, by name and alias.
+
+        Raises: LimiterFixed where a task moves a queue with lanes to another limiter.
+        """
+        declared = self._registry.declared()
+        try:
+            await store.queues.declare_queues(self._postgres, declared)
+        except ConstraintViolated:
+            # Another process gave a queue its new name between our two looks: now it has it.
+            await store.queues.declare_queues(self._postgres, declared)
+        rows = {row.name: row for row in await store.queues.find_queues(self._postgres)}
+        for queue in declared:
+            rows[queue.name] = await self._limited(queue, rows[queue.name])
+        for limiter in self._registry.limiters.values():
+            await self._lanes.declare_limiter(
+                limiter.name,
+                starts_max=limiter.starts_max,
+                window_s=limiter.window_s,
+                concurrency=limiter.concurrency,
+                slack_s=limiter.slack_s,
+            )
+        self._rows = rows
+        return rows
+
+    async def ids(self, jobs: Rows) -> list[int]:
+        """The queue's id of each job, by name or alias, stored or declared. Raises: QueueUnknown, InvalidJob."""
+        names = jobs.queues
+        if not self._rows.keys() >= set(names):
+            # Committed on its own connection: a queue must not vanish with a caller's rollback.
+            known = await self._declared_once(names)
+            for name in names:
+                if name not in known:
+                    raise QueueUnknown(str(name))
+        rows = self._rows
+        if any(rows[name].needs_lane for name in set(names)):
+            refuse(
+                [
+                    FieldProblem(f"/{index}/lane", "required", _lane_missing(rows[name]))
+                    for index, (name, lane) in enumerate(zip(names, jobs.lanes, strict=True))
+                    if lane is None and rows[name].needs_lane
+                ]
+            )
+        return [rows[name].id for name in names]
+
+    async def _declared_once(self, names: Sequence[str]) -> dict[str, QueueRow]:
+        """What `declare` gives, once for all who ask on this loop at a time: many first enqueues are one storm."""
+        loop = asyncio.get_running_loop()
+        declaring = self._declaring.get(loop)
+        if declaring is not None:
+            known = await asyncio.shield(declaring)
+            if known.keys() >= set(names):
+                return known
+            # It may have begun before these were declared.
+            declaring = self._declaring.get(loop)
+        if declaring is None:
+            declaring = self._declaring[loop] = loop.create_task(self.declare())
+            declaring.add_done_callback(lambda _: self._declaring.pop(loop, None))
+        # Whoever is cancelled leaves the others their answer.
+        return await asyncio.shield(declaring)
+
+    async def settings(self, name: str) -> QueueSettings:
+        """What holds for a queue. Raises: QueueUnknown."""
+        found = await self._find(name)
+        if found is None and self._registry.find(name) is not None:
+            await self.declare()
+            found = await self._find(name)
+        if found is None:
+            raise QueueUnknown(name)
+        return found
+
+    async def change(self, name: str, changes: dict[str, Any]) -> QueueSettings:
+        """Set what a person wants of a queue; None takes it back. Raises: QueueUnknown, InvalidSetting."""
+        changes = dict(changes)
+        before = await self.settings(name)
+        is_paused = changes.pop("paused", before.paused)
+        _require_valid(before, changes, is_paused=is_paused)
+        if changes:
+            wanted = {**dict.fromkeys(BOUNDS), **before.overridden, **changes}
+            await store.queues.override_queue(self._postgres, before.queue, **wanted)
+        if is_paused != before.paused:
+            await store.queues.set_paused(self._postgres, before.queue, is_paused=is_paused)
+        return await self.settings(before.queue)
+
+    async def create(self, name: str) -> None:
+        """Make a queue without code, unless there is one of that name or alias. Raises: InvalidSetting."""
+        if USER_ID.fullmatch(name) is None:
+            raise InvalidSetting(
+                f"queue {name[:160]!r} cannot be made: names are 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -"
+            )
+        if await self._find(name) is None:
+            await store.queues.create_queue(self._postgres, name)
+
+    async def statuses(self) -> list[QueueStatus]:
+        """Every queue with its backlog, by name."""
+        return await store.queues.queue_statuses(self._postgres, count_max=COUNT_MAX_OF_ALL)
+
+    async def status(self, name: str) -> QueueStatus:
+        """One queue with its backlog. Raises: QueueUnknown."""
+        await self.settings(name)
+        [found] = await store.queues.queue_statuses(self._postgres, name, count_max=COUNT_MAX)
+        return found
+
+    async def _find(self, name: str) -> QueueSettings | None:
+        if not is_storable(name):
+            return None
+        return await store.queues.find_settings(self._postgres, name)
+
+    async def _limited(self, queue: QueueDeclared, row: QueueRow) -> QueueRow:
+        """The row with the limiter that its code wants; renamed queues keep the one of their old name."""
+        is_kept = queue.limiter == queue.name and row.limiter in queue.aliases
+        if row.limiter == queue.limiter or row.is_alias or is_kept:
+            return row
+        if not await store.queues.change_limiter(self._postgres, row.id, queue.limiter):
+            raise LimiterFixed(
+                f"queue {queue.name!r} has jobs in lanes of limiter {row.limiter!r}: keep that"
+                f" limiter, or declare a new queue with limiter {queue.limiter!r}"
+            )
+        return QueueRow(row.id, row.name, queue.limiter)
+
+
+def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused: Any) -> None:
+    """Raises: InvalidSetting, with every fault."""
+    found = [
+        (name, f"expected one of {sorted([*BOUNDS, 'paused'])}")
+        for name in changes
+        if name not in BOUNDS
+    ]
+    found += [
+        (name, f"expected a whole number 0 to {most}, or none for what code declares")
+        for name, most in BOUNDS.items()
+        if (value := changes.get(name)) is not None
+        and (type(value) is not int or not 0 <= value <= most)
+    ]
+    if not isinstance(is_paused, bool):
+        found.append(("paused", "expected true or false"))
+    if not found:
+        fewest, most = (
+            changes[name] if changes.get(name) is not None else getattr(before, name)
+            for name in ("slots_min", "slots_max")
+        )
+        if fewest > most:
+            found.append(("slots_min", f"expected at most slots_max, which is {most}"))
+    if found:
+        problems = tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in found)
+        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
+        raise InvalidSetting(f"queue {before.queue!r}: {lines}", problems=problems)
+
+
+def _lane_missing(queue: QueueRow) -> str:
+    return (
+        f"queue {queue.name!r} has limiter {queue.limiter!r}, which limits jobs with a lane only: give the"
+        " job a lane, or declare the task with lane='optional'"
+    )

@@ -1,0 +1,279 @@
+"""Looking at jobs and steering them, one or many.
+
+A list is a search that is cut off where it would cost too much: each statement looks at a bounded number of rows
+in the order of an index, and a page that took `SEARCH_S` is handed over as short as it is, with the place to go on
+from. A bulk action is such a search whose finds are changed in transactions of `JOBS_PER_STEP`, so that it never
+holds many locks, can be stopped at any point, and goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from headrace.engines.postgres import Postgres, Row, Runner
+from headrace.jobs import store
+from headrace.jobs.errors import (
+    InvalidFilter,
+    JobNotEnded,
+    JobNotWaiting,
+    JobUnknown,
+    KeyTaken,
+    QueueUnknown,
+)
+from headrace.jobs.intake import is_name, is_storable, require_job_id, require_page
+from headrace.jobs.model import (
+    JOB_ID_LAST,
+    JOBS_PER_CALL_MAX,
+    STATES_BY_ENDING,
+    BulkDone,
+    Job,
+    JobFilter,
+    JobPage,
+    JobProgress,
+    JobState,
+    Why,
+)
+from headrace.jobs.reasons import why_waits
+from headrace.jobs.store.lookup import Sought
+from headrace.kernel.errors import FieldProblem
+
+WINDOW_ROWS: Final = 20_000
+SEARCH_S: Final = 1.0
+JOBS_PER_STEP: Final = 1_000
+JOBS_PER_COUNT: Final = 10_000
+BULK_S: Final = 5.0
+AHEAD_MAX: Final = 10_000
+"""Jobs that go before another are counted so far."""
+TEXT_CHARACTERS_MAX: Final = 200
+LISTED: Final = tuple(state.value for state in JobState if state is not JobState.GONE)
+STEERED: Final = {
+    "retry": STATES_BY_ENDING,
+    "cancel": ("scheduled", "ready"),
+    "delete": tuple(state for state in LISTED if state != JobState.LEASED),
+}
+"""The actions of `bulk`, and the states that each can change."""
+ListRows = Callable[..., Awaitable[list[Row]]]
+
+
+class Steering:
+    """The verbs; `Jobs` has them under the same names."""
+
+    def __init__(self, postgres: Postgres) -> None:
+        self._postgres = postgres
+
+    async def job(self, job_id: int, *, tx: Runner | None = None) -> Job:
+        """The job in any state; `gone` where it ended and was not kept. Raises: JobUnknown."""
+        require_job_id(job_id)
+        runner = tx or self._postgres
+        found = await _find(runner, job_id)
+        if found is not None:
+            return found
+        if job_id > await store.lookup.newest_job_id(runner):
+            raise JobUnknown(job_id)
+        # A job on the move between its places can be missed by a look at one after the other.
+        return await _find(runner, job_id) or Job(id=job_id, state=JobState.GONE)
+
+    async def why(self, job_id: int) -> Why:
+        """Why the job is where it is. Raises: JobUnknown."""
+        job = await self.job(job_id)
+        facts, retries = None, 0
+        if job.state is JobState.READY:
+            facts = await store.lookup.why_waiting(self._postgres, job_id, count_max=AHEAD_MAX)
+            if facts is None:
+                job = await self.job(job_id)
+        if job.error is not None and job.queue is not None and job.ended_at is None:
+            retries = await store.lookup.retries_of(self._postgres, job.queue)
+        return why_waits(job, facts, ahead_max=AHEAD_MAX, retries=retries)
+
+    async def find(self, wanted: JobFilter, *, before: int | None, jobs_max: int) -> JobPage:
+        """A page of jobs that fit. Raises: InvalidFilter, QueueUnknown."""
+        require_page("jobs_max", jobs_max)
+        sought = await self._sought(wanted, LISTED)
+        rows, left = await self._search(store.lookup.list_jobs, sought, before, jobs_max)
+        return JobPage(jobs=[store.lookup.listed_job(row) for row in rows], next_before=left)
+
+    async def cancel(self, job_id: int, *, tx: Runner | None = None) -> None:
+        """Cancel a job that waits. Raises: JobUnknown, JobNotWaiting."""
+        require_job_id(job_id)
+        if not await store.steering.cancel_jobs(tx or self._postgres, [job_id]):
+            raise _not_waiting(await self.job(job_id, tx=tx), "cancelled")
+
+    async def delete(self, job_id: int, *, tx: Runner | None = None) -> None:
+        """Remove a job for good that waits or ended. Raises: JobUnknown, JobNotWaiting."""
+        require_job_id(job_id)
+        if not await store.steering.delete_jobs(tx or self._postgres, [job_id], STEERED["delete"]):
+            raise _not_waiting(await self.job(job_id, tx=tx), "deleted")
+
+    async def retry(self, job_id: int, *, tx: Runner | None = None) -> None:
+        """Give an ended job another life. Raises: JobUnknown, JobNotEnded, KeyTaken."""
+        require_job_id(job_id)
+        retried, taken = await store.steering.retry_jobs(
+            tx or self._postgres, [job_id], STEERED["retry"]
+        )
+        if taken:
+            raise KeyTaken(
+                f"job {job_id}: another unfinished job has its unique key: let that one end first"
+            )
+        if not retried:
+            job = await self.job(job_id, tx=tx)
+            raise JobNotEnded(
+                f"job {job_id} is {job.state.value}: only a failed, cancelled or quarantined job"
+                " that is kept can be retried"
+            )
+
+    async def bulk(
+        self, action: str, wanted: JobFilter, *, dry_run: bool, before: int | None
+    ) -> BulkDone:
+        """One bounded step of an action. Raises: InvalidFilter, QueueUnknown."""
+        _require_action(action, wanted)
+        sought = await self._sought(wanted, STEERED[action], f"which {action} can change")
+        ends_s = time.monotonic() + BULK_S
+        matched = changed = 0
+        step = JOBS_PER_COUNT if dry_run else JOBS_PER_STEP
+        left = before
+        while True:
+            rows, left = await self._search(store.lookup.list_ids, sought, left, step)
+            matched += len(rows)
+            if rows and not dry_run:
+                changed += await self._change(action, [row["id"] for row in rows], sought.states)
+            if left is None or time.monotonic() >= ends_s:
+                break
+        return BulkDone(
+            action=action,
+            dry_run=dry_run,
+            matched=matched,
+            changed=changed,
+            skipped=0 if dry_run else matched - changed,
+            more=left is not None,
+            next_before=left,
+        )
+
+    async def _change(self, action: str, ids: list[int], states: Sequence[str]) -> int:
+        """How many were changed; what went on to other states since it was found is left alone."""
+        if action == "retry":
+            retried, _ = await store.steering.retry_jobs(self._postgres, ids, states)
+            return len(retried)
+        if action == "cancel":
+            return len(await store.steering.cancel_jobs(self._postgres, ids))
+        return len(await store.steering.delete_jobs(self._postgres, ids, states))
+
+    async def _search(
+        self, list_rows: ListRows, sought: Sought, before: int | None, rows_max: int
+    ) -> tuple[list[Row], int | None]:
+        """Up to `rows_max` rows, newest id first, and before which id to go on; None: that was all."""
+        found: list[Row] = []
+        left = JOB_ID_LAST if before is None else max(0, min(before, JOB_ID_LAST))
+        ends_s = time.monotonic() + SEARCH_S
+        while True:
+            room = rows_max - len(found)
+            rows = await list_rows(
+                self._postgres, sought, before=left, jobs_max=room + 1, window=WINDOW_ROWS
+            )
+            cut = max((row["id"] for row in rows if row["state"] is None), default=0)
+            hits = [row for row in rows if row["state"] is not None and row["id"] >= cut]
+            hits.sort(key=lambda row: row["id"], reverse=True)
+            found += hits[:room]
+            if len(hits) > room:
+                return found, found[-1]["id"]
+            if not cut:
+                return found, None
+            left = cut
+            if len(found) == rows_max or time.monotonic() >= ends_s:
+                return found, left
+
+    async def _sought(
+        self, wanted: JobFilter, states: Sequence[str], whose: str = "of a job"
+    ) -> Sought:
+        """What is looked for. Raises: InvalidFilter, with every fault; QueueUnknown."""
+        _refuse(_faults(wanted, states, whose))
+        queue_id = None
+        if wanted.queue is not None:
+            queues: list[Any] = []
+            if is_storable(wanted.queue):
+                queues = await store.queues.find_queues(self._postgres, [wanted.queue])
+            if not queues:
+                raise QueueUnknown(wanted.queue)
+            queue_id = queues[0].id
+        if wanted.state is not None:
+            states = (wanted.state,)
+        elif wanted.q is not None:
+            states = [state for state in states if state in STATES_BY_ENDING]
+        return Sought(
+            queue_id=queue_id,
+            states=tuple(states),
+            lane=wanted.lane,
+            q=wanted.q,
+            older_than_s=wanted.older_than_s,
+            ids=None if wanted.ids is None else tuple(wanted.ids),
+        )
+
+
+async def _find(runner: Runner, job_id: int) -> Job | None:
+    found = await store.lookup.find_job(runner, job_id)
+    if found is None:
+        row = await store.kept.find_done(runner, job_id)
+        if row is None:
+            return None
+        kept = store.lookup.job_from_row(row)
+        result = None if row["result"] is None else msgspec.json.decode(row["result"])
+        return msgspec.structs.replace(kept, result=result)
+    if found.state is JobState.LEASED:
+        told = await store.kept.find_progress(runner, job_id)
+        if told is not None:
+            progress = JobProgress(ratio=told.ratio, text=told.text, at=told.at)
+            return msgspec.structs.replace(found, progress=progress)
+    return found
+
+
+def _not_waiting(job: Job, wanted: str) -> JobNotWaiting:
+    match job.state:
+        case JobState.LEASED:
+            advice = f"{job.host} runs it: wait for its end, or let its handler end it"
+        case JobState.GONE:
+            advice = "it ended and nothing is kept of it"
+        case _:
+            advice = "only a job that is scheduled or ready can be"
+    return JobNotWaiting(f"job {job.id} is {job.state.value} and cannot be {wanted}: {advice}")
+
+
+def _require_action(action: str, wanted: JobFilter) -> None:
+    """Refuse what is no action, and an action on whatever there is. Raises: InvalidFilter."""
+    if action not in STEERED:
+        _refuse([("action", f"expected one of {', '.join(STEERED)}, got {str(action)[:40]!r}")])
+    if (wanted.queue, wanted.state, wanted.lane, wanted.ids) == (None, None, None, None):
+        _refuse([("filter", "expected a queue, a state, a lane or ids: this means every job")])
+
+
+def _faults(wanted: JobFilter, states: Sequence[str], whose: str) -> list[tuple[str, str]]:
+    found = []
+    if wanted.state is not None and wanted.state not in states:
+        expected = f"expected a state {whose}: {', '.join(states)}"
+        found.append(("state", f"{expected}; got {wanted.state[:40]!r}"))
+    if wanted.q is not None:
+        if not 1 <= len(wanted.q) <= TEXT_CHARACTERS_MAX or not is_storable(wanted.q):
+            found.append(("q", f"expected 1 to {TEXT_CHARACTERS_MAX} characters of an error"))
+        if not set(STATES_BY_ENDING) & set(states if wanted.state is None else [wanted.state]):
+            found.append(("q", f"only jobs with errors have them: {', '.join(STATES_BY_ENDING)}"))
+    if wanted.lane is not None and not is_name(wanted.lane):
+        found.append(("lane", "expected the name of a lane"))
+    older_than_s = wanted.older_than_s
+    if older_than_s is not None and not (math.isfinite(older_than_s) and 0 <= older_than_s < 1e9):
+        found.append(("older_than_s", "expected seconds from 0 on"))
+    if wanted.ids is not None:
+        if len(wanted.ids) > JOBS_PER_CALL_MAX:
+            found.append(("ids", f"expected at most {JOBS_PER_CALL_MAX} ids"))
+        if not all(type(one) is int and 0 < one <= JOB_ID_LAST for one in wanted.ids):
+            found.append(("ids", "expected ids that enqueue returned"))
+    return found
+
+
+def _refuse(found: Sequence[tuple[str, str]]) -> None:
+    if found:
+        problems = tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in found)
+        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
+        raise InvalidFilter(f"which jobs: {lines}", problems=problems)

@@ -1,0 +1,106 @@
+"""One bounded step of tidying, which any number of processes may do at once."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from headrace.engines.postgres import Postgres, PostgresBusy
+from headrace.jobs import store
+from headrace.jobs.model import JobsConfig, Sweep
+from headrace.jobs.service.groups import OPEN_S_MAX
+from headrace.jobs.service.lanes import Lanes
+from headrace.kernel.logs import SparseLogger, logger
+
+LEASES_PER_SWEEP: Final = 100
+BUSY_PER_SWEEP: Final = 3
+JOBS_PER_SWEEP: Final = 5_000
+LANES_PER_SWEEP: Final = 1_000
+LANE_IDLE_S: Final = 3_600.0
+TEND_EVERY_S: Final = 60.0
+GROUPS_PER_TENDING: Final = 1_000
+_log: Final = logger(__name__)
+_often: Final = SparseLogger(_log)
+
+
+class Sweeping:
+    """Returns leases of dead hosts, moves due jobs into their lanes, adds up counts, forgets what is over."""
+
+    def __init__(self, postgres: Postgres, config: JobsConfig, lanes: Lanes) -> None:
+        self._postgres = postgres
+        self._config = config
+        self._lanes = lanes
+        self._lane_after = ("", "")
+        self._tended_s: float | None = None
+        self._busy: dict[int, None] = {}
+
+    async def run_once(self) -> Sweep:
+        """One step; each lease is its own short transaction."""
+        stuck = await store.leases.end_stuck_claims(self._postgres, lease_s=self._config.lease_s)
+        if stuck:
+            _log.warning("stuck_claims_ended", claims=stuck)
+        returned = await self._return_leases()
+        moved = await store.backlog.move_due(self._postgres, jobs_max=JOBS_PER_SWEEP)
+        dropped = await store.lookup.drop_failed(
+            self._postgres, kept_s=self._config.failed_kept_s, jobs_max=JOBS_PER_SWEEP
+        )
+        hosts = await store.hosts.drop_hosts(self._postgres)
+        last, removed = await store.lanes.remove_idle_lanes(
+            self._postgres, self._lane_after, lanes_max=LANES_PER_SWEEP, idle_s=LANE_IDLE_S
+        )
+        self._lane_after = last or ("", "")
+        for limiter in await store.lanes.unspread_limiters(self._postgres):
+            await self._lanes.spread(limiter)
+        kept = await store.kept.drop_kept(self._postgres, jobs_max=JOBS_PER_SWEEP)
+        folded = await store.minutes.fold_counts(self._postgres, rows_max=JOBS_PER_SWEEP)
+        await self._tend()
+        leases_returned = sum(count > 0 for count in returned)
+        return Sweep(
+            leases_returned=leases_returned,
+            jobs_returned=sum(returned),
+            lane_jobs_moved=moved,
+            failed_dropped=dropped,
+            hosts_dropped=hosts,
+            more=JOBS_PER_SWEEP in (moved, dropped, kept, folded)
+            or leases_returned == LEASES_PER_SWEEP,
+            lanes_removed=removed,
+        )
+
+    async def _return_leases(self) -> list[int]:
+        """How many jobs of each lease went back. One that somebody's lock holds up does not hold up the others.
+
+        Such a one is tried again after all others, one a sweep; after a few new ones the sweep goes on to
+        the rest of its work.
+        """
+        found = await store.leases.expired_leases(
+            self._postgres, leases_max=LEASES_PER_SWEEP + len(self._busy)
+        )
+        again = [lease_id for lease_id in self._busy if lease_id in found]
+        fresh = [lease_id for lease_id in found if lease_id not in self._busy]
+        self._busy = dict.fromkeys(again[1:])
+        returned: list[int] = []
+        for lease_id in [*fresh, *again[:1]]:
+            try:
+                returned.append(
+                    await store.leases.return_lease(
+                        self._postgres, lease_id, self._config.losses_max
+                    )
+                )
+            except PostgresBusy as error:
+                _often.warning("lease_not_returned", lease_id=lease_id, error=error.text)
+                self._busy[lease_id] = None
+                if len(self._busy) - len(again[1:]) == BUSY_PER_SWEEP:
+                    break
+        return returned
+
+    async def _tend(self) -> None:
+        """Now and then: partitions of kept jobs, groups whose process died."""
+        now_s = time.monotonic()
+        if self._tended_s is None or now_s - self._tended_s > TEND_EVERY_S:
+            self._tended_s = now_s
+            await store.kept.tend_kept(self._postgres)
+            forgotten = await store.groups.drop_left_open(
+                self._postgres, open_s=OPEN_S_MAX, groups_max=GROUPS_PER_TENDING
+            )
+            if forgotten:
+                _log.warning("groups_left_open", groups=forgotten)

@@ -1,0 +1,247 @@
+"""Jobs for other languages and for people: taken under a lease of their own, acked one by one or together.
+
+Each take is a host row of its own whose expiry is the lease, so whoever goes away without a word gives his jobs
+back by that. It costs them no loss: a moderator who closed his browser is no crash. Lanes keep their
+limits, counted at the take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from headrace.engines.postgres import Postgres, Tx
+from headrace.jobs import store
+from headrace.jobs.errors import InvalidTake, LeaseLost, QueueUnknown
+from headrace.jobs.handling import Outcome, settled_outcome
+from headrace.jobs.intake import is_row_id, is_storable
+from headrace.jobs.leases import Scan
+from headrace.jobs.model import (
+    AT_AWAY_S_MAX,
+    JobsConfig,
+    Taken,
+    TakenJob,
+    TakenOutcome,
+)
+from headrace.jobs.store.leases import Claims, Said, TakenJobs
+from headrace.kernel.errors import FieldProblem
+from headrace.kernel.limits import PAYLOAD_BYTES_MAX
+
+JOBS_PER_TAKE_MAX: Final = 1_000
+LEASE_S_LEAST: Final = 1.0
+LEASE_S_MAX: Final = 86_400.0
+WAIT_S_MAX: Final = 30.0
+FIRST_PAUSE_S: Final = 0.05
+PAUSE_S_MAX: Final = 0.5
+"""Between two looks of a take that waits; a look is one query of index probes."""
+WORDS: Final = {
+    "done": "done",
+    "retry": "retry",
+    "fail": "fail",
+    "snooze": "snooze",
+    "cancel": "cancel",
+    "send_to": "moved",
+    "return": "returned",
+}
+
+
+class Takes:
+    """Takes, acks and extensions as their users see them; `Jobs.takes`."""
+
+    def __init__(self, postgres: Postgres, config: JobsConfig) -> None:
+        self._postgres = postgres
+        self._config = config
+        self._scan = Scan()
+        self._is_lanes_turn = False
+
+    async def take(
+        self, queue: str, n: int = 1, *, lease_s: float = 300.0, wait_s: float = 0.0
+    ) -> Taken:
+        """Take up to `n` due jobs of a queue for `lease_s`; where nothing is due, wait for some up to `wait_s`.
+
+        A job whose process died before comes alone. Raises: QueueUnknown, InvalidTake.
+        """
+        if not 0 <= wait_s <= WAIT_S_MAX:
+            _refuse(f"queue {queue[:160]!r}", [("wait_s", f"expected 0 to {WAIT_S_MAX:.0f} s")])
+        ends_s = time.monotonic() + wait_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            taken = await self._take(queue, n, lease_s)
+            left_s = ends_s - time.monotonic()
+            if taken.jobs or left_s <= 0:
+                return taken
+            await asyncio.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * 1.5, PAUSE_S_MAX)
+
+    async def _take(self, queue: str, n: int, lease_s: float) -> Taken:
+        problems = []
+        if type(n) is not int or not 1 <= n <= JOBS_PER_TAKE_MAX:
+            problems.append(("n", f"expected 1 to {JOBS_PER_TAKE_MAX} jobs"))
+        problems += _lease_faults(lease_s)
+        _refuse(f"queue {queue[:160]!r}", problems)
+        rows = await store.queues.find_queues(self._postgres, [queue]) if is_storable(queue) else []
+        if not rows:
+            raise QueueUnknown(queue)
+        queue_id = rows[0].id
+        nothing = Taken(lease_id=None, jobs=[], expires_at=None)
+        ahead = await store.leases.work_ahead(self._postgres, [queue_id])
+        if not ahead.queue_ids:
+            return nothing
+        async with self._postgres.transaction() as tx:
+            host_id = await store.hosts.add_host(tx, "taker", [queue_id], lease_s, kind="taker")
+            claims = await self._claim(tx, host_id, queue_id, n)
+            if claims is None:
+                await store.hosts.remove_host(tx, host_id)
+                return nothing
+            expires_at = await store.hosts.expires_at(tx, host_id)
+        return _taken(claims, expires_at)
+
+    async def ack(
+        self,
+        lease_id: int,
+        outcomes: Mapping[int, TakenOutcome],
+        *,
+        rest: TakenOutcome | None = None,
+    ) -> None:
+        """Say what became of jobs of a taken lease; those not named stay with it, or fare as `rest` says.
+
+        Repeating changes nothing.
+
+        Raises: LeaseLost, where the lease is over or settled whole; InvalidTake, with every fault.
+        """
+        if not is_row_id(lease_id):
+            raise LeaseLost(lease_id)
+        async with self._postgres.transaction() as tx:
+            taken = await store.leases.taken_jobs(tx, lease_id)
+            if taken is None:
+                raise LeaseLost(lease_id)
+            others = {} if rest is None else dict.fromkeys(taken.attempts, rest)
+            said = await self._said(tx, lease_id, taken, {**others, **outcomes})
+            fared = await store.leases.settle(
+                tx, jobs={lease_id: said}, losses_max=self._config.losses_max
+            )
+            if fared.lost or fared.busy:
+                raise LeaseLost(lease_id)
+            await store.hosts.end_take(tx, taken.host_id)
+
+    async def extend(self, lease_id: int, lease_s: float = 300.0) -> datetime:
+        """Give a taken lease `lease_s` from now; return when it ends then.
+
+        Raises: LeaseLost, InvalidTake.
+        """
+        _refuse(f"lease {lease_id}", _lease_faults(lease_s))
+        expires_at = None
+        if is_row_id(lease_id):
+            expires_at = await store.hosts.extend_take(self._postgres, lease_id, lease_s)
+        if expires_at is None:
+            raise LeaseLost(lease_id)
+        return expires_at
+
+    async def _claim(self, tx: Tx, host_id: int, queue_id: int, n: int) -> Claims | None:
+        """Jobs of lanes and jobs without, in turns."""
+        self._is_lanes_turn = not self._is_lanes_turn
+        if self._is_lanes_turn:
+            claims = await self._claim_lanes(tx, host_id, queue_id, n)
+            if claims.leases:
+                return claims
+        claims = await store.leases.claim_ready(
+            tx,
+            host_id,
+            queue_id,
+            leases_max=1,
+            batch=n,
+            priorities=self._scan.next_order(),
+            marks=Scan().marks,
+        )
+        if not claims.leases and (claims.moved or not self._is_lanes_turn):
+            claims = await self._claim_lanes(tx, host_id, queue_id, n)
+        return claims if claims.leases else None
+
+    async def _claim_lanes(self, tx: Tx, host_id: int, queue_id: int, n: int) -> Claims:
+        return await store.leases.claim_lanes(
+            tx, host_id, queue_id, leases_max=1, batch=n, config=self._config
+        )
+
+    async def _said(
+        self, tx: Tx, lease_id: int, taken: TakenJobs, outcomes: Mapping[int, TakenOutcome]
+    ) -> dict[int, Said]:
+        """What is recorded for `outcomes`. Raises: InvalidTake, QueueUnknown."""
+        problems = []
+        for job_id, outcome in outcomes.items():
+            faults = _outcome_faults(outcome)
+            if job_id not in taken.attempts:
+                faults = ["expected a job of this lease"]
+            problems += [(str(job_id), fault) for fault in faults]
+        _refuse(f"lease {lease_id}", problems)
+        queues = {o.queue for o in outcomes.values() if o.outcome == "send_to" and o.queue}
+        for queue in queues:
+            if not is_storable(queue) or not await store.queues.find_queues(tx, [queue]):
+                raise QueueUnknown(queue)
+        said = {}
+        for job_id, given in outcomes.items():
+            final = settled_outcome(
+                Outcome(WORDS[given.outcome], given.after_s, given.why),
+                attempt=taken.attempts[job_id] + 1,
+                retries=taken.retries,
+                backoff=self._config.backoff,
+            )
+            result = None if given.result is None else msgspec.json.encode(given.result)
+            said[job_id] = Said(
+                final.word, final.after_s, final.error, result=result, queue=given.queue
+            )
+        return said
+
+
+def _taken(claims: Claims, expires_at: datetime) -> Taken:
+    [claim] = claims.leases
+    jobs = [
+        TakenJob(
+            id=job_id,
+            payload=msgspec.json.decode(claim.payloads[index]),
+            priority=claim.priorities[index],
+            run_at=claim.run_ats[index],
+            attempt=claim.attempts[index] + 1,
+            lane=claim.lanes[index],
+            traceparent=claim.traceparents[index],
+            version=claim.versions[index],
+        )
+        for index, job_id in enumerate(claim.ids)
+    ]
+    return Taken(lease_id=claim.lease_id, jobs=jobs, expires_at=expires_at)
+
+
+def _lease_faults(lease_s: float) -> list[tuple[str, str]]:
+    is_number = isinstance(lease_s, int | float) and not isinstance(lease_s, bool)
+    if is_number and LEASE_S_LEAST <= lease_s <= LEASE_S_MAX:
+        return []
+    return [("lease_s", f"expected seconds from {LEASE_S_LEAST:.0f} to {LEASE_S_MAX:.0f}")]
+
+
+def _outcome_faults(given: TakenOutcome) -> list[str]:
+    faults = []
+    if given.outcome not in WORDS:
+        faults.append(f"expected one of {', '.join(WORDS)}, got {given.outcome[:40]!r}")
+    after_s = given.after_s
+    if given.outcome == "snooze" and after_s is None:
+        faults.append("snooze needs after_s, in seconds")
+    if after_s is not None and not 0 <= after_s <= AT_AWAY_S_MAX:
+        faults.append(f"after_s: expected seconds from 0 to {AT_AWAY_S_MAX:.0f}")
+    if (given.outcome == "send_to") != bool(given.queue):
+        faults.append("queue: expected with send_to, and only there")
+    if given.result is not None and len(msgspec.json.encode(given.result)) > PAYLOAD_BYTES_MAX:
+        faults.append(f"result: expected at most {PAYLOAD_BYTES_MAX} bytes as JSON")
+    return faults
+
+
+def _refuse(subject: str, problems: Sequence[tuple[str, str]]) -> None:
+    if problems:
+        lines = "; ".join(f"{name}: {text}" for name, text in problems[:5])
+        raise InvalidTake(
+            f"{subject}: {lines}",
+            problems=tuple(FieldProblem(f"/{name}", "invalid", text) for name, text in problems),
+        )

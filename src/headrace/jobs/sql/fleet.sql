@@ -1,0 +1,101 @@
+-- name: report_host
+-- A host's sign of life to the plan; no row: it expired.
+UPDATE headrace.host SET capacity = :capacity, load_per_core = :load_per_core,
+    cpu_pressure = :cpu_pressure,    slots = :slots::jsonb, reported_at = now()
+WHERE id = :host AND expires_at > now() RETURNING is_draining;
+
+-- name: add_counts
+-- Add what only a host knows of its queues, and fold the counts of all hosts into minutes and totals.
+SELECT headrace.add_counts_v3(
+    :host, :ended, :queues::integer[], :calls::integer[], :run_s::double precision[],
+    :slot_s::double precision[]);
+
+-- name: planned_slots
+-- What the plan gives a host, as JSON by name of queue; no row: nothing was planned yet.
+SELECT p.version,
+       coalesce(json_object_agg(q.name, s.slots) FILTER (WHERE q.id IS NOT NULL), '{}')::text AS slots,
+       EXISTS (SELECT FROM headrace.host h WHERE h.name = :host AND h.is_draining) AS is_draining
+FROM headrace.fleet_plan p
+LEFT JOIN headrace.fleet_slot s ON s.host = :host
+LEFT JOIN headrace.queue q ON q.id = s.queue
+WHERE p.version > 0 GROUP BY p.version;
+
+-- name: set_draining
+-- Let a host give up its slots, or take part again; no row: no such host.
+UPDATE headrace.host SET is_draining = :is_draining
+WHERE name = :host AND kind <> 'taker' RETURNING pg_notify('headrace_fleet', '');
+
+-- name: fleet_hosts
+-- The newest row of every host that runs handlers; is_silent: it missed its reports.
+SELECT DISTINCT ON (h.name) h.name, h.kind, h.queues, h.tags, h.cores, h.capacity, h.load_per_core, h.cpu_pressure,
+       h.is_draining, h.slots::text AS slots, h.started_at, h.reported_at, h.jobs_ended,
+       h.expires_at <= now() OR coalesce(
+           h.reported_at < now() - :silent_s::double precision * interval '1 s', false) AS is_silent
+FROM headrace.host h WHERE h.kind <> 'taker' ORDER BY h.name, h.id DESC;
+
+-- name: fleet_queues
+-- Every queue with what its code declares, a person's word over it, and its running totals.
+SELECT q.id, q.name, q.paused, q.batch, q.tag,
+       coalesce(o.importance, q.importance) AS importance,
+       coalesce(o.slots_min, q.slots_min) AS slots_min,
+       coalesce(o.slots_max, q.slots_max) AS slots_max,
+       coalesce(t.done, 0) AS done, coalesce(t.failed, 0) AS failed,
+       coalesce(t.retried, 0) AS retried, coalesce(t.lost, 0) AS lost,
+       coalesce(t.calls, 0) AS calls, coalesce(t.run_s, 0) AS run_s,
+       coalesce(t.wait_s, 0) AS wait_s, coalesce(t.slot_s, 0) AS slot_s
+FROM headrace.queue q
+LEFT JOIN headrace.queue_override o ON o.queue = q.id
+LEFT JOIN headrace.queue_total t ON t.queue = q.id
+ORDER BY q.name;
+
+-- name: fleet_leased
+-- Jobs in hand by queue.
+SELECT l.queue, sum(cardinality(l.ids) - cardinality(l.settled))::bigint AS jobs
+FROM headrace.job_lease l GROUP BY l.queue;
+
+-- name: fleet_waiting
+-- Due jobs by queue, counted up to :count_max, and the oldest's age; not of paused queues.
+SELECT queue, jobs, oldest_age_s FROM headrace.count_waiting_v1(:count_max);
+
+-- name: lead_fleet
+-- Begin or go on to lead for :lead_s seconds; no row: another leads.
+UPDATE headrace.fleet_plan SET leader = :leader,
+    term = CASE WHEN leader = :leader THEN term ELSE term + 1 END,
+    leads_until = now() + :lead_s::double precision * interval '1 s'
+WHERE leader = :leader OR leads_until <= now() RETURNING term;
+
+-- name: stop_leading
+-- Let another lead at once.
+UPDATE headrace.fleet_plan SET leads_until = '-infinity' WHERE leader = :leader;
+
+-- name: find_plan
+-- The plan's head.
+SELECT leader, leads_until, term, version, planned_at, leads_until > now() AS is_led
+FROM headrace.fleet_plan;
+
+-- name: slot_map
+-- The plan's map.
+SELECT s.host, s.queue, s.slots, q.name FROM headrace.fleet_slot s
+JOIN headrace.queue q ON q.id = s.queue;
+
+-- name: write_plan
+-- Replace the map and write down why; the version, or NULL where the leader leads no more.
+SELECT headrace.write_plan_v1(
+    :leader, :term, :hosts::text[], :queues::integer[], :slots::integer[], :changed_hosts::text[],
+    :changed_queues::text[], :befores::integer[], :afters::integer[], :codes::text[], :whys::text[]);
+
+-- name: decisions
+-- Decisions, newest first, below :before where that is given.
+SELECT id, at, version, host, queue, before, after, code, why FROM headrace.fleet_decision
+WHERE :before::bigint IS NULL OR id < :before::bigint ORDER BY id DESC LIMIT :decisions_max;
+
+-- name: drop_decisions
+-- Forget decisions that were kept long enough.
+DELETE FROM headrace.fleet_decision WHERE id = ANY(ARRAY(
+    SELECT id FROM headrace.fleet_decision
+    WHERE at < now() - :kept_s::double precision * interval '1 s' ORDER BY at LIMIT :rows_max));
+
+-- name: allow_slots
+-- Change how many slots of its queues a host may work at once; NULL: no maximum.
+SELECT queue, slots FROM headrace.allow_slots_v1(
+    :host, :call, :queues::integer[], :used::integer[], :kept::integer[], :wanted::integer[]);

@@ -1,0 +1,116 @@
+-- name: rename_queues
+-- Rename queues in place whose code has another name for them now: the first of its :olds that is stored.
+WITH chosen AS (
+    SELECT DISTINCT ON (r.name) q.id, r.name
+    FROM unnest(:olds::text[], :names::text[]) WITH ORDINALITY AS r(old, name, ord)
+    JOIN headrace.queue q ON q.name = r.old
+    WHERE NOT EXISTS (SELECT FROM headrace.queue n WHERE n.name = r.name)
+    ORDER BY r.name, r.ord
+)
+UPDATE headrace.queue q SET name = c.name FROM chosen c WHERE q.id = c.id;
+
+-- name: declare_queues
+-- Make the queues of running code known as it declares them; one that goes by an alias by now is left alone.
+INSERT INTO headrace.queue AS q
+    (name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag, keep_done_s,
+     keep_result, needs_lane)
+SELECT r.name, r.limiter, r.batch, r.retries, r.timeout_s, r.importance, r.slots_min, r.slots_max,
+       r.tag, r.keep_done_s, r.keep_result, r.needs_lane
+FROM unnest(:names::text[], :limiters::text[], :batches::integer[], :retries::integer[],
+            :timeouts_s::double precision[], :importances::smallint[], :slots_mins::integer[],
+            :slots_maxs::integer[], :tags::text[], :keep_dones_s::double precision[],
+            :keep_results::boolean[], :needs_lanes::boolean[])
+    AS r(name, limiter, batch, retries, timeout_s, importance, slots_min, slots_max, tag,
+         keep_done_s, keep_result, needs_lane)
+WHERE NOT EXISTS (SELECT FROM headrace.queue_alias a WHERE a.name = r.name)
+   OR EXISTS (SELECT FROM headrace.queue n WHERE n.name = r.name)
+ORDER BY r.name
+ON CONFLICT (name) DO UPDATE SET
+    batch = excluded.batch, retries = excluded.retries, timeout_s = excluded.timeout_s,
+    importance = excluded.importance, slots_min = excluded.slots_min, slots_max = excluded.slots_max,
+    tag = excluded.tag, keep_done_s = excluded.keep_done_s, keep_result = excluded.keep_result,
+    needs_lane = excluded.needs_lane, declared_at = now()
+WHERE (q.batch, q.retries, q.timeout_s, q.importance, q.slots_min, q.slots_max, q.tag, q.keep_done_s,
+       q.keep_result, q.needs_lane)
+    IS DISTINCT FROM (excluded.batch, excluded.retries, excluded.timeout_s, excluded.importance,
+                      excluded.slots_min, excluded.slots_max, excluded.tag, excluded.keep_done_s,
+                      excluded.keep_result, excluded.needs_lane);
+
+-- name: declare_aliases
+-- Let :olds reach the queues of :names, unless queues of those names are stored.
+INSERT INTO headrace.queue_alias AS a (name, queue)
+SELECT DISTINCT ON (r.old) r.old, q.id
+FROM unnest(:olds::text[], :names::text[]) AS r(old, name)
+JOIN headrace.queue q ON q.name = r.name
+WHERE NOT EXISTS (SELECT FROM headrace.queue o WHERE o.name = r.old)
+ORDER BY r.old
+ON CONFLICT (name) DO UPDATE SET queue = excluded.queue WHERE a.queue <> excluded.queue;
+
+-- name: find_queues
+-- Ids and limiters of queues by name or alias; NULL: all of them.
+SELECT q.id, q.name, q.limiter, false AS is_alias, q.needs_lane FROM headrace.queue q
+WHERE :names::text[] IS NULL OR q.name = ANY(:names::text[])
+UNION ALL
+SELECT q.id, a.name, q.limiter, true, q.needs_lane FROM headrace.queue_alias a
+JOIN headrace.queue q ON q.id = a.queue
+WHERE (:names::text[] IS NULL OR a.name = ANY(:names::text[]))
+  AND NOT EXISTS (SELECT FROM headrace.queue n WHERE n.name = a.name);
+
+-- name: queue_settings
+-- What holds for a queue, by name or alias: what code declares, and what a person set.
+SELECT q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
+       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane, q.declared_at,
+       o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
+       o.retries AS set_retries,
+       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id ORDER BY a.name) AS aliases
+FROM headrace.queue q LEFT JOIN headrace.queue_override o ON o.queue = q.id
+WHERE q.name = :queue OR q.id = (SELECT a.queue FROM headrace.queue_alias a WHERE a.name = :queue)
+ORDER BY q.name <> :queue LIMIT 1;
+
+-- name: override_queue
+-- Set what a person wants of a queue, whatever its code declares; NULL: what code declares.
+INSERT INTO headrace.queue_override (queue, importance, slots_min, slots_max, retries)
+SELECT q.id, :importance::smallint, :slots_min::integer, :slots_max::integer, :retries::integer
+FROM headrace.queue q WHERE q.name = :queue
+ON CONFLICT (queue) DO UPDATE SET
+    importance = excluded.importance, slots_min = excluded.slots_min,
+    slots_max = excluded.slots_max, retries = excluded.retries
+RETURNING pg_notify('headrace_fleet', '');
+
+-- name: change_limiter
+-- Give a queue another limiter, unless jobs of it ever were in lanes.
+UPDATE headrace.queue q SET limiter = :limiter
+WHERE q.id = :queue
+  AND NOT EXISTS (SELECT FROM headrace.lane_queue l WHERE l.queue = q.id AND l.limiter <> :limiter)
+  AND NOT EXISTS (SELECT FROM headrace.lane_event e WHERE e.queue = q.id)
+RETURNING q.id;
+
+-- name: hint_queue
+-- Tell listening workers that a queue has work.
+SELECT pg_notify('headrace_jobs', :queue::text);
+
+-- name: create_queue
+-- Make a queue without code, unless one of that name was made meanwhile.
+INSERT INTO headrace.queue (name, limiter) VALUES (:queue, :queue) ON CONFLICT DO NOTHING;
+
+-- name: queue_statuses
+-- Every queue (or the one of :queue) with its settings and its backlog, counted up to :count_max.
+SELECT c.ready + c.laned AS ready, c.scheduled, c.leased, c.failed, c.slots, c.is_known,
+       c.ready + c.laned >= :count_max::integer AS ready_is_capped,
+       c.scheduled >= :count_max::integer AS scheduled_is_capped,
+       c.ended >= :count_max::integer AS failed_is_capped,
+       extract(epoch FROM now() - c.oldest_at)::double precision AS oldest_ready_age_s,
+       q.name, q.limiter, q.paused, q.batch, q.retries, q.timeout_s, q.importance, q.slots_min,
+       q.slots_max, q.tag, q.keep_done_s, q.keep_result, q.needs_lane,
+       o.importance AS set_importance, o.slots_min AS set_slots_min, o.slots_max AS set_slots_max,
+       o.retries AS set_retries,
+       ARRAY(SELECT a.name FROM headrace.queue_alias a WHERE a.queue = q.id ORDER BY a.name) AS aliases
+FROM headrace.queue_counts_v1(:queue, :count_max::integer) c
+JOIN headrace.queue q ON q.id = c.queue
+LEFT JOIN headrace.queue_override o ON o.queue = q.id
+ORDER BY q.name;
+
+-- name: set_paused
+-- Pause or resume a queue and wake its workers; no row: there is no such queue.
+UPDATE headrace.queue SET paused = :is_paused WHERE name = :queue
+RETURNING pg_notify('headrace_jobs', id::text);

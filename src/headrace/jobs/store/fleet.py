@@ -1,0 +1,225 @@
+"""The fleet in PostgreSQL: what hosts report and add up, what is known of queues, the plan and who may write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.engines.postgres import Row, Runner
+from headrace.jobs.fleet.facts import (
+    Decision,
+    FleetHost,
+    HostSeen,
+    HostSlot,
+    PlanHead,
+    Planned,
+    QueueCounts,
+    QueueSeen,
+    SlotsAsked,
+    by_host,
+)
+from headrace.jobs.fleet.plan import Move
+from headrace.jobs.store.sql import SQL
+
+_SLOTS = msgspec.json.Decoder(list[HostSlot])
+
+
+async def report_host(
+    runner: Runner,
+    host_id: int,
+    *,
+    capacity: int,
+    load_per_core: float,
+    cpu_pressure: float = 0.0,
+    slots: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Say what a host can hold and what its slots do, as dicts of `HostSlot`'s fields; whether it still is alive."""
+    row = await runner.one(
+        SQL.report_host,
+        host=host_id,
+        capacity=capacity,
+        load_per_core=load_per_core,
+        cpu_pressure=cpu_pressure,
+        slots=msgspec.json.encode(slots).decode(),
+    )
+    return row is not None
+
+
+async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]) -> None:
+    """Add what a host's slots did since its last call, and fold the counts of all hosts. One round trip."""
+    await runner.run(
+        SQL.add_counts,
+        host=host_id,
+        ended=sum(count.ended for count in counts),
+        queues=[count.queue_id for count in counts],
+        calls=[count.calls for count in counts],
+        run_s=[count.run_s for count in counts],
+        slot_s=[count.slot_s for count in counts],
+    )
+
+
+async def allow_slots(
+    runner: Runner, host_id: int, call: int, asked: Sequence[SlotsAsked]
+) -> dict[int, int | None]:
+    """Slots that the host may work at once, by id of queue; None: the queue has no maximum.
+
+    `call` grows with each call of the host.
+    """
+    rows = await runner.all(
+        SQL.allow_slots,
+        host=host_id,
+        call=call,
+        queues=[one.queue_id for one in asked],
+        used=[one.used for one in asked],
+        kept=[one.kept for one in asked],
+        wanted=[one.wanted for one in asked],
+    )
+    return {row["queue"]: row["slots"] for row in rows}
+
+
+async def planned_slots(runner: Runner, host_name: str) -> Planned | None:
+    """What the plan gives a host (nothing, where it does not know it yet); None: nobody planned so far."""
+    row = await runner.one(SQL.planned_slots, host=host_name)
+    if row is None:
+        return None
+    slots = msgspec.json.decode(row["slots"], type=dict[str, int])
+    return Planned(version=row["version"], slots=slots, is_draining=row["is_draining"])
+
+
+async def set_draining(runner: Runner, host_name: str, *, is_draining: bool = True) -> bool:
+    """Let a host give up its slots, or take part again, until it is started anew; whether there is such a host."""
+    row = await runner.one(SQL.set_draining, host=host_name, is_draining=is_draining)
+    return row is not None
+
+
+async def fleet_hosts(runner: Runner, *, silent_s: float) -> list[HostSeen]:
+    """The newest row of every host that runs handlers, by name; silent after `silent_s` without a report."""
+    rows = await runner.all(SQL.fleet_hosts, silent_s=silent_s)
+    return [HostSeen(shown=_host(row), queue_ids=frozenset(row["queues"])) for row in rows]
+
+
+async def fleet_queues(runner: Runner, waiting: Mapping[int, tuple[int, float]]) -> list[QueueSeen]:
+    """Every queue by name with its totals and what is in hand; `waiting` as `fleet_waiting` gave it."""
+    leased = {row["queue"]: row["jobs"] for row in await runner.all(SQL.fleet_leased)}
+    rows = await runner.all(SQL.fleet_queues)
+    return [
+        QueueSeen(
+            id=row["id"],
+            name=row["name"],
+            importance=row["importance"],
+            slots_min=row["slots_min"],
+            slots_max=row["slots_max"],
+            batch=row["batch"],
+            tag=row["tag"],
+            is_paused=row["paused"],
+            done=row["done"],
+            failed=row["failed"],
+            retried=row["retried"],
+            calls=row["calls"],
+            run_s=row["run_s"],
+            waiting=waiting.get(row["id"], (0, 0.0))[0],
+            leased=leased.get(row["id"], 0),
+            oldest_age_s=waiting.get(row["id"], (0, 0.0))[1],
+        )
+        for row in rows
+    ]
+
+
+async def fleet_waiting(runner: Runner, *, count_max: int) -> dict[int, tuple[int, float]]:
+    """By id of queue how many due jobs wait, counted up to `count_max`, and how long the oldest; not of paused ones."""
+    rows = await runner.all(SQL.fleet_waiting, count_max=count_max)
+    return {row["queue"]: (row["jobs"], row["oldest_age_s"] or 0.0) for row in rows}
+
+
+async def slot_map(runner: Runner) -> dict[str, dict[str, int]]:
+    """The plan's map by host and name of queue."""
+    rows = await runner.all(SQL.slot_map)
+    return by_host((row["host"], row["name"], row["slots"]) for row in rows)
+
+
+async def find_plan(runner: Runner) -> PlanHead:
+    """Who plans, and how recent the plan is."""
+    row = await runner.one(SQL.find_plan)
+    assert row is not None, "fleet_plan has one row since its migration"
+    return PlanHead(
+        leader=row["leader"],
+        term=row["term"],
+        version=row["version"],
+        planned_at=row["planned_at"],
+        is_led=row["is_led"],
+    )
+
+
+async def lead_fleet(runner: Runner, leader: str, *, lead_s: float) -> int | None:
+    """Begin or go on to lead for `lead_s`: the term; None while another leads."""
+    term = await runner.value(SQL.lead_fleet, leader=leader, lead_s=lead_s)
+    return None if term is None else int(term)
+
+
+async def stop_leading(runner: Runner, leader: str) -> None:
+    """Let another lead at once."""
+    await runner.run(SQL.stop_leading, leader=leader)
+
+
+async def write_plan(
+    runner: Runner,
+    leader: str,
+    term: int,
+    *,
+    slots: Mapping[str, Mapping[str, int]],
+    queue_ids: Mapping[str, int],
+    moves: Sequence[Move],
+) -> int | None:
+    """Replace the map and note why: its version; None where `leader` does not lead in `term` any more."""
+    rows = [
+        (host, queue_ids[queue], count)
+        for host, there in sorted(slots.items())
+        for queue, count in sorted(there.items())
+        if count > 0
+    ]
+    version = await runner.value(
+        SQL.write_plan,
+        leader=leader,
+        term=term,
+        hosts=[row[0] for row in rows],
+        queues=[row[1] for row in rows],
+        slots=[row[2] for row in rows],
+        changed_hosts=[move.host for move in moves],
+        changed_queues=[move.queue for move in moves],
+        befores=[move.before for move in moves],
+        afters=[move.after for move in moves],
+        codes=[move.code for move in moves],
+        whys=[move.why for move in moves],
+    )
+    return None if version is None else int(version)
+
+
+async def decisions(runner: Runner, *, before: int | None, decisions_max: int) -> list[Decision]:
+    """Decisions, newest first."""
+    rows = await runner.all(SQL.decisions, before=before, decisions_max=decisions_max)
+    return [Decision(**row) for row in rows]
+
+
+async def drop_decisions(runner: Runner, *, kept_s: float, rows_max: int) -> int:
+    """Forget decisions that were kept long enough; how many."""
+    return await runner.run(SQL.drop_decisions, kept_s=kept_s, rows_max=rows_max)
+
+
+def _host(row: Row) -> FleetHost:
+    return FleetHost(
+        name=row["name"],
+        kind=row["kind"],
+        tags=row["tags"],
+        cores=row["cores"],
+        capacity=row["capacity"],
+        load_per_core=row["load_per_core"],
+        cpu_pressure=row["cpu_pressure"],
+        is_draining=row["is_draining"],
+        is_silent=row["is_silent"],
+        jobs_ended=row["jobs_ended"],
+        started_at=row["started_at"],
+        reported_at=row["reported_at"],
+        slots=_SLOTS.decode(row["slots"]),
+    )

@@ -1,0 +1,153 @@
+"""Queues in PostgreSQL: who is known, where its lanes belong, what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.engines.postgres import Row, Runner
+from headrace.jobs.model import QueueSettings, QueueStatus
+from headrace.jobs.store.sql import SQL
+from headrace.jobs.tasks.declared import QueueDeclared
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A queue as it is stored, under its name or an alias."""
+
+    id: int
+    name: str
+    limiter: str
+    is_alias: bool = False
+    needs_lane: bool = False
+
+
+async def declare_queues(runner: Runner, declared: Sequence[QueueDeclared]) -> None:
+    """Store queues as code declares them; former names first, so that what waits under them goes along."""
+    pairs = [(alias, queue.name) for queue in declared for alias in queue.aliases]
+    olds, names = [old for old, _ in pairs], [name for _, name in pairs]
+    if pairs:
+        await runner.run(SQL.rename_queues, olds=olds, names=names)
+    await runner.run(
+        SQL.declare_queues,
+        names=[queue.name for queue in declared],
+        limiters=[queue.limiter for queue in declared],
+        batches=[queue.batch for queue in declared],
+        retries=[queue.retries for queue in declared],
+        timeouts_s=[queue.timeout_s for queue in declared],
+        importances=[queue.importance for queue in declared],
+        slots_mins=[queue.slots_min for queue in declared],
+        slots_maxs=[queue.slots_max for queue in declared],
+        tags=[queue.tag for queue in declared],
+        keep_dones_s=[queue.keep_done_s for queue in declared],
+        keep_results=[queue.keep_result for queue in declared],
+        needs_lanes=[queue.needs_lane for queue in declared],
+    )
+    if pairs:
+        await runner.run(SQL.declare_aliases, olds=olds, names=names)
+
+
+async def find_queues(runner: Runner, names: list[str] | None = None) -> list[QueueRow]:
+    """The stored ones of `names`, aliases included, or every queue."""
+    rows = await runner.all(SQL.find_queues, names=names)
+    return [
+        QueueRow(row["id"], row["name"], row["limiter"], row["is_alias"], row["needs_lane"])
+        for row in rows
+    ]
+
+
+async def find_settings(runner: Runner, queue: str) -> QueueSettings | None:
+    """What holds for the queue of that name or alias."""
+    row = await runner.one(SQL.queue_settings, queue=queue)
+    return None if row is None else _settings_of(row)
+
+
+async def override_queue(
+    runner: Runner,
+    queue: str,
+    *,
+    importance: int | None,
+    slots_min: int | None,
+    slots_max: int | None,
+    retries: int | None,
+) -> None:
+    """Set what a person wants of the queue; None: what its code declares."""
+    await runner.run(
+        SQL.override_queue,
+        queue=queue,
+        importance=importance,
+        slots_min=slots_min,
+        slots_max=slots_max,
+        retries=retries,
+    )
+
+
+async def change_limiter(runner: Runner, queue_id: int, limiter: str) -> bool:
+    """Whether the queue could be given `limiter`: not once jobs of it were in lanes."""
+    return await runner.value(SQL.change_limiter, queue=queue_id, limiter=limiter) is not None
+
+
+async def create_queue(runner: Runner, queue: str) -> None:
+    """Make a queue without code, if none has the name."""
+    await runner.run(SQL.create_queue, queue=queue)
+
+
+async def queue_statuses(
+    runner: Runner, queue: str | None = None, *, count_max: int
+) -> list[QueueStatus]:
+    """Every queue with its backlog counted up to `count_max`, or the one of that name or alias."""
+    rows = await runner.all(SQL.queue_statuses, queue=queue, count_max=count_max)
+    return [
+        QueueStatus(
+            **msgspec.structs.asdict(_settings_of(row)),
+            ready=min(row["ready"], count_max),
+            scheduled=row["scheduled"],
+            leased=row["leased"],
+            failed=row["failed"],
+            oldest_ready_age_s=row["oldest_ready_age_s"],
+            ready_is_capped=row["ready_is_capped"],
+            scheduled_is_capped=row["scheduled_is_capped"],
+            failed_is_capped=row["failed_is_capped"],
+            slots=row["slots"],
+            is_known=row["is_known"],
+        )
+        for row in rows
+    ]
+
+
+async def set_paused(runner: Runner, queue: str, *, is_paused: bool) -> bool:
+    """Whether there is such a queue."""
+    return await runner.one(SQL.set_paused, queue=queue, is_paused=is_paused) is not None
+
+
+async def hint_queue(runner: Runner, queue_id: int) -> None:
+    """Wake workers that listen."""
+    await runner.run(SQL.hint_queue, queue=str(queue_id))
+
+
+def _settings_of(row: Row) -> QueueSettings:
+    own = {
+        name: row[f"set_{name}"]
+        for name in ("importance", "slots_min", "slots_max", "retries")
+        if row[f"set_{name}"] is not None
+    }
+    held = {
+        name: own.get(name, row[name])
+        for name in ("importance", "slots_min", "slots_max", "retries")
+    }
+    return QueueSettings(
+        queue=row["name"],
+        limiter=row["limiter"],
+        paused=row["paused"],
+        batch=row["batch"],
+        timeout_s=row["timeout_s"],
+        tag=row["tag"],
+        keep_done_s=row["keep_done_s"],
+        keep_result=row["keep_result"],
+        needs_lane=row["needs_lane"],
+        aliases=row["aliases"],
+        overridden=own,
+        **held,
+    )

@@ -1,0 +1,182 @@
+"""Everything that an app declares: tasks, queues without code, limiters, crons, hooks, middleware."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from headrace.jobs.errors import InvalidTask
+from headrace.jobs.tasks.declared import (
+    SLACK,
+    CronDeclared,
+    LimiterDeclared,
+    LimiterOptions,
+    QueueDeclared,
+    QueueOptions,
+    TaskOptions,
+    declared_cron,
+    declared_limiter,
+)
+from headrace.jobs.tasks.task import Queue, Task
+from headrace.kernel.config import parse_duration_s
+
+if TYPE_CHECKING:
+    from headrace.jobs.bridge import Bridge
+    from headrace.jobs.service import Jobs
+
+Hook = Callable[[], Awaitable[None] | None]
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+class Registry:
+    """The tasks of an app by queue, and what is around them."""
+
+    def __init__(self) -> None:
+        self.limiters: dict[str, LimiterDeclared] = {}
+        self.crons: dict[str, CronDeclared] = {}
+        self.start_hooks: list[Hook] = []
+        self.stop_hooks: list[Hook] = []
+        self.middlewares: list[Callable[..., Any]] = []
+        """`async def (call, next)`: around every handler call, in the slot's event loop."""
+        self.thread_middlewares: list[Callable[..., Any]] = []
+        """`def (call, next)`: around every call of a sync handler, in its thread."""
+        self._tasks: dict[str, Task] = {}
+        self._queues: dict[str, Queue] = {}
+        self._provider: Callable[[], Jobs] | None = None
+        self._bridge: Callable[[], Bridge] | None = None
+
+    def bind(
+        self, provider: Callable[[], Jobs], *, sync: Callable[[], Bridge] | None = None
+    ) -> None:
+        """Say where the tasks' `enqueue` finds the service; called when a job is first enqueued."""
+        self._provider = provider
+        self._bridge = sync
+        for queue in self._queues.values():
+            queue.bridge = sync
+
+    def task(
+        self, queue: str, **options: Unpack[TaskOptions]
+    ) -> Callable[[Callable[..., Any]], Task]:
+        """Decorate a handler, sync or async, as the code of `queue`. Raises: InvalidTask."""
+        if not isinstance(queue, str):
+            raise InvalidTask(
+                f'a task needs the name of its queue: write @app.task("name"), got {queue!r}'
+            )
+
+        def declare(handler: Callable[..., Any]) -> Task:
+            task = Task(queue=queue, handler=handler, **options)
+            self.add(task)
+            return task
+
+        return declare
+
+    def add(self, task: Task) -> None:
+        """Take in a task made by hand. Raises: InvalidTask where its queue has one."""
+        self._take_in(task)
+        self._tasks[task.queue] = task
+
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
+        """Declare a queue that no code here works: its jobs are taken by others, or by people."""
+        queue = Queue(name, **options)
+        self._take_in(queue)
+        return queue
+
+    def limiter(self, name: str, **limits: Unpack[LimiterOptions]) -> LimiterDeclared:
+        """Declare the limits of every lane of limiter `name` that is not given its own."""
+        if name in self.limiters:
+            raise InvalidTask(f"limiter {name!r} is declared twice: say its limits once")
+        self.limiters[name] = declared = declared_limiter(name, limits)
+        return declared
+
+    def cron(
+        self, spec: str, *, tz: str = "UTC", name: str | None = None, **options: Unpack[TaskOptions]
+    ) -> Callable[[Callable[..., Any]], Task]:
+        """Decorate a handler without arguments that runs at every moment of `spec`, as a job of its own queue.
+
+        Raises: InvalidTask.
+        """
+        if not isinstance(spec, str):
+            raise InvalidTask(
+                f'a cron needs its moments: write @app.cron("0 4 * * *"), got {spec!r}'
+            )
+
+        def declare(handler: Callable[..., Any]) -> Task:
+            cron = declared_cron(name or str(getattr(handler, "__name__", "")), spec, tz)
+            task = Task(queue=cron.queue, handler=handler, **options)
+            if task.declared.needs_lane:
+                raise InvalidTask(
+                    f"cron {cron.name!r}: its jobs have no lane, so limiter {task.limiter!r} would not"
+                    " limit them: leave `limiter` out, or add lane='optional'"
+                )
+            self.add(task)
+            self.crons[cron.name] = cron
+            return task
+
+        return declare
+
+    def on_slot_start(self, hook: H) -> H:
+        """Call `hook()` in each slot before its first job: pools and clients are opened here, after the fork.
+
+        Sync or async. A hook that raises ends the slot.
+        """
+        self.start_hooks.append(hook)
+        return hook
+
+    def on_slot_stop(self, hook: H) -> H:
+        """Call `hook()` in each slot after its last job, whatever other stop hooks did."""
+        self.stop_hooks.append(hook)
+        return hook
+
+    def middleware(self, around: H) -> H:
+        """Put `around(call, next)` around handler calls, the first registered outermost.
+
+        Async: around every call, in the event loop; `await next()` runs what is inside and gives its answer.
+        Sync: around calls of sync handlers alone, in their own thread, where `next()` does that. What a
+        handler raises comes out of `next`; one that raises words such as `Retry` should pass them on.
+        """
+        is_async = inspect.iscoroutinefunction(around) or inspect.iscoroutinefunction(
+            getattr(around, "__call__", None)  # noqa: B004 - an object with an async __call__
+        )
+        (self.middlewares if is_async else self.thread_middlewares).append(around)
+        return around
+
+    def get(self, queue: str) -> Task | None:
+        """The task of `queue`."""
+        return self._tasks.get(queue)
+
+    def find(self, queue: str) -> Queue | None:
+        """The queue of that name, with code or without."""
+        return self._queues.get(queue)
+
+    def declared(self) -> list[QueueDeclared]:
+        """Every queue, with code or without."""
+        return [queue.declared for queue in self._queues.values()]
+
+    def slack_s(self, queue: str) -> float:
+        """How late after its grant a job of `queue` may still start, as its limiter declares it."""
+        task = self._queues.get(queue)
+        limiter = self.limiters.get(task.limiter) if task is not None else None
+        return parse_duration_s(SLACK) if limiter is None else limiter.slack_s
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(list(self._tasks.values()))
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def _take_in(self, queue: Queue) -> None:
+        taken = {name for known in self.declared() for name in (known.name, *known.aliases)}
+        for name in (queue.queue, *queue.declared.aliases):
+            if name in taken:
+                raise InvalidTask(
+                    f"queue {name!r} has a task already: give each task its own queue"
+                )
+        queue.jobs = self._service
+        queue.bridge = self._bridge
+        self._queues[queue.queue] = queue
+
+    def _service(self) -> Jobs:
+        if self._provider is None:
+            raise InvalidTask("these tasks are bound to no app: call Registry.bind first")
+        return self._provider()

@@ -1,0 +1,326 @@
+"""A queue to enqueue into, and with a handler a task: what an app's decorators give back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+from headrace.engines.borrowed import Transaction
+from headrace.jobs.bridge import View
+from headrace.jobs.errors import InvalidTask, PayloadNewer
+from headrace.jobs.inhand import JobInHand
+from headrace.jobs.model import VERSION_LAST, NewJob
+from headrace.jobs.refs import JobRef, Origin
+from headrace.jobs.tasks.declared import (
+    CONCURRENCY_MAX,
+    JobOptions,
+    QueueDeclared,
+    QueueOptions,
+    TaskOptions,
+    declared_queue,
+    require_known,
+    require_within,
+)
+from headrace.jobs.tasks.payloads import Fields, Payloads
+from headrace.kernel.config import parse_duration_s
+
+if TYPE_CHECKING:
+    from headrace.jobs.bridge import Bridge
+    from headrace.jobs.service import Jobs
+    from headrace.jobs.service.groups import Group
+
+_MISSING: Final = object()
+_CELERY: Final = ("delay", "apply_async")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One handler call, as a middleware sees it."""
+
+    task: Task
+    queue: str
+    jobs: Sequence[JobInHand[Any]]
+    attempt: int
+    """Of its first job, from 1."""
+
+
+class Queue:
+    """A queue whose jobs are taken by whoever asks for them; `Registry.queue` makes it able to enqueue."""
+
+    version: int = 1
+
+    def __init__(self, queue: str, **options: Unpack[QueueOptions]) -> None:
+        require_known(queue, options, QueueOptions)
+        self.declared: QueueDeclared = declared_queue(queue, options)
+        self.queue = queue
+        self.limiter = self.declared.limiter
+        self.jobs: Callable[[], Jobs] | None = None
+        self.bridge: Callable[[], Bridge] | None = None
+
+    @property
+    def sync(self) -> View:
+        """The same verbs for sync code: `task.sync.enqueue(...)` returns what awaiting it would.
+
+        Raises: InvalidTask.
+        """
+        if self.bridge is None:
+            raise InvalidTask(
+                f"task {self.queue!r} belongs to no app yet: declare it with @app.task"
+            )
+        return View(self.bridge(), self)
+
+    def job(
+        self,
+        payload: Any = _MISSING,
+        /,
+        *others: Any,
+        at: datetime | None = None,
+        after_s: float | None = None,
+        priority: int = 5,
+        unique: str | None = None,
+        lane: str | None = None,
+        spread: str | None = None,
+        **fields: Any,
+    ) -> NewJob:
+        """A job of this queue, not enqueued yet. Raises: InvalidTask where the arguments do not fit.
+
+        As a group's `on_done` it may leave out the field `group`, which is added then.
+        """
+        if others:
+            raise InvalidTask(self._told_by_name((payload, *others)))
+        if payload is _MISSING:
+            payload = fields
+        elif fields:
+            raise InvalidTask(
+                f"task {self.queue!r}: give the payload or its fields {sorted(fields)}, not both"
+            )
+        self._require_fit(payload)
+        return NewJob(
+            queue=self.queue,
+            payload=payload,
+            at=at,
+            after_s=after_s,
+            priority=priority,
+            unique=unique,
+            lane=lane,
+            spread_s=self._spread_s(spread),
+            version=self.version,
+        )
+
+    async def enqueue(
+        self,
+        payload: Any = _MISSING,
+        /,
+        *others: Any,
+        tx: Transaction | None = None,
+        group: Group | None = None,
+        **options: Any,
+    ) -> JobRef:
+        """Enqueue one job, in the caller's transaction if `tx` is given, as a member of `group` if it is.
+
+        Options: `at`, `after_s`, `spread`, `priority`, `unique`, `lane`; other names are fields of the
+        payload. The answer is the job's id, and what can be asked of the job.
+        """
+        if others:
+            raise InvalidTask(self._told_by_name((payload, *others)))
+        job = self.job(**options) if payload is _MISSING else self.job(payload, **options)
+        self._require_whole(job.payload)
+        jobs = self.service()
+        job_id = (await jobs.enqueue_many([job], tx=tx, group=group))[0]
+        return JobRef.of(job_id, self._origin(jobs))
+
+    async def enqueue_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        tx: Transaction | None = None,
+        group: Group | None = None,
+        **options: Unpack[JobOptions],
+    ) -> list[JobRef]:
+        """Enqueue a job for each payload in one round trip, all with `options`.
+
+        A payload may be a job, `task.job(...)`, which has its own options. Raises: InvalidTask.
+        """
+        new = self._jobs_of(payloads, options)
+        jobs = self.service()
+        ids = await jobs.enqueue_many(new, tx=tx, group=group)
+        origin = self._origin(jobs)
+        return [JobRef.of(job_id, origin) for job_id in ids]
+
+    def service(self) -> Jobs:
+        """Where its jobs go. Raises: InvalidTask, where it belongs to no app."""
+        if self.jobs is None:
+            raise InvalidTask(
+                f"task {self.queue!r} belongs to no app yet: declare it with @app.task"
+            )
+        return self.jobs()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Tell those who come from Celery how it is said here. Raises: AttributeError."""
+            if name in _CELERY:
+                raise AttributeError(
+                    f"task {self.queue!r} has no {name}: write `await task.enqueue(field=value)`, in sync code"
+                    " `task.sync.enqueue(field=value)`; see docs/from-celery.md"
+                )
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def _jobs_of(self, payloads: Iterable[Any], options: JobOptions) -> list[NewJob]:
+        """A job for each payload, all with `options`; what is a job already stays as it is."""
+        self._require_common(options)
+        shared: dict[str, Any] = {**options}
+        if "spread" in shared:
+            shared["spread_s"] = self._spread_s(shared.pop("spread"))
+        queue, version = self.queue, self.version
+        new = []
+        for payload in payloads:
+            if isinstance(payload, NewJob):
+                if options:
+                    raise InvalidTask(
+                        f"task {queue!r}: a job has its own options: say {sorted(options)} in its"
+                        " task.job(...)"
+                    )
+                self._require_whole(payload.payload)
+                new.append(payload)
+                continue
+            self._require_fit(payload)
+            self._require_whole(payload)
+            new.append(NewJob(queue=queue, payload=payload, version=version, **shared))
+        return new
+
+    def _require_common(self, options: JobOptions) -> None:
+        other = sorted(options.keys() - JobOptions.__annotations__.keys())
+        if other:
+            raise InvalidTask(
+                f"task {self.queue!r}: enqueue_many takes {sorted(JobOptions.__annotations__)} for all its"
+                f" jobs, not {other}: give it jobs, such as task.job(payload, unique=...) for each"
+            )
+
+    def _told_by_name(self, given: Sequence[Any]) -> str:
+        """How to say `given` by name."""
+        return (
+            f"task {self.queue!r}: {len(given)} payloads where one is taken: for many jobs use"
+            " enqueue_many([...])"
+        )
+
+    def _origin(self, jobs: Jobs) -> Origin:
+        return Origin(jobs, self.declared.keep_result, self.bridge)
+
+    def _require_fit(self, payload: Any) -> None:
+        """Nothing is known of what a queue without code holds."""
+
+    def _require_whole(self, payload: Any) -> None:
+        """The same, where no group adds anything."""
+
+    def _spread_s(self, spread: str | None) -> float | None:
+        if spread is None:
+            return None
+        try:
+            return parse_duration_s(spread)
+        except (ValueError, AttributeError) as error:
+            raise InvalidTask(
+                f"task {self.queue!r}: spread: expected a duration such as 2h, got {spread!r}"
+            ) from error
+
+
+class Task(Queue):
+    """A handler and how it is run. Immutable once made; `Registry.add` makes it able to enqueue."""
+
+    def __init__(
+        self, *, queue: str, handler: Callable[..., Any], **options: Unpack[TaskOptions]
+    ) -> None:
+        require_known(queue, options, TaskOptions)
+        named: Any = {
+            name: value for name, value in options.items() if name in QueueOptions.__annotations__
+        }
+        super().__init__(queue, **named)
+        self.handler = handler
+        self.batch = options.get("batch")
+        self.retries = self.declared.retries
+        self.timeout_s = self.declared.timeout_s
+        self.keep_result = self.declared.keep_result
+        self.concurrency = options.get("concurrency", 1)
+        self.version = options.get("version", 1)
+        self._upgrades: Mapping[int, Callable[[Any], Any]] = options.get("upgrade") or {}
+        require_within(queue, "concurrency", self.concurrency, (1, CONCURRENCY_MAX))
+        require_within(queue, "version", self.version, (1, VERSION_LAST))
+        for at in self._upgrades:
+            require_within(queue, "a version to upgrade", at, (1, self.version - 1))
+        self.payloads = Payloads(
+            queue, handler, given=options.get("payload"), is_batch=self.batch is not None
+        )
+        self._fields = Fields.of(handler) if self.takes_fields else None
+        self._group_field = _group_field(handler) if self.takes_fields else None
+        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
+        )
+
+    @property
+    def takes_fields(self) -> bool:
+        """Whether the payload's fields are the handler's arguments."""
+        return self.payloads.takes_fields
+
+    @property
+    def takes_job(self) -> bool:
+        """Whether the handler is given the job in hand."""
+        return self.payloads.takes_job
+
+    def decode(self, payload: bytes, version: int | None = None) -> Any:
+        """The payload as the handler's type, upgraded where it is of an older version.
+
+        Raises: ValueError, PayloadNewer, and what an upgrade raises.
+        """
+        if version is None or version == self.version:
+            return self.payloads.decode(payload)
+        if version > self.version:
+            raise PayloadNewer(self.queue, version, self.version)
+        return self.payloads.upgrade(payload, version, self._upgrades)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the handler itself, as if it were not a task."""
+        return self.handler(*arguments, **named)
+
+    def _told_by_name(self, given: Sequence[Any]) -> str:
+        if self._fields is None:
+            return super()._told_by_name(given)
+        names = self._fields.signature.parameters
+        told = ", ".join(f"{name}={value!r:.40}" for name, value in zip(names, given, strict=False))
+        name = getattr(self.handler, "__name__", "task")
+        return f"task {self.queue!r}: pass the fields by name: {name}.enqueue({told})"
+
+    def _require_fit(self, payload: Any) -> None:
+        fields = self._fields
+        if fields is None:
+            return
+        if isinstance(payload, dict):
+            if self._group_field is not None:
+                payload = {self._group_field: None} | payload
+            if not fields.fit(payload):
+                self._refuse(fields, payload)
+        elif isinstance(payload, str | bytes | int | float | list | tuple):
+            raise InvalidTask(self._told_by_name((payload,)))
+
+    def _require_whole(self, payload: Any) -> None:
+        fields = self._fields
+        if self._group_field is None or fields is None or not isinstance(payload, dict):
+            return
+        if not fields.fit(payload):
+            self._refuse(fields, payload)
+
+    def _refuse(self, fields: Fields, payload: dict[str, Any]) -> None:
+        try:
+            fields.signature.bind(**payload)
+        except TypeError as error:
+            raise InvalidTask(
+                f"task {self.queue!r}: its handler takes other fields: {error}"
+            ) from error
+
+
+def _group_field(handler: Callable[..., Any]) -> str | None:
+    """`group`, where the handler takes such a field and has no value for it."""
+    found = inspect.signature(handler).parameters.get("group")
+    return "group" if found is not None and found.default is found.empty else None

@@ -1,0 +1,265 @@
+"""Settings: frozen dataclasses whose fields carry default, help and kind; read once, all faults at once.
+
+A room declares its section as a frozen dataclass with `setting(...)` fields. `load_config` fills the
+sections from, in falling order, command-line flags, `HEADRACE_*` environment variables and one TOML
+file, and remembers where each value came from, which `headrace config show` prints.
+
+Durations are written `30s`, `10m`, `2h`; sizes `64KiB`, `25MiB`. The unit is in the value there, so the
+outer name drops it: field `lease_s` of section `jobs` is `[jobs] lease` and `HEADRACE_JOBS_LEASE`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from headrace.kernel.errors import FieldProblem, InvalidInput
+
+ENV_PREFIX: Final = "HEADRACE_"
+ENV_OUTSIDE_SECTIONS: Final = frozenset(
+    {
+        "HEADRACE_APP",
+        "HEADRACE_CONFIG",
+        "HEADRACE_SECRET",
+        "HEADRACE_CRASH_AT",
+        "HEADRACE_READY_FD",
+        "HEADRACE_PARENT_PID",
+    }
+)
+"""Read elsewhere, or set for others: units and compose files name the application in `HEADRACE_APP`."""
+S = TypeVar("S")
+_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNIT_BYTES: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+class InvalidConfig(InvalidInput):
+    """One or more settings are wrong; every one of them is listed."""
+
+    code = "invalid_config"
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds of `250ms`, `30s`, `10m`, `2h`, `7d`. Raises: ValueError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", text.strip())
+    if match is None:
+        raise ValueError("a duration such as 30s, 10m or 2h")
+    return float(match[1]) * _UNIT_S[match[2]]
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes of `512B`, `64KiB`, `25MiB`, `2GiB`. Raises: ValueError."""
+    match = re.fullmatch(r"([0-9]+)\s*(B|KiB|MiB|GiB|TiB)", text.strip())
+    if match is None:
+        raise ValueError("a size such as 64KiB or 25MiB")
+    return int(match[1]) * _UNIT_BYTES[match[2]]
+
+
+def parse_count(text: str) -> int:
+    """A whole number from 0. Raises: ValueError."""
+    if not re.fullmatch(r"[0-9]{1,15}", text.strip()):
+        raise ValueError("a whole number such as 20")
+    return int(text)
+
+
+def parse_share(text: str) -> float:
+    """A share of all, from 0 to 1. Raises: ValueError."""
+    if not re.fullmatch(r"0(\.[0-9]{1,9})?|1(\.0+)?|\.[0-9]{1,9}", text.strip()):
+        raise ValueError("a share from 0 to 1 such as 0.01")
+    return float(text)
+
+
+def parse_text(text: str) -> str:
+    """Any text but the empty one. Raises: ValueError."""
+    if not text.strip():
+        raise ValueError("a text that is not empty")
+    return text.strip()
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Address and port of `127.0.0.1:8080` or `[::1]:8080`. Raises: ValueError."""
+    host, _, port = text.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise ValueError("an address and a port such as 127.0.0.1:8080")
+    return host, int(port)
+
+
+def parse_url(*schemes: str, takes_user: bool = True) -> Callable[[str], str]:
+    """A parser of URLs with one of `schemes`; without `takes_user` none with a user or password before the host."""
+
+    def parse(text: str) -> str:
+        parts = urlsplit(text.strip())
+        if parts.scheme not in schemes:
+            raise ValueError("a URL starting with " + " or ".join(f"{s}://" for s in schemes))
+        if not takes_user and "@" in parts.netloc:
+            raise ValueError("a URL without user and password before its host: they are never sent")
+        return text.strip()
+
+    return parse
+
+
+def parse_networks(text: str) -> tuple[str, ...]:
+    """Networks of `10.0.0.0/8, 127.0.0.2`; the empty text is none. Raises: ValueError."""
+    try:
+        return tuple(
+            str(ipaddress.ip_network(part.strip())) for part in text.split(",") if part.strip()
+        )
+    except ValueError as error:
+        raise ValueError("networks such as 127.0.0.0/8, separated by commas") from error
+
+
+def parse_ports(text: str) -> tuple[int, ...]:
+    """Ports and ranges of `80, 443, 8100-8199`. Raises: ValueError."""
+    ports: list[int] = []
+    for part in (p.strip() for p in text.split(",") if p.strip()):
+        match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not 1 <= first <= last <= 65535:
+            raise ValueError("ports such as 80, 443 or 8100-8199, separated by commas")
+        ports.extend(range(first, last + 1))
+    return tuple(ports)
+
+
+def setting(
+    default: Any, help_text: str, parse: Callable[[str], Any], *, secret: bool = False
+) -> Any:
+    """A field of a section. `default` is written as a user would write it, or None for unset."""
+    value = parse(default) if isinstance(default, str) else default
+    metadata = {"help": help_text, "parse": parse, "secret": secret, "written": default}
+    return dataclasses.field(default=value, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting as `headrace config show` and the reference page print it."""
+
+    section: str
+    name: str
+    field: str
+    env: str
+    default: str
+    help: str
+    secret: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The sections by name, with the written value and the source of each setting."""
+
+    sections: Mapping[str, Any]
+    written: Mapping[str, tuple[str, str]]
+    """`jobs.lease` -> (value as written, source): `default`, `headrace.toml`, the variable or flag."""
+
+    def section(self, kind: type[S]) -> S:
+        """The one section that is a `kind`."""
+        return next(value for value in self.sections.values() if isinstance(value, kind))
+
+
+def setting_rows(sections: Mapping[str, type[Any]]) -> list[SettingRow]:
+    """Every setting of `sections`, in order of section and declaration."""
+    rows = []
+    for section, kind in sections.items():
+        for field in dataclasses.fields(kind):
+            name = re.sub(r"_(s|bytes)$", "", field.name)
+            env = f"{ENV_PREFIX}{section}_{name}".upper()
+            written = field.metadata["written"]
+            default = "" if written is None else str(written)
+            help_text, secret = field.metadata["help"], field.metadata["secret"]
+            rows.append(SettingRow(section, name, field.name, env, default, help_text, secret))
+    return rows
+
+
+def load_config(
+    sections: Mapping[str, type[Any]],
+    *,
+    env: Mapping[str, str],
+    file: Path | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Fill `sections`; flags are keyed `section.name`. A `file` that is named must exist.
+
+    Raises: InvalidConfig, with every wrong, unknown and unreadable setting at once.
+    """
+    rows = setting_rows(sections)
+    problems: list[FieldProblem] = []
+    in_file = _read_file(file, rows, problems)
+    in_env = _read_env(env, rows, problems)
+    values: dict[str, dict[str, Any]] = {section: {} for section in sections}
+    written: dict[str, tuple[str, str]] = {}
+    for row in rows:
+        key = f"{row.section}.{row.name}"
+        text, source = row.default, "default"
+        for candidate in (
+            (in_file.get(key), str(file)),
+            (in_env.get(row.env), row.env),
+            ((flags or {}).get(key), f"--{row.name.replace('_', '-')}"),
+        ):
+            if candidate[0] is not None:
+                text, source = candidate[0], candidate[1]
+        written[key] = (text, source)
+        if source == "default":
+            continue
+        parse = sections[row.section].__dataclass_fields__[row.field].metadata["parse"]
+        try:
+            values[row.section][row.field] = parse(text)
+        except ValueError as error:
+            shown = "a value that is not shown" if row.secret else repr(text)
+            name = (
+                source
+                if source.startswith(("--", ENV_PREFIX))
+                else f"{source}: [{row.section}] {row.name}"
+            )
+            problems.append(FieldProblem(name, "invalid", f"expected {error}, got {shown}"))
+    if problems:
+        lines = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
+        raise InvalidConfig(f"configuration: {lines}", problems=tuple(problems))
+    return Loaded({name: kind(**values[name]) for name, kind in sections.items()}, written)
+
+
+def _read_file(
+    file: Path | None, rows: list[SettingRow], problems: list[FieldProblem]
+) -> dict[str, str]:
+    if file is None:
+        return {}
+    try:
+        parsed = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        problems.append(FieldProblem(str(file), "unreadable", f"expected a TOML file: {error}"))
+        return {}
+    found: dict[str, str] = {}
+    known = {f"{row.section}.{row.name}" for row in rows}
+    for section, table in parsed.items():
+        for name, value in table.items() if isinstance(table, dict) else [("", table)]:
+            key = f"{section}.{name}" if name else section
+            if key not in known:
+                problems.append(FieldProblem(f"{file}: {key}", "unknown", _unknown(key, known)))
+            elif isinstance(value, list):
+                found[key] = ", ".join(str(item) for item in value)
+            else:
+                found[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
+def _read_env(
+    env: Mapping[str, str], rows: list[SettingRow], problems: list[FieldProblem]
+) -> dict[str, str]:
+    known = {row.env for row in rows}
+    problems += [
+        FieldProblem(name, "unknown", _unknown(name, known))
+        for name in env
+        if name.startswith(ENV_PREFIX) and name not in known | ENV_OUTSIDE_SECTIONS
+    ]
+    return {name: value for name, value in env.items() if name in known}
+
+
+def _unknown(name: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return "no such setting" + (f", did you mean {near[0]}?" if near else "")

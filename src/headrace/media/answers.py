@@ -1,0 +1,176 @@
+"""Heads of answers, and problem documents (RFC 9457), as the bytes that go out.
+
+Pure but for the Date; lines that stay the same are made once. An answer that ends the connection says so; a problem
+never repeats what the client sent, and is never cached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from headrace.kernel.errors import HeadraceError
+from headrace.media.cors import ALLOWED_METHODS
+from headrace.media.model import Shape, content_type
+from headrace.media.ranges import Decision, format_http_date
+from headrace.media.requests import Request
+from headrace.media.signing import Grant, cache_control
+
+REASONS: Final = {
+    200: "OK",
+    204: "No Content",
+    206: "Partial Content",
+    304: "Not Modified",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    409: "Conflict",
+    412: "Precondition Failed",
+    414: "URI Too Long",
+    416: "Range Not Satisfiable",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+    505: "HTTP Version Not Supported",
+}
+HIT: Final = "headrace; hit"
+"""The Cache-Status of bytes that were at hand."""
+MISS: Final = "headrace; fwd=miss"
+"""The Cache-Status of what is not stored here."""
+Fields = tuple[tuple[str, str], ...]
+
+
+def object_head(
+    request: Request,
+    decision: Decision,
+    shape: Shape,
+    *,
+    key: str,
+    grant: Grant,
+    cache_status: str,
+    keeps_alive: bool,
+    cors: str = "",
+    extra: Fields = (),
+) -> bytes:
+    """The head of a 200, 206 or 304 answer; `cors` are lines of `Cors`."""
+    lines = steady_lines(
+        decision.status, shape,
+        key=key, grant=grant, cache_status=cache_status, cors=cors, now_s=int(time.time()),
+    )  # fmt: skip
+    if decision.status != 304:
+        lines += f"Content-Length: {decision.length_bytes}\r\n"
+    if decision.status == 206:
+        last = decision.start + decision.length_bytes - 1
+        lines += f"Content-Range: bytes {decision.start}-{last}/{shape.size_bytes}\r\n"
+    if extra:
+        lines += _lines(extra)
+    return f"{lines}{_last_lines(request, keeps_alive=keeps_alive)}".encode("latin-1")
+
+
+def steady_lines(
+    status: int, shape: Shape, *, key: str, grant: Grant, cache_status: str, cors: str, now_s: int
+) -> str:
+    """How the head of an object begins: what stays the same for a second, whatever its span."""
+    freshness = cache_control(grant, is_immutable=shape.is_immutable, now_s=now_s)
+    lines = (
+        f"{_first_lines(status, now_s)}{_version_lines(shape.etag, shape.modified_s)}"
+        f"Cache-Control: {freshness}\r\nCache-Status: {cache_status}\r\n{cors}"
+    )
+    if status == 304:
+        return lines
+    return f"{lines}Content-Type: {content_type(key)}\r\nX-Content-Type-Options: nosniff\r\n"
+
+
+def problem(
+    error: HeadraceError,
+    request: Request | None,
+    *,
+    keeps_alive: bool,
+    cors: str = "",
+    extra: Fields = (),
+) -> bytes:
+    """A whole answer that describes an error in the form of the API; no body for HEAD."""
+    body = msgspec.json.encode(
+        {
+            "type": f"/problems/{error.code}",
+            "title": error.code.rpartition(".")[2].replace("_", " ").capitalize(),
+            "status": error.status,
+            "detail": error.text,
+            "code": error.code,
+            "retryable": error.retryable,
+        }
+    )
+    fields = [
+        ("Content-Type", "application/problem+json"),
+        ("Content-Length", str(len(body))),
+        ("Cache-Control", "no-store"),
+        ("X-Content-Type-Options", "nosniff"),
+        *extra,
+    ]
+    if error.status == 405:
+        fields.append(("Allow", ALLOWED_METHODS))
+    if error.retry_after_s is not None:
+        fields.append(("Retry-After", str(max(1, round(error.retry_after_s)))))
+    head = _head(error.status, fields, request, keeps_alive=keeps_alive, cors=cors)
+    return head if request is not None and request.method == "HEAD" else head + body
+
+
+def options(request: Request, *, cors: str, keeps_alive: bool) -> bytes:
+    """The answer to OPTIONS: the methods, and with `cors` what a page of another origin may send."""
+    fields = [("Allow", ALLOWED_METHODS), ("Cache-Control", "no-store")]
+    return _head(204, fields, request, keeps_alive=keeps_alive, cors=cors)
+
+
+def health(status: int, request: Request, *, keeps_alive: bool) -> bytes:
+    """Whether this node takes requests (200) or is about to end (503), for balancers and peers."""
+    body = b"ok\n" if status == 200 else b"stopping\n"
+    fields = [
+        ("Content-Type", "text/plain"),
+        ("Content-Length", str(len(body))),
+        ("Cache-Control", "no-store"),
+    ]
+    head = _head(status, fields, request, keeps_alive=keeps_alive)
+    return head if request.method == "HEAD" else head + body
+
+
+def _head(
+    status: int,
+    fields: Iterable[tuple[str, str]],
+    request: Request | None,
+    *,
+    keeps_alive: bool,
+    cors: str = "",
+) -> bytes:
+    first = _first_lines(status, int(time.time()))
+    text = f"{first}{_lines(fields)}{cors}{_last_lines(request, keeps_alive=keeps_alive)}"
+    return text.encode("latin-1")
+
+
+@lru_cache(maxsize=64)
+def _first_lines(status: int, now_s: int) -> str:
+    return f"HTTP/1.1 {status} {REASONS[status]}\r\nDate: {format_http_date(now_s)}\r\n"
+
+
+@lru_cache(maxsize=4096)
+def _version_lines(etag: str, modified_s: int) -> str:
+    modified = format_http_date(modified_s)
+    return f'ETag: "{etag}"\r\nLast-Modified: {modified}\r\nAccept-Ranges: bytes\r\n'
+
+
+def _lines(fields: Iterable[tuple[str, str]]) -> str:
+    return "".join([f"{name}: {value}\r\n" for name, value in fields])
+
+
+def _last_lines(request: Request | None, *, keeps_alive: bool) -> str:
+    if not keeps_alive:
+        return "Connection: close\r\n\r\n"
+    if request is not None and request.is_http_1_0:
+        return "Connection: keep-alive\r\n\r\n"
+    return "\r\n"

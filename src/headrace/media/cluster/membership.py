@@ -1,0 +1,204 @@
+"""Who belongs to the cluster: one document, changed by compare and set, the same for every node.
+
+A node enters itself when it starts; the rest is the operator's: drain (others serve its keys, it still
+answers whoever asks), weight, remove. A node that is merely dead stays listed: its peers' health checks go
+around it, and it needs nothing but a start to be back.
+
+A node that is new ramps up: its weight counts by tenths over five minutes, so that an empty cache does not
+meet its whole share of requests at once. The tenth follows from the moment it started, by each node's own
+clock; nodes that disagree for a moment only ask each other once more.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from headrace.engines.blobs import Blobs
+from headrace.kernel.config import parse_listen
+from headrace.kernel.errors import InvalidInput, NotFound
+from headrace.media.cluster.documents import Document, Kind
+from headrace.media.model import REPLICAS_MAX, WEIGHT_MAX, WEIGHT_MIN, MediaConfig
+from headrace.media.partitions import CANDIDATES_MAX, Candidate
+
+RAMP_S: Final = 300.0
+RAMP_STEPS: Final = 10
+State = Literal["up", "draining"]
+
+
+class NodeUnknown(NotFound):
+    """No node of that name is a member."""
+
+    code = "media.node_unknown"
+
+
+class InvalidNode(InvalidInput):
+    """A node's name, address or weight is none."""
+
+    code = "media.invalid_node"
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as all others know it; `started_at_s` is when it began to ramp up, in Unix time."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    address: str
+    dc: str = ""
+    weight: Annotated[float, Meta(ge=WEIGHT_MIN, le=WEIGHT_MAX)] = 1.0
+    state: State = "up"
+    started_at_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        parse_listen(self.address)
+
+    def ramped_weight(self, now_s: float) -> float:
+        """The weight that counts now."""
+        step = int((now_s - self.started_at_s) / RAMP_S * RAMP_STEPS) + 1
+        return self.weight * min(RAMP_STEPS, max(1, step)) / RAMP_STEPS
+
+
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """All nodes, by name, and how many of them keep each key (0: two in each data centre)."""
+
+    version: Annotated[int, Meta(ge=0)] = 0
+    replicas: Annotated[int, Meta(ge=0, le=REPLICAS_MAX)] = 0
+    members: Annotated[tuple[Member, ...], Meta(max_length=CANDIDATES_MAX)] = ()
+
+    def __post_init__(self) -> None:
+        names = [member.name for member in self.members]
+        if len(set(names)) != len(names):
+            raise ValueError("a node is listed twice")
+
+    def member(self, name: str) -> Member | None:
+        """The node of that name, or None."""
+        return next((member for member in self.members if member.name == name), None)
+
+    def candidates(self, now_s: float) -> tuple[Candidate, ...]:
+        """The nodes that keep keys, with the weights that count now."""
+        return tuple(
+            Candidate(member.name, member.dc, member.ramped_weight(now_s))
+            for member in self.members
+            if member.state == "up"
+        )
+
+
+MEMBERSHIP: Final[Kind[Membership]] = Kind("membership", Membership, Membership())
+
+
+class Roster:
+    """The document in the object store. Needs that alone: any machine may change it."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._document = Document(blobs, MEMBERSHIP)
+
+    async def read(self) -> Membership:
+        """The members as stored now. Raises: DocumentDamaged, BlobsDown."""
+        return await self._document.read()
+
+    async def register(self, member: Member, *, replicas: int) -> Membership:
+        """Enter `member`, or its new address and data centre; state and weight set by hand stay.
+
+        Only who is new ramps up; in a cluster without members nobody does. Raises: InvalidNode.
+        """
+        require_member(member)
+        if not 0 <= replicas <= REPLICAS_MAX:
+            raise InvalidNode(
+                f"node {member.name}: {replicas} replicas are not possible: set media.replicas from 0 to"
+                f" {REPLICAS_MAX}"
+            )
+
+        def register(old: Membership) -> Membership:
+            known = old.member(member.name)
+            others = [one for one in old.members if one.name != member.name]
+            if known is None:
+                started_at_s = member.started_at_s if others else 0.0
+                entered = msgspec.structs.replace(member, started_at_s=started_at_s)
+            else:
+                entered = msgspec.structs.replace(
+                    member, state=known.state, weight=known.weight, started_at_s=known.started_at_s
+                )
+            changed = msgspec.structs.replace(old, replicas=replicas)
+            return _with_members(changed, [*others, entered])
+
+        return await self._document.change(register)
+
+    async def drain(self, name: str) -> Membership:
+        """Let the others serve what `name` keeps; it goes on answering. Raises: NodeUnknown."""
+        return await self._set(name, state="draining")
+
+    async def undrain(self, name: str) -> Membership:
+        """Let `name` serve again. Raises: NodeUnknown."""
+        return await self._set(name, state="up")
+
+    async def set_weight(self, name: str, weight: float) -> Membership:
+        """Give `name` another share against the others'. Raises: NodeUnknown, InvalidNode."""
+        if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
+            raise InvalidNode(
+                f"node {name}: weight {weight:g} is not from {WEIGHT_MIN:g} to {WEIGHT_MAX}: 1 is a node"
+                " like the others, 0.5 half of one; to take it out, drain it"
+            )
+        return await self._set(name, weight=float(weight))
+
+    async def remove(self, name: str) -> Membership:
+        """Forget `name`; if it still runs it comes back with its next start. Raises: NodeUnknown."""
+
+        def remove(old: Membership) -> Membership:
+            _require_known(old, name)
+            return _with_members(old, [one for one in old.members if one.name != name])
+
+        return await self._document.change(remove)
+
+    async def _set(self, name: str, **values: Any) -> Membership:
+        def change(old: Membership) -> Membership:
+            member = msgspec.structs.replace(_require_known(old, name), **values)
+            return _with_members(old, [member, *(one for one in old.members if one.name != name)])
+
+        return await self._document.change(change)
+
+
+def member_of(config: MediaConfig, listen: tuple[str, int]) -> Member:
+    """This node as the others are told of it; `listen` is what it serves on. Raises: InvalidNode."""
+    host, port = config.advertise or listen
+    return require_member(
+        Member(
+            name=config.node or "",
+            address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            dc=config.dc,
+            weight=config.weight,
+            started_at_s=time.time(),
+        )
+    )
+
+
+def require_member(member: Member) -> Member:
+    """`member`, if peers can be told of it. Raises: InvalidNode."""
+    try:
+        msgspec.convert(msgspec.to_builtins(member), Member)
+        host, port = parse_listen(member.address)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise InvalidNode(
+            f"node {member.name[:80]!r} at {member.address[:80]!r}: {error}; use a name of A-Z a-z 0-9 . _ -"
+            " and an address such as 10.0.0.7:8081"
+        ) from error
+    if not port or host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        raise InvalidNode(
+            f"node {member.name}: peers cannot reach {member.address}: set media.advertise to the address and"
+            " port that they can"
+        )
+    return member
+
+
+def _require_known(membership: Membership, name: str) -> Member:
+    member = membership.member(name)
+    if member is None:
+        known = ", ".join(one.name for one in membership.members) or "none"
+        raise NodeUnknown(f"node {name[:80]!r} is no member: the members are {known}")
+    return member
+
+
+def _with_members(old: Membership, members: list[Member]) -> Membership:
+    ordered = tuple(sorted(members, key=lambda member: member.name))
+    return msgspec.structs.replace(old, members=ordered)

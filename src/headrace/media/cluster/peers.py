@@ -1,0 +1,454 @@
+"""Another node as this worker asks it: kept-alive connections, one exchange at a time on each.
+
+An answer is here with its head; its body comes in straight into its own memory (BufferedProtocol: one copy) while whoever
+asked passes on what is there. So the first byte of a block waits for the peer's first byte, not for its last. What
+comes is taken at the peer's pace: it is one block at most. Every wait has its bound: connecting, the whole exchange, and
+half a second without the whole answer makes `on_slow` be called, which probes the peer; `drop` ends all exchanges with a
+peer that was found dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple
+
+from headrace.kernel.config import parse_listen
+from headrace.kernel.errors import Unavailable
+from headrace.media.cluster.health import PROBE_TIMEOUT_S, Health
+from headrace.media.cluster.hop import REPLY_FIELD, HopLine, HopSigner, covered_text
+from headrace.media.cluster.membership import Member
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.sources import Coming
+
+CONNECT_TIMEOUT_S: Final = 0.5
+SLOW_S: Final = 0.5
+LINES_MAX: Final = 128
+"""Exchanges with one peer at once; more wait."""
+LINES_KEPT: Final = 32
+FIRST_BYTES: Final = 20 * 1024
+"""What is received at once while the head is not known: it and a small body with it."""
+BODY_BYTES_MAX: Final = BLOCK_BYTES
+NO_BODY: Final = frozenset({204, 304})
+_NOBODY: Final = "nobody waits for the answer any more"
+
+
+class PeerLost(Unavailable):
+    """A node of the cluster did not answer as a node does; the next one is asked."""
+
+    code = "media.peer_lost"
+
+    def __init__(self, text: str, *, is_gone: bool = False, is_unheard: bool = False) -> None:
+        super().__init__(text, retry_after_s=1)
+        self.is_gone = is_gone
+        self.is_unheard = is_unheard
+
+
+Head = tuple[int, dict[str, str], Coming]
+"""Status, fields and the body on its way."""
+PLAIN_HEAD: Final = re.compile(
+    rb"HTTP/1\.1 206 Partial Content\r\nDate: [\x20-\x7e]+\r\nETag: ([\x21-\x7e]+)\r\n"
+    rb"Last-Modified: [\x20-\x7e]+\r\nAccept-Ranges: bytes\r\nCache-Control: [\x20-\x7e]+\r\n"
+    rb"Cache-Status: [\x20-\x7e]+\r\nContent-Type: [\x20-\x7e]+\r\nX-Content-Type-Options: nosniff\r\n"
+    rb"Content-Length: ([0-9]{1,9})\r\nContent-Range: (bytes [0-9]{1,18}-[0-9]{1,18}/[0-9]{1,18})\r\n"
+    rb"X-Headrace-Reply: ([0-9a-f]{64})"
+)
+"""How a node of ours answers a hop for a part of an object: read in a tenth of the time."""
+
+
+class Answer(NamedTuple):
+    """What a peer said; names of fields are in lower case. `mac` is that of the hop that asked."""
+
+    status: int
+    fields: dict[str, str]
+    body: Coming
+    mac: str
+
+
+class Asked(NamedTuple):
+    """One request to a peer: `span` and `if_match` are the values of the fields Range and If-Match."""
+
+    method: str
+    target: str
+    span: str = ""
+    if_match: str = ""
+    fields: tuple[tuple[str, str], ...] = ()
+    """More fields, which the hop does not vouch for."""
+    generation: int = 0
+
+
+class _Line(asyncio.BufferedProtocol):
+    """One connection. Bytes that nobody asked for end it."""
+
+    def __init__(self, signing: HopLine, on_lost: Callable[[_Line], None]) -> None:
+        self.signing = signing
+        self.is_open = False
+        self.watch: asyncio.TimerHandle | None = None
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._tell: Callable[[Head | PeerLost], None] | None = None
+        """Who waits for the head of the exchange under way."""
+        self._on_end: Callable[[_Line], None] | None = None
+        """Called once, when the exchange under way is over; None: none is."""
+        self._is_head_request = False
+        self._head = bytearray(FIRST_BYTES)
+        self._filled = 0
+        self._body: Coming | None = None
+
+    def begin(
+        self,
+        head: bytes,
+        tell: Callable[[Head | PeerLost], None],
+        *,
+        is_head_request: bool,
+        on_end: Callable[[_Line], None],
+    ) -> None:
+        """Send a request; `tell` hears once of its status, fields and body to come, or why there are none."""
+        assert self._on_end is None, "one exchange at a time"
+        self._tell = tell
+        self._is_head_request, self._on_end = is_head_request, on_end
+        self._filled, self._body = 0, None
+        assert self._transport is not None
+        self._transport.write(head)
+
+    def ask(
+        self, head: bytes, *, is_head_request: bool, on_end: Callable[[_Line], None]
+    ) -> asyncio.Future[Head]:
+        """The same to be awaited. Raises (from the future): PeerLost."""
+        coming: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
+        tell = partial(_settle, coming)
+        self.begin(head, tell, is_head_request=is_head_request, on_end=on_end)
+        return coming
+
+    def close(self) -> None:
+        """End it now, whatever is under way."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.is_open = True
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the library's word
+        if self._body is None:
+            return memoryview(self._head)[self._filled :]
+        return self._body.view[self._body.filled_bytes :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._on_end is None:
+            self.close()
+        elif self._body is not None:
+            self._body.grow(nbytes)
+            self._end_if_whole(self._body)
+        else:
+            self._filled += nbytes
+            try:
+                self._take_head()
+            except ValueError as error:
+                self.fail(PeerLost(f"a node answers no HTTP ({error})"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        is_unheard = self._body is None and self._filled == 0
+        why = type(exc).__name__ if exc else "closed"
+        self.fail(
+            PeerLost(f"a node's connection ended ({why})", is_gone=True, is_unheard=is_unheard)
+        )
+        self._on_lost(self)
+
+    def _take_head(self) -> None:
+        """Begin the body, once the head is complete."""
+        end = self._head.find(b"\r\n\r\n", 0, self._filled)
+        if end < 0:
+            if self._filled == len(self._head):
+                raise ValueError("its head is too long")
+            return
+        status, fields = parse_answer_head(bytes(self._head[:end]))
+        has_body = not self._is_head_request and status not in NO_BODY
+        length_bytes = int(fields["content-length"]) if has_body else 0
+        begun_bytes = self._filled - end - 4
+        if not begun_bytes <= length_bytes <= BODY_BYTES_MAX:
+            raise ValueError("its body has another length than it may")
+        data = bytearray(length_bytes)
+        data[:begun_bytes] = memoryview(self._head)[end + 4 : self._filled]
+        body = self._body = Coming(data, begun_bytes)
+        if fields.get("connection", "").lower() == "close":
+            self.is_open = False
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell((status, fields, body))
+        self._end_if_whole(body)
+
+    def _end_if_whole(self, body: Coming) -> None:
+        if body.filled_bytes == body.length_bytes:
+            self._filled, self._body = 0, None
+            self._end()
+
+    def fail(self, error: PeerLost) -> None:
+        """End it, with `error` for whoever waits."""
+        tell, self._tell = self._tell, None
+        body, self._body = self._body, None
+        self.close()
+        if tell is not None:
+            tell(error)
+        if body is not None:
+            body.fail(error)
+        self._end()
+
+    def _end(self) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(self)
+
+
+class Asking:
+    """An exchange that somebody waits for without a task."""
+
+    __slots__ = ("_line", "_mac", "_tell")
+
+    def __init__(self, line: _Line, mac: str, tell: Callable[[Answer | PeerLost], None]) -> None:
+        self._line = line
+        self._mac = mac
+        self._tell: Callable[[Answer | PeerLost], None] | None = tell
+
+    def take(self, head: Head | PeerLost) -> None:
+        """The head is here, or lost."""
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(head if isinstance(head, PeerLost) else Answer(*head, self._mac))
+
+    def cancel(self) -> None:
+        """Nobody waits for the head any more; nothing once it is here."""
+        if self._tell is not None:
+            self._tell = None
+            self._line.fail(PeerLost(_NOBODY))
+
+
+class Peer:
+    """One other node: its connections and what is known of its health."""
+
+    def __init__(
+        self,
+        member: Member,
+        signer: HopSigner,
+        *,
+        timeout_s: float,
+        on_slow: Callable[[Peer], None] = lambda _: None,
+    ) -> None:
+        self.name = member.name
+        self.dc = member.dc
+        self.address = member.address
+        self.health = Health()
+        self._host, self._port = parse_listen(member.address)
+        self._signer = signer
+        self._timeout_s = timeout_s
+        self._on_slow = on_slow
+        self._turns = asyncio.Semaphore(LINES_MAX)
+        self._idle: list[_Line] = []
+        self._busy: set[_Line] = set()
+
+    async def ask(self, asked: Asked) -> Answer:
+        """Its answer, whatever the status, once the head is here.
+
+        Asked once more where a kept connection ended unheard: the other side may have found it idle too long.
+
+        Raises: PeerLost.
+        """
+        await self._take_turn()
+        line = self._take_idle()
+        if line is not None:
+            try:
+                return await self._exchange(line, asked)
+            except PeerLost as error:
+                if not error.is_unheard or not self.health.is_usable:
+                    raise
+            await self._take_turn()
+        try:
+            line = await self._connect()
+        except BaseException:
+            self._turns.release()
+            raise
+        return await self._exchange(line, asked)
+
+    def ask_now(self, asked: Asked, tell: Callable[[Answer | PeerLost], None]) -> Asking | None:
+        """Ask on a kept connection, if one is free: `tell` hears what `ask` returns or raises. None: nothing was done.
+
+        One that was lost unheard is told as well: the caller then asks again.
+        """
+        line = self._take_idle() if not self._turns.locked() else None
+        if line is None:
+            return None
+        with suppress(StopIteration):
+            self._turns.acquire().send(None)  # ends at its first step, where it need not wait
+        head, mac = self._head(line, asked)
+        asking = Asking(line, mac, tell)
+        is_head_request = asked.method == "HEAD"
+        line.begin(head, asking.take, is_head_request=is_head_request, on_end=self._end_exchange)
+        # Last, while the peer is at work.
+        self._begin_exchange(line)
+        return asking
+
+    async def probe(self) -> bool:
+        """Whether it says that it serves, over a connection of its own."""
+        line: _Line | None = None
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                line = await self._connect()
+                head = f"GET /healthz HTTP/1.1\r\nHost: {self.address}\r\n\r\n".encode()
+                status, _, _ = await line.ask(head, is_head_request=False, on_end=_nothing)
+        except (PeerLost, TimeoutError):
+            return False
+        finally:
+            if line is not None:
+                line.close()
+        return status == 200
+
+    def drop(self) -> None:
+        """End every connection: whoever waits asks the next node."""
+        for line in [*self._idle, *self._busy]:
+            line.close()
+
+    def close(self) -> None:
+        """End every connection and keep no new one."""
+        self.health.is_usable = False
+        self.drop()
+
+    async def _connect(self) -> _Line:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, line = await loop.create_connection(
+                    lambda: _Line(self._signer.line(), self._forget), self._host, self._port
+                )
+        except (OSError, socket.gaierror) as error:
+            # TimeoutError is an OSError: a peer that drops packets is as gone as one that refuses.
+            raise PeerLost(
+                f"node {self.name} at {self.address} cannot be reached ({type(error).__name__})",
+                is_gone=not isinstance(error, TimeoutError),
+            ) from error
+        return line
+
+    async def _take_turn(self) -> None:
+        """Wait while LINES_MAX exchanges are under way; a timeout is made only where one has to wait."""
+        if not self._turns.locked():
+            await self._turns.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise PeerLost(f"node {self.name} has no turn in {self._timeout_s:g} s") from error
+
+    def _take_idle(self) -> _Line | None:
+        while self._idle:
+            line = self._idle.pop()
+            if line.is_open:
+                return line
+        return None
+
+    async def _exchange(self, line: _Line, asked: Asked) -> Answer:
+        """Ask on `line`; the turn is given back when the body is here or lost."""
+        head, mac = self._head(line, asked)
+        self._begin_exchange(line)
+        coming = line.ask(head, is_head_request=asked.method == "HEAD", on_end=self._end_exchange)
+        try:
+            return Answer(*await coming, mac)
+        except asyncio.CancelledError:
+            line.fail(PeerLost(_NOBODY))
+            raise
+
+    def _begin_exchange(self, line: _Line) -> None:
+        line.watch = asyncio.get_running_loop().call_later(SLOW_S, self._is_slow, line)
+        self._busy.add(line)
+
+    def _end_exchange(self, line: _Line) -> None:
+        if line.watch is not None:
+            line.watch.cancel()
+        self._busy.discard(line)
+        self._turns.release()
+        if line.is_open and self.health.is_usable and len(self._idle) < LINES_KEPT:
+            self._idle.append(line)
+        else:
+            line.close()
+
+    def _is_slow(self, line: _Line) -> None:
+        """One timer an exchange: first for whoever wants to know, then as its end."""
+        left_s = max(0.0, self._timeout_s - SLOW_S)
+        error = PeerLost(f"node {self.name} did not answer in {self._timeout_s:g} s")
+        line.watch = asyncio.get_running_loop().call_later(left_s, line.fail, error)
+        self._on_slow(self)
+
+    def _head(self, line: _Line, asked: Asked) -> tuple[bytes, str]:
+        method, target, span, if_match, fields, generation = asked
+        covered = covered_text(method, target, span, if_match)
+        value, mac = line.signing.sign(self.name, covered, generation)
+        # Spelled as players spell it, and the hop last: what differs between two requests stands in two lines.
+        text = f"{method} {target} HTTP/1.1\r\nHost: {self.address}\r\n"
+        if if_match:
+            text += f"If-Match: {if_match}\r\n"
+        for name, told in fields:
+            text += f"{name}: {told}\r\n"
+        if span:
+            text += f"Range: {span}\r\n"
+        return f"{text}X-Headrace-Hop: {value}\r\n\r\n".encode("latin-1"), mac
+
+    def _forget(self, line: _Line) -> None:
+        if line in self._idle:
+            self._idle.remove(line)
+
+
+def _nothing(_: _Line) -> None:
+    """A probe's connection is closed by whoever probes."""
+
+
+def target_of(key: str) -> str:
+    """The path of `key`; keys hold nothing that a path would escape."""
+    return f"/m/{key}"
+
+
+def _settle(coming: asyncio.Future[Head], head: Head | PeerLost) -> None:
+    if coming.done():
+        return
+    if isinstance(head, PeerLost):
+        coming.set_exception(head)
+    else:
+        coming.set_result(head)
+
+
+def parse_answer_head(data: bytes) -> tuple[int, dict[str, str]]:
+    """Status and fields of an answer's head without its empty line. Raises: ValueError.
+
+    Of the head that a hop for a part is answered with, only the fields that say which part it is and prove it.
+    """
+    plain = PLAIN_HEAD.fullmatch(data)
+    if plain is not None:
+        etag, length_bytes, place, proof = plain.groups()
+        return 206, {
+            "etag": etag.decode("ascii"),
+            "content-length": length_bytes.decode("ascii"),
+            "content-range": place.decode("ascii"),
+            REPLY_FIELD: proof.decode("ascii"),
+        }
+    first, *lines = data.decode("latin-1").split("\r\n")
+    version, _, rest = first.partition(" ")
+    status = rest.partition(" ")[0]
+    if version != "HTTP/1.1" or not (status.isascii() and status.isdecimal() and len(status) == 3):
+        raise ValueError("its first line is no status")
+    fields: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        name = name.lower()
+        if not colon or name in fields:
+            raise ValueError("a field is malformed or came twice")
+        fields[name] = value.strip(" \t")
+    length = fields.get("content-length", "0")
+    if "transfer-encoding" in fields or not (length.isascii() and length.isdecimal()):
+        raise ValueError("its length is unclear")
+    fields.setdefault("content-length", "0")
+    return int(status), fields

@@ -1,0 +1,161 @@
+"""Purge on every node at once: a key's generation is part of its blocks' names, and a purge raises it.
+
+Nothing is searched or deleted: what is cached under an older generation is not found any more, and is
+evicted in its time. The list of purges is one document of the cluster; the version that a purge made is the
+generation of what it named, so generations only rise.
+
+The list is bounded. When it is full, the older half is folded: keys and prefixes become the folder they
+stand in, then the folder above, until little is left. What is folded covers more than what was purged, so
+folding costs misses and never shows old bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from headrace.engines.blobs import KEY_CHARACTERS_MAX, Blobs, require_key
+from headrace.kernel.errors import InvalidInput
+from headrace.media.cluster.documents import Document, Kind
+from headrace.media.cluster.polling import Polled
+
+ENTRIES_MAX: Final = 2000
+ENTRIES_KEPT: Final = 1000
+"""How many of the newest a fold leaves as they are."""
+FOLDED_MAX: Final = 200
+
+
+class InvalidPrefix(InvalidInput):
+    """The prefix to purge begins no key."""
+
+    code = "media.invalid_prefix"
+
+
+class Purge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One key, or all keys that begin with a prefix, purged by version `generation` of the list."""
+
+    name: Annotated[str, Meta(max_length=KEY_CHARACTERS_MAX)]
+    is_prefix: bool = False
+    generation: Annotated[int, Meta(ge=1)]
+
+    def covers(self, key: str) -> bool:
+        """Whether `key` was purged by this."""
+        return key.startswith(self.name) if self.is_prefix else key == self.name
+
+
+class PurgeList(msgspec.Struct, frozen=True, kw_only=True):
+    """Every purge that still counts, oldest first."""
+
+    version: Annotated[int, Meta(ge=0)] = 0
+    purges: tuple[Purge, ...] = ()
+
+
+PURGES: Final[Kind[PurgeList]] = Kind("purges", PurgeList, PurgeList())
+
+
+class Generations(Polled[PurgeList]):
+    """The generation of every key, as this process knows it; give it to a `Polling`."""
+
+    def __init__(self) -> None:
+        super().__init__(PURGES)
+        self._keys: dict[str, int] = {}
+        self._prefixes: dict[int, dict[str, int]] = {}
+
+    def generation(self, key: str) -> int:
+        """0, or the version of the newest purge of `key`; never less than it was. About 0.1 us a length."""
+        found = self._keys.get(key, 0)
+        for length, prefixes in self._prefixes.items():
+            found = max(found, prefixes.get(key[:length], 0))
+        return found
+
+    def changed(self, value: PurgeList) -> None:
+        """Index the list by exact key, and prefixes by their length."""
+        keys: dict[str, int] = {}
+        prefixes: dict[int, dict[str, int]] = {}
+        for purge in value.purges:
+            into = prefixes.setdefault(len(purge.name), {}) if purge.is_prefix else keys
+            into[purge.name] = max(purge.generation, into.get(purge.name, 0))
+        self._keys, self._prefixes = keys, prefixes
+
+
+class Purges:
+    """The list in the object store. Needs that alone: any machine may purge."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._document = Document(blobs, PURGES)
+
+    async def read(self) -> PurgeList:
+        """The list as it is stored now. Raises: DocumentDamaged, BlobsDown."""
+        return await self._document.read()
+
+    async def purge(self, *keys: str) -> int:
+        """Let no node serve what it has of `keys`; their new generation, known everywhere within 2.5 s.
+
+        Raises: InvalidBlobKey, DocumentDamaged, DocumentContended, BlobsDown.
+        """
+        for key in keys:
+            require_key(key)
+        return await self._add(keys, is_prefix=False)
+
+    async def purge_prefix(self, prefix: str) -> int:
+        """The same for all keys that begin with `prefix`, such as `photos/ab/`.
+
+        Raises: InvalidPrefix, DocumentDamaged, DocumentContended, BlobsDown.
+        """
+        if prefix and (prefix.startswith("/") or not _may_begin_key(prefix)):
+            raise InvalidPrefix(
+                f"prefix {prefix[:60]!r} begins no key: use the start of a key, such as photos/ab/"
+            )
+        return await self._add([prefix], is_prefix=True)
+
+    async def _add(self, names: Sequence[str], *, is_prefix: bool) -> int:
+        def add(old: PurgeList) -> PurgeList:
+            generation = old.version + 1
+            new = [Purge(name=n, is_prefix=is_prefix, generation=generation) for n in names]
+            kept = [
+                purge
+                for purge in old.purges
+                if not _is_repeated(purge, set(names), is_prefix=is_prefix)
+            ]
+            return msgspec.structs.replace(old, purges=tuple(folded([*kept, *new])))
+
+        return (await self._document.change(add)).version
+
+
+def folded(purges: list[Purge]) -> list[Purge]:
+    """At most ENTRIES_MAX purges that give no key a smaller generation than `purges` do."""
+    if len(purges) <= ENTRIES_MAX:
+        return purges
+    old, kept = purges[:-ENTRIES_KEPT], purges[-ENTRIES_KEPT:]
+    while len(old) > FOLDED_MAX:
+        newest: dict[str, int] = {}
+        for purge in old:
+            folder = _above(purge.name)
+            newest[folder] = max(purge.generation, newest.get(folder, 0))
+        old = [Purge(name=n, is_prefix=True, generation=g) for n, g in newest.items()]
+    return sorted([*old, *kept], key=lambda purge: purge.generation)
+
+
+def _above(name: str) -> str:
+    """The folder that `name` stands in, as a prefix: of `a/b/c.jpg` and of `a/b/` it is `a/b/` and `a/`."""
+    folder, slash, _ = name.rstrip("/").rpartition("/")
+    return folder + slash
+
+
+def _is_repeated(old: Purge, names: set[str], *, is_prefix: bool) -> bool:
+    """Whether a purge of `names` covers all that `old` does."""
+    if is_prefix:
+        return any(old.name.startswith(name) for name in names)
+    return not old.is_prefix and old.name in names
+
+
+def _may_begin_key(prefix: str) -> bool:
+    """Whether some valid key begins with `prefix`."""
+    try:
+        require_key(f"{prefix}x" if prefix.endswith("/") else prefix)
+    except InvalidInput:
+        return False
+    return True

@@ -1,0 +1,302 @@
+"""One process of a node: it accepts, and gives each client its turns.
+
+One private edge-triggered epoll holds every client's socket; its own descriptor is a reader of the
+asyncio loop. So the data plane costs what a bare epoll costs (22,400 answers of 256 KiB a second on one
+core, nginx 22,300; asyncio's own callbacks 21,300) while everything that waits for other things, such as
+an object store, is written with async and await (prototypes of 2026-11-21). It runs on any event loop.
+
+A batch of events is one turn of the store: within it frames are found and sent, and none is kept after.
+Whoever asks goes first; clients whose sockets have room again go on after them, QUEUED_MAX at a time.
+Bounds: `connections_max` clients (one more is answered 503, a few more are closed), 1 MiB a client and
+turn, deadlines for every state. Running out of file descriptors pauses accepting; it ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from headrace.kernel.logs import logger
+from headrace.media.model import CONNECTIONS, TooManyConnections
+from headrace.media.worker.channels import Certificate, Channel, PlainChannel
+from headrace.media.worker.connection import Connection
+from headrace.media.worker.deadlines import BUCKET_S, Deadlines
+from headrace.media.worker.exchange import Exchange
+from headrace.media.worker.plane import Plane
+from headrace.media.worker.shortcut import Shortcuts
+from headrace.media.worker.stages import StageSampler
+from headrace.media.worker.tally import Tally
+
+log = logger(__name__)
+EVENTS_MAX: Final = 512
+QUEUED_MAX: Final = 64
+"""So many clients go on with their bodies before it is looked who asks for something: some 2 ms."""
+ACCEPTS_MAX: Final = 64
+REFUSED_MAX: Final = 64
+ACCEPT_PAUSE_S: Final = 0.25
+CERTIFICATE_LOOK_S: Final = 60.0
+NOTSENT_BYTES: Final = 64 * 1024
+"""A socket asks for more once less than this waits unsent. With a small SO_SNDBUF instead, a 256 KiB answer
+took 176 ms whatever the load; with this 57 us, at the same kernel memory (prototypes of 2026-11-21)."""
+_EDGES: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+
+
+class Node:
+    """All clients of one process."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        listeners: Sequence[socket.socket],
+        *,
+        tls_listeners: Sequence[socket.socket] = (),
+        connections_max: int,
+    ) -> None:
+        self.config = plane.config
+        self.plane = plane
+        self.is_stopping = False
+        self.connections_max = connections_max
+        self._loop = asyncio.get_running_loop()
+        self._epoll = select.epoll()
+        self._connections: dict[int, Connection] = {}
+        self._deadlines: Deadlines[Connection] = Deadlines()
+        self._queue: deque[Connection] = deque()
+        self._is_run_due = False
+        self._sampler = StageSampler()
+        self._tally = Tally()
+        self.shortcuts = self._make_shortcuts()
+        self._listeners = {listener.fileno(): listener for listener in (*listeners, *tls_listeners)}
+        self._tls = {listener.fileno() for listener in tls_listeners}
+        self._certificate: Certificate | None = None
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._certificate_seen_s = 0.0
+        self._is_empty = asyncio.Event()
+
+    @property
+    def connections_count(self) -> int:
+        """Clients connected now."""
+        return len(self._connections)
+
+    def _make_shortcuts(self) -> Shortcuts | None:
+        own = self.plane.store_source
+        if own is None:
+            return None
+        return Shortcuts(self.plane, own, sampler=self._sampler, tally=self._tally)
+
+    def start(self) -> None:
+        """Begin to accept. Raises: OSError (ssl.SSLError), if the certificate cannot be read."""
+        if self._tls:
+            assert self.config.tls_cert is not None, "a TLS listener has a certificate"
+            self._certificate = Certificate(self.config.tls_cert, self.config.tls_key)
+        for descriptor, listener in self._listeners.items():
+            listener.setblocking(False)
+            self._epoll.register(descriptor, select.EPOLLIN)
+        self._loop.add_reader(self._epoll.fileno(), self._on_events)
+        self._tick()
+
+    async def drain(self) -> None:
+        """Accept no more, close idle clients, wait for answers under way up to `stop_timeout`."""
+        self.is_stopping = True
+        # Who waits to be accepted may have asked already, and would be reset with the listener.
+        for descriptor, listener in self._listeners.items():
+            self._accept(listener, is_tls=descriptor in self._tls)
+        self._stop_listening()
+        for connection in list(self._connections.values()):
+            self._in_turn(connection, connection.stop)
+        if self._connections:
+            self._is_empty.clear()
+            try:
+                async with asyncio.timeout(self.config.stop_timeout_s):
+                    await self._is_empty.wait()
+            except TimeoutError:
+                log.warning("answers_cut_at_stop", connections=len(self._connections))
+
+    def close(self) -> None:
+        """Cut what is left and give everything back."""
+        self._stop_listening()
+        for connection in list(self._connections.values()):
+            connection.cut("stop")
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+        self._tally.flush()
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def now_s(self) -> float:
+        return self._loop.time()
+
+    def begin_exchange(self, began_s: float) -> Exchange:
+        """The record of a request that has just come."""
+        return Exchange(
+            began_s,
+            now_s=self._loop.time,
+            is_sampled=self._sampler.is_next(),
+            traces=self.plane.traces,
+        )
+
+    def watch(self, connection: Connection, delay_s: float) -> None:
+        """Call `connection.expire` after `delay_s`, instead of at any earlier wish."""
+        self._deadlines.watch(connection, self._loop.time() + delay_s)
+
+    def take_turn_later(self, connection: Connection) -> None:
+        """Let `connection` go on after the others had their turn."""
+        self._enqueue(connection)
+        self._run_queue_soon()
+
+    def take_turn_after(self, connection: Connection, delay_s: float) -> None:
+        """Let a paced `connection` go on after `delay_s`."""
+        self._loop.call_later(delay_s, self._in_turn, connection, connection.end_pause)
+
+    def take_turn(self, connection: Connection) -> None:
+        """Let `connection` go on now; called by the loop, never inside a turn."""
+        self._in_turn(connection, connection.advance)
+
+    def forget(self, connection: Connection) -> None:
+        """`connection` is closing."""
+        if self._connections.pop(connection.fd, None) is not None:
+            CONNECTIONS.dec()
+        self._deadlines.forget(connection)
+        if not self._connections:
+            self._is_empty.set()
+
+    def _in_turn(self, connection: Connection, step: Callable[[], None]) -> None:
+        with self.plane.turn():
+            self._guard(connection, step)
+
+    def _guard(self, connection: Connection, step: Callable[[], None]) -> None:
+        """Run `step`; a fault of ours ends this one client, not the node."""
+        try:
+            step()
+        except Exception:
+            log.exception("connection_failed")
+            connection.cut("source")
+
+    def _on_events(self) -> None:
+        accepts: list[int] = []
+        self.plane.enter_turn()
+        try:
+            for descriptor, mask in self._epoll.poll(0, EVENTS_MAX):
+                connection = self._connections.get(descriptor)
+                if connection is None:
+                    accepts.append(descriptor)
+                    continue
+                if mask == select.EPOLLOUT:
+                    # Ten thousand slow clients that read at one moment would hold up a request for long.
+                    self._enqueue(connection)
+                    continue
+                try:
+                    connection.on_event(mask)
+                except Exception:
+                    log.exception("connection_failed")
+                    connection.cut("source")
+            self._advance_queued()
+        finally:
+            self.plane.leave_turn()
+            self._run_queue_soon()
+        # Last, so that a number freed above cannot be a new client's while its old events are handled.
+        for descriptor in accepts:
+            if descriptor in self._listeners:
+                self._accept(self._listeners[descriptor], is_tls=descriptor in self._tls)
+
+    def _accept(self, listener: socket.socket, *, is_tls: bool) -> None:
+        for _ in range(ACCEPTS_MAX):
+            try:
+                client, _address = listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                continue
+            except OSError as error:
+                self._pause_accepting(listener, error)
+                return
+            self._welcome(client, is_tls=is_tls)
+
+    def _welcome(self, client: socket.socket, *, is_tls: bool) -> None:
+        held = len(self._connections)
+        if held >= self.connections_max + REFUSED_MAX:
+            client.close()
+            return
+        try:
+            channel = self._channel(client, is_tls=is_tls)
+        except OSError:
+            # Gone before it was greeted.
+            client.close()
+            return
+        connection = Connection(channel, self)
+        self._connections[connection.fd] = connection
+        CONNECTIONS.inc()
+        if held >= self.connections_max:
+            text = f"this node holds its {self.connections_max} clients: try again or another node"
+            connection.refuse(TooManyConnections(text, retry_after_s=1))
+        self._epoll.register(connection.fd, _EDGES)
+
+    def _channel(self, client: socket.socket, *, is_tls: bool) -> Channel:
+        client.setblocking(False)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOTSENT_BYTES)
+        # Also for bytes that are left to the kernel after the answer: they must not outlive the client.
+        unheard_ms = int(self.config.send_timeout_s * 1000)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, unheard_ms))
+        if not is_tls:
+            return PlainChannel(client)
+        assert self._certificate is not None, "start read it"
+        return self._certificate.wrap(client)
+
+    def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
+        log.warning("accepting_paused", error=str(error), connections=len(self._connections))
+        self._epoll.unregister(listener.fileno())
+        self._loop.call_later(ACCEPT_PAUSE_S, self._resume_accepting, listener)
+
+    def _resume_accepting(self, listener: socket.socket) -> None:
+        if listener.fileno() in self._listeners:
+            self._epoll.register(listener.fileno(), select.EPOLLIN)
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners = {}
+
+    def _run_queue(self) -> None:
+        self._is_run_due = False
+        with self.plane.turn():
+            self._advance_queued()
+        self._run_queue_soon()
+
+    def _enqueue(self, connection: Connection) -> None:
+        if not connection.is_queued:
+            connection.is_queued = True
+            self._queue.append(connection)
+
+    def _advance_queued(self) -> None:
+        for _ in range(min(len(self._queue), QUEUED_MAX)):
+            connection = self._queue.popleft()
+            connection.is_queued = False
+            self._guard(connection, connection.advance)
+
+    def _run_queue_soon(self) -> None:
+        # Once: each run that was due twice would let a client that never fills its socket have the loop for longer.
+        if self._queue and not self._is_run_due:
+            self._is_run_due = True
+            self._loop.call_soon(self._run_queue)
+
+    def _tick(self) -> None:
+        now_s = self._loop.time()
+        self._tally.flush()
+        with self.plane.turn():
+            for connection in self._deadlines.take_due(now_s):
+                self._guard(connection, connection.expire)
+        if self._certificate is not None and now_s > self._certificate_seen_s + CERTIFICATE_LOOK_S:
+            self._certificate_seen_s = now_s
+            self._renew(self._certificate)
+        self._tick_handle = self._loop.call_later(BUCKET_S, self._tick)
+
+    def _renew(self, certificate: Certificate) -> None:
+        try:
+            certificate.renew()
+        except (OSError, ssl.SSLError) as error:
+            log.warning("certificate_not_renewed", error=str(error))

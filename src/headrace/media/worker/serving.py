@@ -1,0 +1,105 @@
+"""One worker: its sockets, its plane, its node, from the first client to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.media.hottest import ASKED
+from headrace.media.service import Media
+from headrace.media.worker.node import Node
+from headrace.media.worker.plane import files_of, open_plane
+from headrace.media.worker.sockets import (
+    connections_of_worker,
+    listening_sockets,
+    raise_file_limit,
+)
+from headrace.media.worker.telling import Teller, leave_hottest
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which worker of how many this is, and what it listens on."""
+
+    number: int
+    workers: int
+    boot: str
+    listener: socket.socket
+    tls_listener: socket.socket | None = None
+
+
+async def serve(
+    media: Media,
+    stop: asyncio.Event,
+    on_ready: Callable[[str, int], None],
+    *,
+    run: Path | None = None,
+) -> None:
+    """Serve `GET /m/{key}` in this process until `stop`; then let answers under way end, for `stop_timeout`.
+
+    `on_ready` gets the address once clients can connect; `run` is the node's folder, None for a node without
+    disks and without others. Raises: ListenFailed.
+    """
+    config = media.config
+    [listener] = listening_sockets(config.listen, 1, "media.listen")
+    tls: Sequence[socket.socket] = ()
+    if config.listen_tls is not None:
+        tls = listening_sockets(config.listen_tls, 1, "media.listen_tls")
+    place = Place(0, 1, "", listener, tls[0] if tls else None)
+    host, port = listener.getsockname()[:2]
+    leaving = None
+    if media.folder is not None:
+        leaving = asyncio.create_task(leave_hottest(media.folder, ASKED.top))
+    try:
+        await _serve_place(media, stop, place, lambda: on_ready(host, port), run=run)
+    finally:
+        if leaving is not None:
+            leaving.cancel()
+
+
+async def run_worker(media: Media, stop: asyncio.Event, place: Place, teller: Teller) -> None:
+    """Serve as one worker of a node until `stop` or the end of its parent."""
+    telling = asyncio.create_task(teller.run(stop))
+    try:
+        await _serve_place(media, stop, place, teller.tell_ready, run=media.folder)
+    finally:
+        telling.cancel()
+        await teller.close()
+
+
+async def _serve_place(
+    media: Media,
+    stop: asyncio.Event,
+    place: Place,
+    on_ready: Callable[[], None],
+    *,
+    run: Path | None,
+) -> None:
+    files_max = raise_file_limit()
+    connections_max = connections_of_worker(
+        media.config.connections_max,
+        workers=place.workers,
+        files_max=files_max,
+        files_a_client=files_a_client(media),
+    )
+    listen = place.listener.getsockname()[:2]
+    tls = [place.tls_listener] if place.tls_listener is not None else []
+    async with open_plane(
+        media, number=place.number, run=run, boot=place.boot, listen=listen
+    ) as plane:
+        node = Node(plane, [place.listener], tls_listeners=tls, connections_max=connections_max)
+        try:
+            node.start()
+            on_ready()
+            await stop.wait()
+            await node.drain()
+        finally:
+            node.close()
+
+
+def files_a_client(media: Media) -> int:
+    """Descriptors that a client takes: a socket, and a file where files are sent as they are."""
+    return 2 if files_of(media) is not None else 1

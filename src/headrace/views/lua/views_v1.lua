@@ -1,0 +1,456 @@
+#!lua name=headrace_views_v1
+
+-- Views of one shard. KEYS[1] of every function is the shard's stream, `<prefix>:{v:<shard>}:q`; all else of the shard
+-- has the same beginning, and so the same hash slot:
+--   q          the stream; an entry is one call, its field `v` the hits as they are written below, separated by commas
+--   m          hash: `through`, the flush offset as last told; `corrections`, how often counts were moved between classes;
+--              `shards`, how many there are
+--   c:<id>     the total of an entity plus one, so that what INCRBY makes anew is told from a total of 0; the text x: deleted
+--   e:<id>!<e> an event id that was counted, for 24 hours
+--   u:<day>:<id>  viewers of a day, a HyperLogLog        t, tw  which of these changed since they were last written down
+-- All of it is rebuilt from PostgreSQL, but for hits that were not flushed and viewers of the last three days.
+-- A hit is `id`, `id*5` (five views), `id/b` (class: b bot, o owner, s staff; none: human), `id!event`, `id=viewer`, in this
+-- order: `ad:1*5/b!e7=u9`.
+-- Entries keep their offset's entry as an anchor: where it is missing, the stream lost its end or was trimmed.
+
+local EVENT_S, UNIQUE_S = 86400, 259200
+local HIT = '^([^*/!=]+)%*?(%d*)/?(%a?)!?([^=]*)=?(.*)$'
+local SCAN_ENTRIES, SCAN_BYTES, SCAN_STEP = 8192, 524288, 256
+local PENDING_BYTES, PENDING_STEP = 524288, 64
+
+local CLASSES = {[''] = true, h = true, b = true, o = true, s = true}
+local NAME_MAX, VIEWS_MAX = 128, 1000000
+
+-- Whether `text` may name something.
+local function is_name(text)
+  return #text <= NAME_MAX and string.find(text, '^[%w._:@~-]+$')
+end
+
+-- Hits with their parts, or nil and the first that cannot be read.
+local function read_hits(line)
+  local hits = {}
+  for text in string.gmatch(line, '[^,]+') do
+    local id, n, class, event, viewer = string.match(text, HIT)
+    local views = n == '' and 1 or tonumber(n)
+    if not id or not is_name(id) or views < 1 or views > VIEWS_MAX or not CLASSES[class]
+        or event ~= '' and not is_name(event) or viewer ~= '' and not is_name(viewer) then
+      return nil, text
+    end
+    hits[#hits + 1] = {id = id, n = views, mark = n ~= '' and '*' .. n or '', class = class, event = event, viewer = viewer}
+  end
+  return hits
+end
+
+-- The first of plain hits that is no name, or nil.
+local function bad_name(line)
+  if #line <= NAME_MAX and is_name(line) then
+    return nil
+  end
+  if line == '' then
+    return line
+  end
+  for id in string.gmatch(line, '[^,]+') do
+    if not is_name(id) then
+      return id
+    end
+  end
+end
+
+local function refused(text)
+  return redis.error_reply('ERR views: nothing was counted, "' .. string.gsub(string.sub(text, 1, 80), '%c', '?')
+    .. '" is no hit: expected id*views/class!event=viewer, names of 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -')
+end
+
+local function base_of(stream)
+  return string.sub(stream, 1, -2)
+end
+
+local CRC = {}
+
+-- Fill the table at its first use: `bit` is not there yet while a library is loaded.
+local function fill_crc()
+  for i = 0, 255 do
+    local c = i
+    for _ = 1, 8 do
+      c = c % 2 == 1 and bit.bxor(bit.rshift(c, 1), 0xEDB88320) or bit.rshift(c, 1)
+      c = c % 4294967296
+    end
+    CRC[i] = c
+  end
+end
+
+-- The CRC-32 of an id, as zlib has it. Some 4 us.
+local function crc_of(id)
+  if not CRC[0] then
+    fill_crc()
+  end
+  local c = bit.bnot(0)
+  for i = 1, #id do
+    c = bit.bxor(bit.rshift(c, 8), CRC[bit.band(bit.bxor(c, string.byte(id, i)), 255)])
+  end
+  return bit.bnot(c) % 4294967296
+end
+
+-- Whether an id that has no cached total here is another shard's, where it has its total. Only these are looked at: a total
+-- is cached in its own shard alone.
+local function is_elsewhere(stream, id)
+  local shards = redis.call('HGET', base_of(stream) .. 'm', 'shards')
+  return shards and crc_of(id) % tonumber(shards) ~= tonumber(string.match(stream, '{v:(%d+)}'))
+end
+
+local function sent_elsewhere(id)
+  return redis.error_reply('ERR views: nothing was counted, "' .. id .. '" is of another shard: CRC-32 of the id modulo views.shards')
+end
+
+-- A total out of what is kept; x if deleted, - if it is not cached.
+local function told(kept)
+  if not kept then
+    return '-'
+  end
+  return kept == 'x' and 'x' or string.format('%.0f', tonumber(kept) - 1)
+end
+
+-- Raise a cached total; its new value, or x or - as above.
+local function raise(key, n)
+  local kept = redis.pcall('INCRBY', key, n)
+  if type(kept) == 'table' then
+    return 'x'
+  end
+  if kept == n then
+    redis.call('DEL', key)
+    return '-'
+  end
+  return string.format('%.0f', kept - 1)
+end
+
+-- Nothing, where all commands of this moment are in the append-only file before they are answered. With appendfsync
+-- everysec Valkey postpones its writes while a background sync runs, and answers: then the run id of this server. Some 5 us.
+local function unwritten_on()
+  if string.find(redis.call('INFO', 'persistence'), 'aof_pending_bio_fsync:[1-9]') then
+    return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  end
+  return ''
+end
+
+local function note_viewer(base, day, id, viewer)
+  local key = base .. 'u:' .. day .. ':' .. id
+  if redis.call('PFADD', key, viewer) == 1 then
+    redis.call('EXPIRE', key, UNIQUE_S)
+    redis.call('SADD', base .. 't', day .. ':' .. id)
+    redis.call('EXPIRE', base .. 't', UNIQUE_S)
+  end
+end
+
+-- Add an entry; its id, above `floor`, or nil where there is no stream.
+local function add_entry(stream, floor, line)
+  local id = redis.call('XADD', stream, 'NOMKSTREAM', '*', 'v', line)
+  if id and id < floor then
+    redis.call('XDEL', stream, id)
+    id = redis.call('XADD', stream, string.format('%.0f', tonumber(floor) + 1) .. '-*', 'v', line)
+  end
+  return id
+end
+
+-- Hits with events, viewers, weights or classes.
+local function hit_marked(stream, floor, offset_s, line)
+  local base, kept = base_of(stream), {}
+  local hits, bad = read_hits(line)
+  if bad then
+    return refused(bad)
+  end
+  if redis.call('EXISTS', stream) == 0 then
+    return {false, '', ''}
+  end
+  for _, hit in ipairs(hits) do
+    if redis.call('EXISTS', base .. 'c:' .. hit.id) == 0 and is_elsewhere(stream, hit.id) then
+      return sent_elsewhere(hit.id)
+    end
+  end
+  for _, hit in ipairs(hits) do
+    hit.counts = hit.event == ''
+      or redis.call('SET', base .. 'e:' .. hit.id .. '!' .. hit.event, '', 'NX', 'EX', EVENT_S) and true
+    if hit.counts then
+      kept[#kept + 1] = hit.id .. hit.mark .. (hit.class ~= '' and '/' .. hit.class or '')
+    end
+  end
+  local entry = ''
+  if #kept > 0 then
+    entry = add_entry(stream, floor, table.concat(kept, ','))
+  end
+  local totals = {}
+  for i, hit in ipairs(hits) do
+    local key = base .. 'c:' .. hit.id
+    if hit.counts and (hit.class == '' or hit.class == 'h') then
+      totals[i] = raise(key, hit.n)
+      if hit.viewer ~= '' and totals[i] ~= 'x' then
+        local ms = tonumber(string.match(entry, '^%d+'))
+        note_viewer(base, math.floor((ms / 1000 + offset_s) / 86400), hit.id, hit.viewer)
+      end
+    else
+      totals[i] = told(redis.call('GET', key))
+    end
+  end
+  return {entry, table.concat(totals, ','), unwritten_on()}
+end
+
+-- Lower again what was raised by one for the first of these ids.
+local function lower(prefix, line, totals)
+  local i = 0
+  for id in string.gmatch(line, '[^,]+') do
+    i = i + 1
+    if totals[i] and totals[i] ~= '-' and totals[i] ~= 'x' then
+      redis.call('INCRBY', prefix .. id, -1)
+    end
+  end
+end
+
+-- headrace_views_hit_v1: count hits. ARGV: hits; the least milliseconds its entry may have (0: any); seconds by which the
+-- days' time zone is ahead of UTC. Reply: the entry's id (nil: the shard is not set up, nothing was counted; empty: every
+-- hit was a known event), for each hit its total, - (not cached) or x (deleted), separated by commas, and nothing, or the
+-- run id of this server while the hits are not in its append-only file yet; an error, and nothing was counted, where a hit
+-- cannot be read or is of another shard. One XADD, one INFO, and one INCRBY for each hit.
+local function hit(keys, args)
+  local stream, line = keys[1], args[1]
+  local floor, offset_s = args[2] or '0', tonumber(args[3] or '0')
+  if string.find(line, '[*/!=]') then
+    return hit_marked(stream, floor, offset_s, line)
+  end
+  local bad = bad_name(line)
+  if bad then
+    return refused(bad)
+  end
+  local prefix, totals, count = base_of(stream) .. 'c:', {}, 0
+  for id in string.gmatch(line, '[^,]+') do
+    count = count + 1
+    totals[count] = raise(prefix .. id, 1)
+    if totals[count] == '-' and is_elsewhere(stream, id) then
+      lower(prefix, line, totals)
+      return sent_elsewhere(id)
+    end
+  end
+  local entry = add_entry(stream, floor, line)
+  if not entry then
+    lower(prefix, line, totals)
+    return {false, '', ''}
+  end
+  return {entry, table.concat(totals, ','), unwritten_on()}
+end
+
+-- Add to `found` the people's views in one entry of the entities in `found`.
+local function add_views(found, line)
+  for text in string.gmatch(line, '[^,]+') do
+    local id, n, class = string.match(text, HIT)
+    if found[id] and (class == '' or class == 'h') then
+      found[id] = found[id] + (tonumber(n) or 1)
+    end
+  end
+end
+
+-- headrace_views_fill_v1: cache totals of entities. KEYS[2] m. ARGV: offset and corrections of the same snapshot as the
+-- totals; then id and total by turns. Reply: ok, retry (the snapshot is too old) or behind (too much
+-- is pending to be looked through); with ok the totals, pending hits included, or x. Looks through all that is pending.
+local function fill(keys, args)
+  local stream, mark, through, corrections = keys[1], keys[2], args[1], args[2]
+  if tonumber(corrections) < tonumber(redis.call('HGET', mark, 'corrections') or '0') then
+    return {'retry', ''}
+  end
+  local found = {}
+  for i = 3, #args, 2 do
+    found[args[i]] = 0
+  end
+  local from, entries_left, bytes_left = through, SCAN_ENTRIES, SCAN_BYTES
+  local rows = redis.call('XRANGE', stream, through, '+', 'COUNT', SCAN_STEP)
+  if not rows[1] or rows[1][1] ~= through then
+    return {'retry', ''}
+  end
+  while #rows > 0 do
+    for _, row in ipairs(rows) do
+      from = row[1]
+      if from ~= through then
+        bytes_left = bytes_left - #row[2][2]
+        add_views(found, row[2][2])
+      end
+    end
+    entries_left = entries_left - #rows
+    if entries_left < 0 or bytes_left < 0 then
+      return {'behind', ''}
+    end
+    rows = redis.call('XRANGE', stream, '(' .. from, '+', 'COUNT', SCAN_STEP)
+  end
+  local totals = {}
+  for i = 3, #args, 2 do
+    local key = base_of(stream) .. 'c:' .. args[i]
+    local kept = redis.call('GET', key)
+    if not kept then
+      kept = string.format('%.0f', tonumber(args[i + 1]) + found[args[i]] + 1)
+      redis.call('SET', key, kept)
+    end
+    totals[#totals + 1] = told(kept)
+  end
+  return {'ok', table.concat(totals, ',')}
+end
+
+-- Snapshots from before so many corrections are refused from here on.
+local function note_corrections(mark, corrections)
+  if tonumber(corrections) > tonumber(redis.call('HGET', mark, 'corrections') or '-1') then
+    redis.call('HSET', mark, 'corrections', corrections)
+  end
+end
+
+-- headrace_views_init_v1: set a shard up at PostgreSQL's offset. KEYS[2] m. ARGV: offset, corrections, shards. Reply: ok (the
+-- offset's entry is there), raised (the stream ended before it; new ids come after it) or gap (it goes on after it, without
+-- that entry).
+local function init(keys, args)
+  local stream, mark, through = keys[1], keys[2], args[1]
+  redis.call('HSET', mark, 'through', through, 'shards', args[3])
+  note_corrections(mark, args[2])
+  if redis.call('XRANGE', stream, through, through)[1] then
+    return 'ok'
+  end
+  if type(redis.pcall('XADD', stream, through, 'a', '')) == 'string' then
+    return 'raised'
+  end
+  if not redis.call('XRANGE', stream, '(' .. through, '+', 'COUNT', 1)[1] then
+    redis.call('XADD', stream, '*', 'a', '')
+  end
+  return 'gap'
+end
+
+-- headrace_views_pending_v1: what is to be flushed. Read-only. ARGV: offset; the last id wanted, or +; entries at most.
+-- Reply: 1 if the offset's entry is there, else 0; the id of the last entry of all, or nothing; 1 if there may be more than
+-- is told, since entries are large too; then id and hits of each entry by turns.
+local function pending(keys, args)
+  local last = redis.call('XREVRANGE', keys[1], '+', '-', 'COUNT', 1)[1]
+  local reply = {0, last and last[1] or '', 1}
+  local from, entries_left, bytes_left = args[1], args[3] + 1, PENDING_BYTES
+  while entries_left > 0 and bytes_left > 0 do
+    local step = math.min(entries_left, PENDING_STEP)
+    local rows = redis.call('XRANGE', keys[1], from, args[2], 'COUNT', step)
+    for _, row in ipairs(rows) do
+      if row[1] == args[1] then
+        reply[1] = 1
+      else
+        reply[#reply + 1] = row[1]
+        reply[#reply + 1] = row[2][2]
+        bytes_left = bytes_left - #row[2][2]
+      end
+    end
+    if #rows < step then
+      reply[3] = 0
+      break
+    end
+    entries_left, from = entries_left - step, '(' .. rows[#rows][1]
+  end
+  return reply
+end
+
+-- headrace_views_lag_v1: how much is to be flushed. Read-only. ARGV: offset. Reply: entries after it (10,000: at least so
+-- many), and the milliseconds in the id of the first (0: there is none).
+local function lag(keys, args)
+  local first_ms, count, from = 0, 0, args[1]
+  repeat
+    local rows = redis.call('XRANGE', keys[1], '(' .. from, '+', 'COUNT', 1000)
+    if #rows > 0 then
+      first_ms = count == 0 and tonumber(string.match(rows[1][1], '^%d+')) or first_ms
+      count, from = count + #rows, rows[#rows][1]
+    end
+  until #rows < 1000 or count >= 10000
+  return {count, first_ms}
+end
+
+-- headrace_views_flushed_v1: note the offset that PostgreSQL has, and trim. KEYS[2] m. ARGV: offset; the offset up to which
+-- entries may go, or nothing. That one stays.
+local function flushed(keys, args)
+  redis.call('HSET', keys[2], 'through', args[1])
+  if args[2] ~= '' then
+    return redis.call('XTRIM', keys[1], 'MINID', '~', args[2])
+  end
+  return 0
+end
+
+-- headrace_views_bury_v1: forget entities that were deleted, and count nothing for them. ARGV: seconds, ids.
+local function bury(keys, args)
+  local base, today = base_of(keys[1]), math.floor(redis.call('TIME')[1] / 86400)
+  for i = 2, #args do
+    redis.call('SET', base .. 'c:' .. args[i], 'x', 'EX', args[1])
+    for day = today - 4, today + 1 do
+      redis.call('DEL', base .. 'u:' .. day .. ':' .. args[i])
+    end
+  end
+  return #args - 1
+end
+
+-- headrace_views_correct_v1: forget the cached total of an entity whose counts were moved. KEYS[2] m. ARGV: corrections of the
+-- shard after it, id.
+local function correct(keys, args)
+  note_corrections(keys[2], args[1])
+  local key = base_of(keys[1]) .. 'c:' .. args[2]
+  if redis.call('GET', key) ~= 'x' then
+    redis.call('DEL', key)
+  end
+  return 1
+end
+
+-- headrace_views_uncorrect_v1: PostgreSQL failed over to a copy from before a correction. KEYS[2] m. ARGV: corrections as
+-- they were found here, and as PostgreSQL has them. Reply: 1 if that was still so.
+local function uncorrect(keys, args)
+  if redis.call('HGET', keys[2], 'corrections') ~= args[1] then
+    return 0
+  end
+  redis.call('HSET', keys[2], 'corrections', args[2])
+  return 1
+end
+
+-- headrace_views_sweep_v1: forget totals that nobody asked for. ARGV: seconds without being asked for, ids. Reply: how many.
+local function sweep(keys, args)
+  local removed = 0
+  for i = 2, #args do
+    local key = base_of(keys[1]) .. 'c:' .. args[i]
+    local idle_s = redis.pcall('OBJECT', 'IDLETIME', key)
+    if type(idle_s) == 'number' and idle_s >= tonumber(args[1]) and redis.call('GET', key) ~= 'x' then
+      removed = removed + redis.call('DEL', key)
+    end
+  end
+  return removed
+end
+
+-- headrace_views_uniques_v1: numbers of viewers that changed. ARGV: how many at most, then the `day:id` that are written
+-- down. Reply: `day:id` and viewers by turns.
+local function uniques(keys, args)
+  local base, reply = base_of(keys[1]), {}
+  for i = 2, #args do
+    redis.call('SREM', base .. 'tw', args[i])
+  end
+  if redis.call('EXISTS', base .. 'tw') == 0 and redis.call('EXISTS', base .. 't') == 1 then
+    redis.call('RENAME', base .. 't', base .. 'tw')
+  end
+  for _, name in ipairs(redis.call('SRANDMEMBER', base .. 'tw', args[1])) do
+    reply[#reply + 1] = name
+    reply[#reply + 1] = redis.call('PFCOUNT', base .. 'u:' .. name)
+  end
+  return reply
+end
+
+-- headrace_views_viewers_v1: viewers of a day so far. ARGV: day since 1970, ids. Reply: a number for each id; -1 where none
+-- is known. PFCOUNT keeps its result in the key, so this is no read-only function.
+local function viewers(keys, args)
+  local reply = {}
+  for i = 2, #args do
+    local key = base_of(keys[1]) .. 'u:' .. args[1] .. ':' .. args[i]
+    reply[i - 1] = redis.call('EXISTS', key) == 1 and redis.call('PFCOUNT', key) or -1
+  end
+  return reply
+end
+
+redis.register_function('headrace_views_hit_v1', hit)
+redis.register_function('headrace_views_fill_v1', fill)
+redis.register_function{function_name = 'headrace_views_init_v1', callback = init, flags = {'allow-oom'}}
+redis.register_function{function_name = 'headrace_views_pending_v1', callback = pending, flags = {'no-writes'}}
+redis.register_function{function_name = 'headrace_views_lag_v1', callback = lag, flags = {'no-writes'}}
+redis.register_function{function_name = 'headrace_views_flushed_v1', callback = flushed, flags = {'allow-oom'}}
+redis.register_function{function_name = 'headrace_views_bury_v1', callback = bury, flags = {'allow-oom'}}
+redis.register_function{function_name = 'headrace_views_correct_v1', callback = correct, flags = {'allow-oom'}}
+redis.register_function{function_name = 'headrace_views_uncorrect_v1', callback = uncorrect, flags = {'allow-oom'}}
+redis.register_function{function_name = 'headrace_views_sweep_v1', callback = sweep, flags = {'allow-oom'}}
+redis.register_function('headrace_views_uniques_v1', uniques)
+redis.register_function('headrace_views_viewers_v1', viewers)

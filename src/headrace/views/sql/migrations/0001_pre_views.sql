@@ -1,0 +1,176 @@
+-- Views: totals and hours of entities, the offset up to which each shard's hits are in them, and who flushes it.
+
+-- `through` is the id of the last entry of the shard's stream that is counted here; it moves in the transaction that counts.
+-- Whoever changes counts of a shard holds its row. `corrections` grows when counts are moved between classes.
+CREATE TABLE headrace.views_shard (
+    shard integer PRIMARY KEY,
+    through text NOT NULL DEFAULT '0-1',
+    corrections bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+-- Who is there to flush, and what of it is whose; racing flushers do no harm.
+CREATE TABLE headrace.views_flusher (
+    name text PRIMARY KEY,
+    expires_at timestamptz NOT NULL
+);
+CREATE TABLE headrace.views_lease (
+    shard integer PRIMARY KEY REFERENCES headrace.views_shard,
+    flusher text,
+    expires_at timestamptz
+) WITH (fillfactor = 50);
+
+-- class: 0 human, 1 bot, 2 owner, 3 staff.
+CREATE TABLE headrace.views_total (
+    id text COLLATE "C",
+    class smallint,
+    total bigint NOT NULL,
+    PRIMARY KEY (id, class)
+) WITH (fillfactor = 85);
+CREATE TABLE headrace.views_hour (
+    id text COLLATE "C",
+    hour timestamptz,
+    class smallint,
+    views bigint NOT NULL,
+    PRIMARY KEY (id, hour, class)
+) WITH (fillfactor = 85);
+-- Rows come in order of time, so a sketch of each range of pages finds the hours of a top list.
+CREATE INDEX views_hour_range ON headrace.views_hour USING brin (hour)
+    WITH (pages_per_range = 32, autosummarize = on);
+CREATE TABLE headrace.views_unique (
+    id text COLLATE "C",
+    day date,
+    viewers bigint NOT NULL,
+    PRIMARY KEY (id, day)
+);
+CREATE TABLE headrace.views_tombstone (
+    id text COLLATE "C" PRIMARY KEY,
+    until_at timestamptz NOT NULL,
+    dropped bigint NOT NULL DEFAULT 0
+);
+
+-- Set so many shards up where there are none; how many there are.
+CREATE FUNCTION headrace.ensure_view_shards_v1(p_shards integer)
+RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_shards integer;
+BEGIN
+    SELECT count(*) INTO v_shards FROM headrace.views_shard;
+    IF v_shards = 0 THEN
+        LOCK TABLE headrace.views_shard IN SHARE ROW EXCLUSIVE MODE;
+        IF NOT EXISTS (SELECT FROM headrace.views_shard) THEN
+            INSERT INTO headrace.views_shard (shard) SELECT generate_series(0, p_shards - 1);
+            INSERT INTO headrace.views_lease (shard) SELECT generate_series(0, p_shards - 1);
+        END IF;
+        SELECT count(*) INTO v_shards FROM headrace.views_shard;
+    END IF;
+    RETURN v_shards;
+END $$;
+
+-- Count what a stream holds from p_from (exclusive) to p_to (inclusive). NULL: the offset is not p_from any more, nothing was
+-- done; else the entities of p_ids that are deleted, whose views were dropped.
+CREATE FUNCTION headrace.flush_views_v1(
+    p_shard integer, p_from text, p_to text,
+    p_ids text[], p_classes smallint[], p_hours timestamptz[], p_views bigint[]
+) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_dead text[] := '{}';
+BEGIN
+    UPDATE headrace.views_shard s SET through = p_to WHERE s.shard = p_shard AND s.through = p_from;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF EXISTS (SELECT FROM headrace.views_tombstone) THEN
+        WITH dead AS (
+            UPDATE headrace.views_tombstone t SET dropped = t.dropped + g.views
+            FROM (SELECT u.id, sum(u.views) AS views FROM unnest(p_ids, p_views) u (id, views) GROUP BY 1) g
+            WHERE t.id = g.id AND t.until_at > now()
+            RETURNING t.id
+        ) SELECT coalesce(array_agg(d.id), '{}') INTO v_dead FROM dead d;
+    END IF;
+    INSERT INTO headrace.views_total AS t (id, class, total)
+    SELECT u.id, u.class, sum(u.views)
+    FROM unnest(p_ids, p_classes, p_views) u (id, class, views)
+    WHERE v_dead = '{}' OR u.id <> ALL (v_dead)
+    GROUP BY 1, 2 ORDER BY 1, 2
+    ON CONFLICT (id, class) DO UPDATE SET total = t.total + excluded.total;
+    INSERT INTO headrace.views_hour AS h (id, hour, class, views)
+    SELECT u.id, u.hour, u.class, u.views
+    FROM unnest(p_ids, p_classes, p_hours, p_views) u (id, class, hour, views)
+    WHERE v_dead = '{}' OR u.id <> ALL (v_dead)
+    ORDER BY 1, 2, 3
+    ON CONFLICT (id, hour, class) DO UPDATE SET views = h.views + excluded.views;
+    RETURN v_dead;
+END $$;
+
+-- Say that this flusher is alive, and give it its share of the shards: what it has, and what is free.
+CREATE FUNCTION headrace.lease_view_shards_v1(p_name text, p_lease_s double precision)
+RETURNS TABLE (shard integer, through text, corrections bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_share integer;
+BEGIN
+    LOCK TABLE headrace.views_flusher IN SHARE ROW EXCLUSIVE MODE;
+    INSERT INTO headrace.views_flusher (name, expires_at) VALUES (p_name, now() + p_lease_s * interval '1 second')
+    ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at;
+    DELETE FROM headrace.views_flusher WHERE expires_at < now();
+    v_share := (SELECT ceil((SELECT count(*) FROM headrace.views_shard)::numeric / count(*)) FROM headrace.views_flusher);
+    UPDATE headrace.views_lease l SET flusher = NULL, expires_at = NULL
+    WHERE l.flusher = p_name AND l.shard NOT IN (
+        SELECT k.shard FROM headrace.views_lease k WHERE k.flusher = p_name ORDER BY k.shard LIMIT v_share);
+    UPDATE headrace.views_lease l SET flusher = p_name, expires_at = now() + p_lease_s * interval '1 second'
+    WHERE l.shard IN (
+        SELECT k.shard FROM headrace.views_lease k
+        WHERE k.flusher = p_name OR k.flusher IS NULL OR k.expires_at < now()
+        ORDER BY (k.flusher = p_name) IS NOT TRUE, k.shard LIMIT v_share);
+    RETURN QUERY SELECT s.shard, s.through, s.corrections
+        FROM headrace.views_shard s JOIN headrace.views_lease l USING (shard) WHERE l.flusher = p_name;
+END $$;
+
+-- Let go of the shards, at the end of a flusher.
+CREATE FUNCTION headrace.leave_view_shards_v1(p_name text) RETURNS void LANGUAGE sql AS $$
+    UPDATE headrace.views_lease SET flusher = NULL, expires_at = NULL WHERE flusher = p_name;
+    DELETE FROM headrace.views_flusher WHERE name = p_name;
+$$;
+
+-- Remove an entity and leave a tombstone; its total. The shard's row keeps a flush apart.
+CREATE FUNCTION headrace.delete_views_v1(
+    p_id text, p_shard integer, p_kept_s double precision, OUT total bigint, OUT until_at timestamptz
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM FROM headrace.views_shard s WHERE s.shard = p_shard FOR UPDATE;
+    INSERT INTO headrace.views_tombstone AS t (id, until_at)
+    VALUES (p_id, now() + p_kept_s * interval '1 second')
+    ON CONFLICT (id) DO UPDATE SET until_at = excluded.until_at
+    RETURNING t.until_at INTO until_at;
+    WITH gone AS (DELETE FROM headrace.views_total t WHERE t.id = p_id RETURNING t.class, t.total)
+    SELECT coalesce(sum(g.total) FILTER (WHERE g.class = 0), 0) INTO total FROM gone g;
+    DELETE FROM headrace.views_hour h WHERE h.id = p_id;
+    DELETE FROM headrace.views_unique u WHERE u.id = p_id;
+END $$;
+
+-- Move an entity's views of whole hours from one class to another; how many, and the shard's corrections after it.
+CREATE FUNCTION headrace.reclassify_views_v1(
+    p_id text, p_shard integer, p_from timestamptz, p_to timestamptz, p_source smallint, p_target smallint,
+    OUT views bigint, OUT corrections bigint
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE headrace.views_shard s SET corrections = s.corrections + 1 WHERE s.shard = p_shard
+    RETURNING s.corrections INTO corrections;
+    WITH moved AS (
+        DELETE FROM headrace.views_hour h
+        WHERE h.id = p_id AND h.class = p_source AND h.hour >= p_from AND h.hour < p_to
+        RETURNING h.hour, h.views
+    ), placed AS (
+        INSERT INTO headrace.views_hour AS h (id, hour, class, views)
+        SELECT p_id, m.hour, p_target, m.views FROM moved m
+        ON CONFLICT (id, hour, class) DO UPDATE SET views = h.views + excluded.views
+    )
+    SELECT coalesce(sum(m.views), 0) INTO views FROM moved m;
+    IF views > 0 THEN
+        UPDATE headrace.views_total t SET total = t.total - views WHERE t.id = p_id AND t.class = p_source;
+        INSERT INTO headrace.views_total AS t (id, class, total) VALUES (p_id, p_target, views)
+        ON CONFLICT (id, class) DO UPDATE SET total = t.total + excluded.total;
+    END IF;
+END $$;

@@ -1,0 +1,378 @@
+"""JSON request bodies: bounded before they are read, decoded strictly, every fault reported with its JSON pointer.
+
+Litestar converts bodies leniently (`"5"` passes for 5) and reports the first fault; this takes its place
+as the data transfer object of every handler. A good body costs one pass of msgspec straight into the
+handler's type, and one of the standard library that refuses what parsers disagree about: doubled keys
+and deep nesting; the second costs several times the first. Faults are searched only in what was rejected.
+
+A body over OFF_LOOP_FROM_BYTES is decoded in a thread, after its items were counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Final, get_args, get_origin
+
+import msgspec
+from litestar.connection import ASGIConnection
+from litestar.dto import AbstractDTO
+from litestar.handlers import BaseRouteHandler
+from litestar.openapi.spec import Reference, Schema
+from litestar.typing import FieldDefinition
+
+from headrace.kernel.errors import FieldProblem
+from headrace.kernel.limits import ItemsMax
+from headrace.web.auth import FOR_PAGES
+from headrace.web.model import BodyInvalid, BodyMalformed, BodyTooLarge, MediaTypeRefused
+
+PAGE_BODY_BYTES_MAX: Final = 64 * 1024
+"""The longest body with a publishable key."""
+DOCUMENT_BYTES_MAX: Final = 2 * 1024 * 1024
+"""The longest body of a route that takes neither a list nor a LARGE_BODY; `web.body_max` bounds those."""
+OFF_LOOP_FROM_BYTES: Final = 64 * 1024
+VALUES_MAX: Final = 500_000
+"""Values of one document or of one item of a list: a parser keeps the interpreter for itself until such an item ends."""
+ITEMS_MAX: Final = "items_max"
+"""The key of an `ItemsMax` in a handler's `opt`."""
+LARGE_BODY: Final = "large_body"
+"""The mark in a handler's `opt`: one document may be as long as `web.body_max`."""
+DECODED: Final = "headrace.web.decoded"
+"""The key in an ASGI scope of a body that was decoded in a thread."""
+DEPTH_MAX: Final = 32
+FAULTS_MAX: Final = 50
+_INT64_MAX: Final = 2**63 - 1
+_RARE: Final = re.compile(rb"\\u0000|[0-9]{19}")
+"""What may be a NUL, which PostgreSQL cannot store, or an integer beyond its bigint."""
+_DECODERS: Final = ThreadPoolExecutor(2, thread_name_prefix="json")
+
+
+class JsonBody(AbstractDTO[Any]):
+    """Decodes the `data` of every handler; Litestar knows it as a data transfer object."""
+
+    _types: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def create_for_field_definition(
+        cls,
+        field_definition: FieldDefinition,
+        handler_id: str,
+        backend_cls: Any = None,  # noqa: ARG003  (Litestar's signature)
+    ) -> None:
+        """Remember what type the handler takes."""
+        cls._types[handler_id] = field_definition.annotation
+
+    @classmethod
+    def create_openapi_schema(
+        cls,
+        field_definition: FieldDefinition,
+        handler_id: str,  # noqa: ARG003  (Litestar's signature)
+        schema_creator: Any,
+    ) -> Reference | Schema:
+        """The schema of the type itself: nothing is renamed or left out."""
+        schema: Reference | Schema = schema_creator.for_field_definition(field_definition)
+        return schema
+
+    def decode_bytes(self, value: bytes) -> Any:
+        """The body as the handler's type. Raises: BodyMalformed, BodyInvalid."""
+        scope: Any = self.asgi_connection.scope
+        if DECODED in scope:
+            return scope.pop(DECODED)
+        return decode_body(value, self._types[scope["route_handler"].handler_id])
+
+
+async def require_json(
+    connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+) -> None:
+    """A Litestar guard: a handler with `data` takes one plain JSON document.
+
+    Raises: MediaTypeRefused, BodyMalformed.
+    """
+    if handler.parsed_data_field is None:
+        return
+    headers = connection.headers
+    encoding = headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise MediaTypeRefused(f"the body is encoded as {encoding[:40]!r}: send it unencoded")
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        raise BodyMalformed("the body is empty: expected a JSON document")
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    # The only type in which a page may send without being asked beforehand (`navigator.sendBeacon`).
+    is_beacon = media_type == "text/plain" and handler.opt.get(FOR_PAGES)
+    if media_type != "application/json" and not is_beacon:
+        raise MediaTypeRefused(
+            f"the body is of type {media_type[:80]!r}: send it with Content-Type: application/json"
+        )
+
+
+class BodyGuard:
+    """A Litestar guard that bounds bodies before they are read and decodes long ones in a thread."""
+
+    def __init__(self, body_bytes_max: int) -> None:
+        self._bytes_max = body_bytes_max
+
+    async def __call__(
+        self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+    ) -> None:
+        """Raises: BodyTooLarge, BodyMalformed, BodyInvalid, the error of the route's `ItemsMax`."""
+        request: Any = connection
+        field = handler.parsed_data_field
+        bytes_max = None if field is None else self._bound_of(handler)
+        if getattr(request.scope.get("auth"), "is_publishable", False):
+            bytes_max = PAGE_BODY_BYTES_MAX
+        if bytes_max is None:
+            return
+        length = request.headers.get("content-length")
+        if length is None:
+            request.receive = _bounded(request.receive, bytes_max)
+        elif int(length) > bytes_max:
+            raise _too_large(bytes_max)
+        if field is not None and (length is None or int(length) > OFF_LOOP_FROM_BYTES):
+            body = await request.body()
+            if len(body) > OFF_LOOP_FROM_BYTES:
+                request.scope[DECODED] = await asyncio.get_running_loop().run_in_executor(
+                    _DECODERS,
+                    _decode_long,
+                    body,
+                    field.annotation,
+                    handler.opt.get(ITEMS_MAX),
+                )
+
+    def _bound_of(self, handler: BaseRouteHandler) -> int:
+        if ITEMS_MAX in handler.opt or handler.opt.get(LARGE_BODY):
+            return self._bytes_max
+        return min(self._bytes_max, DOCUMENT_BYTES_MAX)
+
+
+def _bounded(receive: Any, bytes_max: int) -> Any:
+    """`receive` of an ASGI app that refuses a body of more than `bytes_max`."""
+    received = 0
+
+    async def bounded() -> Any:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > bytes_max:
+            raise _too_large(bytes_max)
+        return message
+
+    return bounded
+
+
+def _too_large(bytes_max: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the body is longer than the {bytes_max} bytes that this route takes from this caller: send"
+        " less at a time"
+    )
+
+
+def _decode_long(body: bytes, kind: Any, items_max: ItemsMax | None) -> Any:
+    commas = body.count(b",")
+    if items_max is not None and commas >= items_max.most:
+        require_items(body, items_max)
+    if commas >= VALUES_MAX:
+        require_few_values(body)
+    return decode_body(body, kind)
+
+
+def require_few_values(body: bytes) -> None:
+    """Refuse a document, or a list with an item, of more than VALUES_MAX values. Raises: BodyTooLarge.
+
+    Call it after `require_items`. Commas are counted, so long texts count a little more than they hold.
+    """
+    try:
+        items = msgspec.json.decode(body, type=list[msgspec.Raw])
+    except msgspec.ValidationError:
+        items = [msgspec.Raw(body)]
+    except (msgspec.DecodeError, RecursionError):
+        return  # cannot be read: decoding it tells why
+    for place, item in enumerate(items):
+        if (commas := bytes(item).count(b",")) >= VALUES_MAX:
+            raise BodyTooLarge(
+                f"item {place} of the body holds about {commas + 1} values, at most {VALUES_MAX} are taken:"
+                " send less at a time"
+            )
+
+
+def require_items(body: bytes, items_max: ItemsMax) -> None:
+    """Refuse a JSON array of too many items after decoding no more than these. Raises: the error of `items_max`."""
+    count = 0
+
+    def note(_kind: Any, _item: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > items_max.most:
+            raise _Counted
+        return _ITEM
+
+    try:
+        msgspec.json.decode(body, type=list[_Item], dec_hook=note)
+    except _Counted:
+        raise items_max.refuse(count) from None
+    except (msgspec.DecodeError, RecursionError):
+        return  # no array, or none that can be read: decoding it tells why
+
+
+class _Item:
+    """Any item of an array that is counted."""
+
+
+_ITEM: Final = _Item()
+
+
+class _Counted(Exception):
+    """There are too many items."""
+
+
+def decode_body(body: bytes, kind: Any) -> Any:
+    """`body` as a value of type `kind`. Raises: BodyMalformed, BodyInvalid."""
+    try:
+        value = msgspec.json.decode(body, type=kind)
+        require_plain(body)
+    except msgspec.ValidationError as error:
+        raise _invalid(body, kind, str(error)) from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise BodyMalformed(f"the body is no JSON document in UTF-8: {error}") from error
+    return value
+
+
+def require_plain(body: bytes) -> None:
+    """Refuse doubled keys, deep nesting, NUL characters and integers beyond 64 bits.
+
+    Raises: BodyMalformed, BodyInvalid, ValueError.
+    """
+    tree = json.loads(body, object_pairs_hook=_without_doubles)
+    level, depth = [tree] if isinstance(tree, dict | list) else [], 0
+    while level:
+        depth += 1
+        if depth > DEPTH_MAX:
+            raise _too_deep()
+        level = [
+            child
+            for node in level
+            for child in (node.values() if type(node) is dict else node)
+            if type(child) in (dict, list)
+        ]
+    if _RARE.search(body) and not _is_storable(tree):
+        raise _faulty(tuple(_first(_unstorable(tree, ""))))
+
+
+def find_faults(value: Any, kind: Any, pointer: str = "") -> Iterator[FieldProblem]:
+    """Every fault of a decoded `value` as a `kind`: of each field and each item, not only the first."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        inner = list(_first(_inner_faults(value, kind, pointer)))
+        yield from inner or [_fault_of(str(error), pointer)]
+
+
+def _inner_faults(value: Any, kind: Any, pointer: str) -> Iterator[FieldProblem]:
+    if isinstance(value, dict) and _is_struct(kind):
+        yield from _field_faults(value, kind, pointer)
+    elif isinstance(value, list) and get_origin(kind) in (list, tuple, set):
+        item = get_args(kind)[0]
+        for index, child in enumerate(value):
+            yield from find_faults(child, item, f"{pointer}/{index}")
+    elif isinstance(value, dict) and get_origin(kind) is dict:
+        for key, child in value.items():
+            yield from find_faults(child, get_args(kind)[1], f"{pointer}/{_escaped(key)}")
+
+
+def _field_faults(value: dict[str, Any], kind: Any, pointer: str) -> Iterator[FieldProblem]:
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    for name, field in fields.items():
+        where = f"{pointer}/{_escaped(name)}"
+        if name in value:
+            yield from find_faults(value[name], field.type, where)
+        elif field.required:
+            yield FieldProblem(where, "missing", "expected a value, got none")
+    if kind.__struct_config__.forbid_unknown_fields:
+        for name in value.keys() - fields.keys() - {kind.__struct_config__.tag_field}:
+            yield FieldProblem(f"{pointer}/{_escaped(name)}", "unknown", "no such field")
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _fault_of(message: str, pointer: str) -> FieldProblem:
+    """`Expected `str`, got `int` - at `$.jobs[0].url`` below `pointer`."""
+    text, _, path = message.partition(" - at `$")
+    steps = re.findall(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]", path)
+    inner = "".join(f"/{_escaped(name or index)}" for name, index in steps)
+    code = "wrong_type" if text.startswith("Expected `") and "got" in text else "invalid"
+    return FieldProblem(pointer + inner, code, text[:1].lower() + text[1:].replace("`", ""))
+
+
+def _is_storable(tree: Any) -> bool:
+    """Whether PostgreSQL can store every text and integer of a decoded document."""
+    left = [tree]
+    while left:
+        value = left.pop()
+        kind = type(value)
+        if kind is dict:
+            left += value
+            left += value.values()
+        elif kind is list:
+            left += value
+        elif (kind is str and "\x00" in value) or (kind is int and abs(value) > _INT64_MAX):
+            return False
+    return True
+
+
+def _unstorable(value: Any, pointer: str) -> Iterator[FieldProblem]:
+    if _is_storable(value):
+        return
+    match value:
+        case dict():
+            for key, child in value.items():
+                yield from _unstorable(key, pointer)
+                yield from _unstorable(child, f"{pointer}/{_escaped(key)}")
+        case list():
+            for index, child in enumerate(value):
+                yield from _unstorable(child, f"{pointer}/{index}")
+        case str() if "\x00" in value:
+            yield FieldProblem(pointer, "invalid", "expected text without NUL characters")
+        case int() if abs(value) > _INT64_MAX:
+            yield FieldProblem(pointer, "invalid", "expected an integer of 64 bits")
+
+
+def _invalid(body: bytes, kind: Any, first: str) -> BodyInvalid:
+    try:
+        faults = find_faults(msgspec.json.decode(body), kind)
+        problems = tuple(_first(faults))
+    except (msgspec.DecodeError, RecursionError):
+        problems = ()
+    return _faulty(problems or (_fault_of(first, ""),))
+
+
+def _faulty(problems: tuple[FieldProblem, ...]) -> BodyInvalid:
+    texts = "; ".join(f"{p.pointer or '(the whole)'}: {p.text}" for p in problems[:3])
+    more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return BodyInvalid(f"the body is not valid: {texts}{more}", problems=problems)
+
+
+def _first(faults: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
+    for _, fault in zip(range(FAULTS_MAX), faults, strict=False):
+        yield fault
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _too_deep() -> BodyMalformed:
+    return BodyMalformed(f"the body is nested deeper than {DEPTH_MAX} levels: flatten it")
+
+
+def _escaped(step: str) -> str:
+    """One step of a JSON pointer (RFC 6901)."""
+    return step.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,139 @@
+"""`headrace tokens`: make, list and revoke the tokens of API callers; `headrace audit`: what was done in the console."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+import click
+
+from headrace.kernel.config import parse_duration_s
+from headrace.kernel.terminal import Terminal, table, visible
+from headrace.web.audit import Audit, AuditLine
+from headrace.web.model import PUBLISHABLE_SCOPES, SCOPES
+from headrace.web.tokens import NewToken, Token, Tokens
+
+
+class Duration(click.ParamType[float]):
+    """`30d`, `12h`, as in settings."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Seconds."""
+        try:
+            return parse_duration_s(str(value))
+        except ValueError as error:
+            self.fail(f"expected {error}, got {value!r}", param, ctx)
+
+
+@click.group()
+def tokens() -> None:
+    """Make, list and revoke the tokens of API callers."""
+
+
+@tokens.command()
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    metavar="SCOPE",
+    help=f"What it may do, once for each scope: {', '.join(SCOPES)}.",
+)
+@click.option("--expires", "expires_s", type=Duration(), help="Ends after this time, such as 90d.")
+@click.option(
+    "--publishable",
+    is_flag=True,
+    help=f"Make a key for web pages (?k=), which may do {', '.join(sorted(PUBLISHABLE_SCOPES))} alone.",
+)
+@click.pass_obj
+def create(
+    terminal: Terminal,
+    name: str,
+    *,
+    scopes: tuple[str, ...],
+    expires_s: float | None,
+    publishable: bool,
+) -> None:
+    """Make a token NAME and print it; it is never shown again."""
+    if not scopes and not publishable:
+        raise click.UsageError("name what the token may do with --scope, once for each scope")
+    chosen = scopes or tuple(sorted(PUBLISHABLE_SCOPES))
+    made: NewToken = terminal.run(
+        Tokens,
+        lambda service: service.create(name, chosen, expires_s=expires_s, publishable=publishable),
+    )
+    terminal.show({"token": made.text, **_shown(made.token)}, made.text)
+
+
+@tokens.command("ls")
+@click.pass_obj
+def list_tokens(terminal: Terminal) -> None:
+    """List tokens, also expired and revoked ones."""
+    found: list[Token] = terminal.run(Tokens, lambda service: service.list())
+    lines = [f"{'NAME':<24} {'STATE':<28} {'LAST USED':<20} SCOPES"]
+    lines += [
+        f"{token.name:<24} {_state(token):<28} {_moment(token.last_used_at):<20}"
+        f" {', '.join(token.scopes)}"
+        for token in found
+    ]
+    terminal.show([_shown(token) for token in found], "\n".join(lines))
+
+
+@tokens.command()
+@click.argument("name")
+@click.pass_obj
+def revoke(terminal: Terminal, name: str) -> None:
+    """End the token NAME; servers refuse it within 5 seconds."""
+    token: Token = terminal.run(Tokens, lambda service: service.revoke(name))
+    terminal.show(_shown(token), f"token {token.name} is revoked")
+
+
+@click.command("audit", short_help="List what was done in the console.")
+@click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
+@click.option("--max", "lines_max", default=100, show_default=True, type=click.IntRange(1, 1000))
+@click.pass_obj
+def audit(terminal: Terminal, before: int | None, lines_max: int) -> None:
+    """List what was done in the console, newest first: who, what, when, from where."""
+    found: list[AuditLine] = terminal.run(
+        Audit, lambda service: service.lines(before=before, lines_max=lines_max)
+    )
+    rows = [
+        (
+            line.id,
+            f"{line.at:%Y-%m-%d %H:%M:%S}",
+            line.actor,
+            line.place,
+            line.outcome,
+            visible(line.command),
+        )
+        for line in found
+    ]
+    terminal.show(found, table(("id", "at", "who", "from", "outcome", "what"), rows))
+
+
+COMMANDS: Final[list[click.Command]] = [tokens, audit]
+
+
+def _shown(token: Token) -> dict[str, Any]:
+    return {
+        "name": token.name,
+        "scopes": list(token.scopes),
+        "created_at": token.created_at,
+        "expires_at": token.expires_at,
+        "revoked_at": token.revoked_at,
+        "last_used_at": token.last_used_at,
+    }
+
+
+def _state(token: Token) -> str:
+    if token.revoked_at is not None:
+        return f"revoked {_moment(token.revoked_at)}"
+    return "valid" if token.expires_at is None else f"until {_moment(token.expires_at)}"
+
+
+def _moment(at: datetime | None) -> str:
+    return "never" if at is None else f"{at:%Y-%m-%d %H:%M}"

@@ -1,0 +1,190 @@
+"""Errors out: every failure as `application/problem+json` (RFC 9457), from the one table of errors.
+
+Ours carry their own status, code and text. Litestar's are translated to ours. Anything else is our
+mistake: it is logged once with its stack, and the caller sees a request id and nothing of the inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import (
+    ClientException,
+    HTTPException,
+    InternalServerException,
+    MethodNotAllowedException,
+    NotFoundException,
+    ValidationException,
+)
+from litestar.status_codes import HTTP_413_REQUEST_ENTITY_TOO_LARGE
+
+from headrace.kernel.errors import FieldProblem, HeadraceError
+from headrace.kernel.logs import logger
+from headrace.web.model import (
+    BadRequest,
+    BodyInvalid,
+    BodyTooLarge,
+    MethodRefused,
+    RouteUnknown,
+    current_request_id,
+)
+
+MEDIA_TYPE: Final = "application/problem+json"
+TYPE_PATH: Final = "/problems/"
+CLOSING: Final = frozenset({408, 413, 414, 421, 431})
+"""After these the rest of the connection is in doubt or unwanted."""
+_LOG: Final = logger(__name__)
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault in the input."""
+
+    pointer: str
+    code: str
+    text: str
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What went wrong, in the shape of RFC 9457 with our members beside."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: str | None
+    retryable: bool
+    errors: list[Fault] = []
+
+
+class UnexpectedError(HeadraceError):
+    """A mistake of ours; the log tells more under the request id."""
+
+    code = "internal"
+
+
+def title_of(code: str) -> str:
+    """`jobs.lease_lost` -> `Lease lost`."""
+    return code.rpartition(".")[2].replace("_", " ").capitalize()
+
+
+def problem_of(error: HeadraceError) -> Problem:
+    """The document that tells `error`."""
+    return Problem(
+        type=TYPE_PATH + error.code,
+        title=title_of(error.code),
+        status=error.status,
+        detail=error.public_text,
+        code=error.code,
+        request_id=current_request_id.get(),
+        retryable=error.retryable,
+        errors=[Fault(pointer=p.pointer, code=p.code, text=p.text) for p in error.problems],
+    )
+
+
+def headers_of(error: HeadraceError) -> dict[str, str]:
+    """The headers that go with `error`, beside the content type."""
+    headers = {"cache-control": "no-store"}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status in CLOSING:
+        headers["connection"] = "close"
+    if isinstance(error, MethodRefused):
+        headers["allow"] = error.allow
+    return headers
+
+
+def as_ours(error: Exception) -> HeadraceError:
+    """`error` in our words; what nobody expected is logged here, once."""
+    if isinstance(error, HeadraceError):
+        if error.status == 500:
+            _LOG.error("request_failed", code=error.code, exc_info=error)
+        return error
+    if isinstance(error, InternalServerException) and "disconnected" in error.detail:
+        return BadRequest("the connection ended before the request was complete")
+    if isinstance(error, HTTPException) and error.status_code < 500:
+        return _translate(error)
+    _LOG.error("request_failed", code=UnexpectedError.code, exc_info=error)
+    return UnexpectedError(
+        "the server failed on this request, which is our mistake: report it with the request id"
+    )
+
+
+def render_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """The exception handler of the Litestar app."""
+    ours = _route_unknown(request) if isinstance(error, NotFoundException) else as_ours(error)
+    return Response(
+        msgspec.json.encode(problem_of(ours)),
+        status_code=ours.status,
+        media_type=MEDIA_TYPE,
+        headers=headers_of(ours),
+    )
+
+
+def _translate(error: HTTPException) -> HeadraceError:
+    match error:
+        case NotFoundException():
+            return RouteUnknown("no route has this path: /openapi.json lists them all")
+        case MethodNotAllowedException():
+            return _method_refused(error)
+        case ValidationException():
+            return _invalid_parameters(error)
+        case _ if error.status_code == HTTP_413_REQUEST_ENTITY_TOO_LARGE:
+            return BodyTooLarge("the body is longer than this route takes: send less at a time")
+        case ClientException():
+            return BadRequest(f"the request is not understood: {error.detail}")
+    return BadRequest(f"the request is refused: {error.detail}")
+
+
+def _route_unknown(request: Request[Any, Any, Any]) -> RouteUnknown:
+    """Litestar knows no route of a path whose number is none; a person wants to hear of the number."""
+    given = [part for part in request.scope["path"].split("/") if part]
+    for route in request.app.routes:
+        wrong = _wrong_number(given, route.path_components)
+        if wrong is not None:
+            name, text = wrong
+            return RouteUnknown(f"{name} in the path must be a whole number, got {text[:40]!r}")
+    return RouteUnknown("no route has this path: /openapi.json lists them all")
+
+
+def _wrong_number(given: list[str], wanted: Sequence[Any]) -> tuple[str, str] | None:
+    """Name and text of the first parameter that is no integer, where all else of the path fits."""
+    if len(given) != len(wanted):
+        return None
+    wrong = None
+    for text, part in zip(given, wanted, strict=True):
+        if isinstance(part, str):
+            if part != text:
+                return None
+        elif part.type is int and wrong is None and not text.lstrip("-").isdecimal():
+            wrong = (part.name, text)
+    return wrong
+
+
+def _method_refused(error: MethodNotAllowedException) -> HeadraceError:
+    allow = {part.strip() for part in dict(error.headers or {}).get("allow", "").split(",")}
+    if "GET" in allow:
+        allow.add("HEAD")
+    return MethodRefused(", ".join(sorted(allow)))
+
+
+def _invalid_parameters(error: ValidationException) -> HeadraceError:
+    extra: Any = error.extra if isinstance(error.extra, list) else []
+    problems = tuple(
+        FieldProblem(_place_of(fault), "invalid", str(fault.get("message", "not valid")))
+        for fault in extra
+    )
+    texts = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3]) or error.detail
+    return BodyInvalid(f"the request has parameters that are not valid: {texts}", problems=problems)
+
+
+def _place_of(fault: Any) -> str:
+    """`query: limit`."""
+    source = fault.get("source", "parameter")
+    return f"{getattr(source, 'value', source)}: {fault.get('key', '')}"

@@ -1,7 +1,0 @@
-"""The verbs of jobs, by what they are about. `Jobs` is the door to all of them."""
-
-from __future__ import annotations
-
-from penstock.jobs.service.jobs import Jobs
-
-__all__ = ["Jobs"]

@@ -1,1 +1,0 @@
-"""Slots: where handlers run, one queue at a time a slot; a forked process of the agent, or part of `penstock work`."""
