@@ -1,0 +1,110 @@
+"""Report words and phrases of texts that a stranger would stumble over; each with the plain word to write instead.
+
+Texts are docstrings, comments and string literals of Python, and the whole of other files (code spans and blocks of Markdown left out).
+Usage: python words.py PATH...
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+DOCSTRING_WORDS_MAX: Final = 20
+PHRASES: Final = {
+    r"he|his|him|himself|whoever|whomever|whom|whosoever": "name the role: the user, the caller, the host",
+    r"says|said|saying|say|tells|told|telling|tell": "return, report, state, log, record",
+    r"asks|asked|asking": "request, call, query, check",
+    r"hears|heard|hear": "receive",
+    r"wants|wanted": "need, request",
+    r"knows|knew": "store, have",
+    r"anew": "again, from scratch",
+    r"in hand": "in progress, held, open",
+    r"goes on|go on|going on|went on": "continue, run, happen",
+    r"is gone|are gone|was gone|be gone|were gone": "does not exist, was removed, expired",
+    r"what came|that came|which came|has come|have come|had come": "received, arrived",
+    r"the short way|the long way|the way down|one way down": "name the path: fast path, full query",
+    r"of (?:its|their) own accord|a thing of its own": "separate",
+    r"none to|nothing that could": "No ... / no data yet",
+    r"changes nothing": "has no effect, No changes",
+    r"mend|mends|mended|mending": "fix, repair",
+    r"at the door|the door": "on input, before anything is stored",
+    r"the house|house-wide": "the product, the project",
+    r"patience|patient|patiently": "timeout, wait limit",
+    r"stands? for|stands? in|stands? still|stands? at": "is, means, is stored in, is stopped",
+    r"has no say|have no say": "is ignored",
+    r"lent|lends|lend|borrowed|borrows": "the caller's connection",
+    r"comes to nothing|come to nothing|came to nothing": "fails, has no effect",
+    r"speaks? nonsense|nonsense": "malformed, invalid",
+    r"from now on|henceforth|thereof|therein|thereby|hereby|wherein|whereof|hitherto": "plain word order",
+    r"newcomer|stranger": "new user, other client",
+    r"be it|were it|had it|should it|lest|save for|but for|save that": "except, if, unless",
+    r"nought|naught|aught": "zero, nothing",
+    r"perchance|upon": "perhaps, on",
+}
+CODE: Final = re.compile(r"```.*?```|`[^`\n]*`|https?://\S+", re.DOTALL)
+WORDS: Final = re.compile(
+    "|".join(rf"(?P<p{i}>\b(?:{p})\b)" for i, p in enumerate(PHRASES)), re.IGNORECASE
+)
+ADVICE: Final = list(PHRASES.values())
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Line number and text of each piece of prose in a file."""
+    source = path.read_text()
+    if path.suffix != ".py":
+        yield 1, CODE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), source)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+        elif token.type == tokenize.STRING and " " in token.string:
+            yield token.start[0], CODE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), token.string)
+
+
+def long_summaries(path: Path) -> Iterator[tuple[int, int]]:
+    """Line and word count of docstrings whose first sentence is too long."""
+    if path.suffix != ".py":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text:
+                count = len(text.splitlines()[0].split())
+                if count > DOCSTRING_WORDS_MAX:
+                    yield getattr(node, "lineno", 1), count
+
+
+def findings(path: Path) -> Iterator[str]:
+    """One line for each fault of a file's prose."""
+    for first, text in texts_of(path):
+        for match in WORDS.finditer(text):
+            line = first + text.count("\n", 0, match.start())
+            index = next(i for i in range(len(ADVICE)) if match[f"p{i}"])
+            yield f"{path}:{line}: {match[0]!r}: write {ADVICE[index]}"
+    for line, count in long_summaries(path):
+        yield f"{path}:{line}: the docstring's first line has {count} words, at most {DOCSTRING_WORDS_MAX}"
+
+
+def main(names: list[str]) -> int:
+    """Print all findings; return their number, at most 1 as an exit code."""
+    suffixes = {".py", ".md", ".html", ".sql", ".lua", ".js", ".toml"}
+    files = [
+        file
+        for name in names
+        for file in ([Path(name)] if Path(name).is_file() else sorted(Path(name).rglob("*")))
+        if file.suffix in suffixes and "__pycache__" not in file.parts
+    ]
+    found = [line for file in files for line in findings(file)]
+    print("\n".join(found))
+    print(len(found), "findings", file=sys.stderr)
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
