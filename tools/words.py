@@ -1,7 +1,9 @@
-"""Report words and phrases of texts that a stranger would stumble over; each with the plain word to write instead.
+"""Report words and phrases that a new reader would not understand, each with a plain replacement.
 
-Texts are docstrings, comments and string literals of Python, and the whole of other files (code spans and blocks of Markdown left out).
-Usage: python words.py PATH...
+Checked are comments, docstrings and other strings of Python, and all text of other files except code in
+Markdown. `tests/house/test_words.py` runs this over the repository.
+
+    python -m tools.words PATH...
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from pathlib import Path
 from typing import Final
 
 DOCSTRING_WORDS_MAX: Final = 20
+SUFFIXES: Final = {".py", ".md", ".html", ".sql", ".lua", ".js", ".toml"}
+WITHOUT: Final = {"words.py", "CHANGELOG.md"}
+"""This list itself, and history in the words of its time."""
 PHRASES: Final = {
     r"he|his|him|himself|whoever|whomever|whom|whosoever": "name the role: the user, the caller, the host",
     r"says|said|saying|say|tells|told|telling|tell": "return, report, state, log, record",
@@ -91,16 +96,19 @@ def findings(path: Path) -> Iterator[str]:
         yield f"{path}:{line}: the docstring's first line has {count} words, at most {DOCSTRING_WORDS_MAX}"
 
 
-def main(names: list[str]) -> int:
-    """Print all findings; return their number, at most 1 as an exit code."""
-    suffixes = {".py", ".md", ".html", ".sql", ".lua", ".js", ".toml"}
-    files = [
+def texts_below(place: Path) -> list[Path]:
+    """The files at or below `place` that hold text for people."""
+    files = [place] if place.is_file() else sorted(place.rglob("*"))
+    return [
         file
-        for name in names
-        for file in ([Path(name)] if Path(name).is_file() else sorted(Path(name).rglob("*")))
-        if file.suffix in suffixes and "__pycache__" not in file.parts
+        for file in files
+        if file.suffix in SUFFIXES and file.name not in WITHOUT and "__pycache__" not in file.parts
     ]
-    found = [line for file in files for line in findings(file)]
+
+
+def main(names: list[str]) -> int:
+    """Print all findings. Return 1 if there are any."""
+    found = [line for name in names for file in texts_below(Path(name)) for line in findings(file)]
     print("\n".join(found))
     print(len(found), "findings", file=sys.stderr)
     return bool(found)
