@@ -19,7 +19,7 @@ from whole_nodes import WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
 SIZE_BYTES = 3 * BLOCK_BYTES + 1234
-KEYS = [f"tracks/{n}.mp3" for n in range(8)]
+KEYS = [f"tracks/{n}.mp3" for n in range(32)]
 SEEN = 4
 """How often a head is sent: the first teaches what it means, the second its way, later ones go it."""
 PEER = "headrace; fwd=miss; detail=peer"
