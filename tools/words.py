@@ -19,8 +19,8 @@ from typing import Final
 
 DOCSTRING_WORDS_MAX: Final = 20
 SUFFIXES: Final = {".py", ".md", ".html", ".sql", ".lua", ".js", ".toml"}
-WITHOUT: Final = {"words.py", "CHANGELOG.md"}
-"""This list itself, and history in the words of its time."""
+WITHOUT: Final = {"words.py"}
+"""This list itself."""
 PHRASES: Final = {
     r"he|his|him|himself|whoever|whomever|whom|whosoever": "name the role: the user, the caller, the host",
     r"says|said|saying|say|tells|told|telling|tell": "return, report, state, log, record",
