@@ -1,8 +1,10 @@
-"""The truth of a feed copied into PostgreSQL, millions of rows in a minute: columns of numpy are what COPY takes, but for the
-lengths in between, so rows are made without a loop.
+"""The truth of a feed copied into PostgreSQL, millions of rows in a minute.
 
-The one index that they would fill at random is made after them, and the tables are vacuumed as autovacuum would have done
-by the time that so much is there.
+Columns of numpy are what COPY takes, but for the lengths in between, so rows are made without a
+loop.
+
+The one index that they would fill at random is made after them, and the tables are vacuumed as
+autovacuum would have done by the time that so much is there.
 """
 
 from __future__ import annotations

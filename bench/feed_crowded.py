@@ -1,9 +1,10 @@
 """How long does one page hold Valkey's only thread where many posts are close together?
 
-Each world has a viewer whose authors post at once, or who reads far down among busy authors, or who follows one author with
-many posts in one millisecond; beside them an ordinary world. Pages are read at random places, each of them REPEATS times, and
-every answer is compared with the brute-force page. The time is Valkey's own (`INFO commandstats`) and of each place the
-least: what other processes take away in between is not counted.
+Each world has a viewer whose authors post at once, or who reads far down among busy authors, or who
+follows one author with many posts in one millisecond; beside them an ordinary world. Pages are read
+at random places, each of them REPEATS times, and every answer is compared with the brute-force
+page. The time is Valkey's own (`INFO commandstats`) and of each place the least: what other
+processes take away in between is not counted.
 """
 
 from __future__ import annotations

@@ -135,7 +135,10 @@ async def _seen(
     call: Awaitable[object],
     post: str | None,
 ) -> None:
-    """Time a write; then the newest post is `post`, or is none of the new ones. Raises: BenchFault."""
+    """Time a write; then the newest post is `post`, or is none of the new ones. Raises.
+
+    BenchFault.
+    """
     began_s = time.perf_counter()
     await call
     waits.setdefault(name, []).append((time.perf_counter() - began_s) * 1000)

@@ -1,9 +1,10 @@
 """When would an inbox per viewer, written at each post, cost less than merging when he asks?
 
-Pushing costs a write a follower and post; pulling costs more a page. So pushing is cheaper for a viewer who reads more pages
-a day than (posts a day of all whom he follows) * write / (pull - read of an inbox), in CPU of Valkey. The plot shows that number.
-It says nothing of what else an inbox is: a second truth, which deletions, unfollows, blocks and late posts have to be carried
-into, and which ends at its cap.
+Pushing costs a write a follower and post; pulling costs more a page. So pushing is cheaper for a
+viewer who reads more pages a day than (posts a day of all whom he follows) * write / (pull - read
+of an inbox), in CPU of Valkey. The plot shows that number. It says nothing of what else an inbox
+is: a second truth, which deletions, unfollows, blocks and late posts have to be carried into, and
+which ends at its cap.
 """
 
 from __future__ import annotations

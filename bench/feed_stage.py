@@ -1,9 +1,11 @@
-"""What the questions about the feed stand on: authors with posts, viewers with follows, all of it known here as columns, so
-that every answer can be compared with a brute-force one.
+"""What the questions about the feed stand on.
 
-Truth is copied into PostgreSQL and the index is built from it as `headrace feed rebuild` does. Uniform: authors post alike
-and are followed alike. Zipf: popular authors post more and are followed more (exponent 0.9), and posts come in bursts
-that share a millisecond.
+Authors with posts, viewers with follows, all of it known here as columns, so that every answer can
+be compared with a brute-force one.
+
+Truth is copied into PostgreSQL and the index is built from it as `headrace feed rebuild` does.
+Uniform: authors post alike and are followed alike. Zipf: popular authors post more and are followed
+more (exponent 0.9), and posts come in bursts that share a millisecond.
 """
 
 from __future__ import annotations
@@ -35,9 +37,12 @@ LOOKED_AT_ONCE = 4_096
 
 @dataclass
 class World:
-    """Authors, posts and viewers; `author`, `scores`, `numbers` and `ids` are columns of the posts, newest first.
+    """Authors, posts and viewers.
+
+    `author`, `scores`, `numbers` and `ids` are columns of the posts, newest first.
 
     Authors are counted from 0 here, and are FIRST_AUTHOR and so on to the feed.
+
     """
 
     shape: str
@@ -83,7 +88,10 @@ class World:
 def make_world(
     shape: str, *, posts: int, viewers: int, authors: int = AUTHORS, crowd: int = 0
 ) -> World:
-    """A world of this shape, the same each time. `crowd`: so many follows more of each kind of viewer."""
+    """A world of this shape, the same each time. `crowd`.
+
+    So many follows more of each kind of viewer.
+    """
     dice = np.random.default_rng(20261121)
     weights = np.ones(authors)
     if shape == "zipf":

@@ -1,4 +1,7 @@
-"""Charts of fetch over seconds, drawn as the simulated day's are: the same panel, style and page."""
+"""Charts of fetch over seconds, drawn as the simulated day's are.
+
+The same panel, style and page.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """After learning, how many slow photos start in a class too small for them?
 
-Hosts of the mix seen in production (40 % within 1 s, 40 % within 5 s, 20 % within 30 s, 60 to 80 % of
-attempts failing), with all seconds, classes too, divided by ten. The first catalogue teaches, the
-second is measured: a photo whose first request was given up although its host would have answered
-it later went twice. Before there was routing, 60 % of all went twice.
+Hosts of the mix seen in production (40 % within 1 s, 40 % within 5 s, 20 % within 30 s, 60 to 80 %
+of attempts failing), with all seconds, classes too, divided by ten. The first catalogue teaches,
+the second is measured: a photo whose first request was given up although its host would have
+answered it later went twice. Before there was routing, 60 % of all went twice.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ async def _bring(site: Site, worker: Child, links: Mapping[str, list[str]], numb
 
 
 def judge_first_requests(log: Iterable[Request], plans: Mapping[str, HostPlan]) -> Shares:
-    """Look at the first request of each path: was it given up before the host would have answered?"""
+    """Look at the first request of each path.
+
+    Was it given up before the host would have answered?
+    """
     seen: set[tuple[str, str]] = set()
     slow = twice = 0
     for request in log:

@@ -1,4 +1,7 @@
-"""A site of a cell: customers, catalogues offered through the real verb, and what became of them."""
+"""A site of a cell.
+
+Customers, catalogues offered through the real verb, and what became of them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A simulated day of the fleet: 350 million jobs, 150 queues, 40 hosts, and what goes wrong.
 
-The scheduler is the real one: `plan()` and `Rates` as the product runs them, every 5 s, on readings up
-to 6 s old with an error of 7 %. The fleet is simulated (`bench/day/fleet.py`). `python -m
+The scheduler is the real one: `plan()` and `Rates` as the product runs them, every 5 s, on readings
+up to 6 s old with an error of 7 %. The fleet is simulated (`bench/day/fleet.py`). `python -m
 bench.jobs_day` writes `bench/results/jobs_day.json` and a plot beside it; QUICK=1 squeezes the day
 into 3 hours, whose load swings eight times faster than life, and writes to the console alone.
 """

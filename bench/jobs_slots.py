@@ -1,9 +1,11 @@
-"""What do slots cost: a hundred of them beside one, and the memory of each over an app that holds
-100 MB?
+"""What do slots cost.
+
+A hundred of them beside one, and the memory of each over an app that holds 100 MB?
 
 Memory is the proportional set size of each slot (smaps_rollup), which shares out what processes
-have in common: idle after the start, and after 2,000 jobs a slot of twenty reads each, among 20 slots and among 100. Slots are
-the processes whose parent is the zygote, so the leaves of the role's family.
+have in common: idle after the start, and after 2,000 jobs a slot of twenty reads each, among 20
+slots and among 100. Slots are the processes whose parent is the zygote, so the leaves of the role's
+family.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How many ranges does one worker serve, what does a GiB cost in CPU, and where does the time go?
 
-Closed loop on loopback, tracks of 5 MiB in the page cache, ranges of 256 KiB and 16 KiB at random; 64
-connections, for the large ones also 1 and 1,000. Server on one core, generator on the other.
+Closed loop on loopback, tracks of 5 MiB in the page cache, ranges of 256 KiB and 16 KiB at random;
+64 connections, for the large ones also 1 and 1,000. Server on one core, generator on the other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Does a fast client feel ten thousand slow ones, and can one machine hold a hundred thousand?
 
-Slow clients read 32 KiB/s (a track that plays) or, of the hundred thousand, 4 KiB/s; of every sixteenth all
-bytes are compared. The fast one asks for 256 KiB at 200 Poisson moments a second, so what it waits for
-includes its own lateness on the core that it shares with the slow ones. The hundred thousand are spread over
-as many processes as the limit of files asks, on both sides, each client process on an address of its own.
+Slow clients read 32 KiB/s (a track that plays) or, of the hundred thousand, 4 KiB/s; of every
+sixteenth all bytes are compared. The fast one asks for 256 KiB at 200 Poisson moments a second, so
+what it waits for includes its own lateness on the core that it shares with the slow ones. The
+hundred thousand are spread over as many processes as the limit of files asks, on both sides, each
+client process on an address of its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""What the questions about media stand on: a node of ours with tracks that tell whether they are right,
-the generator as a process, and what a server costs meanwhile.
+"""What the questions about media stand on.
 
-Server on one core, generator on the other. Ours runs with everything on that a user would have on: URLs
-signed and checked at each request, metrics, blocks with sums in a store of its own in front of the object
-store. Before anything is counted every byte of every track was read and compared.
+A node of ours with tracks that tell whether they are right, the generator as a process, and what a
+server costs meanwhile.
+
+Server on one core, generator on the other. Ours runs with everything on that a user would have on:
+URLs signed and checked at each request, metrics, blocks with sums in a store of its own in front of
+the object store. Before anything is counted every byte of every track was read and compared.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ class Serving:
 
 @dataclass(frozen=True)
 class Pressed:
-    """What came of a run of the generator: what it told, and CPU seconds of the server meanwhile."""
+    """What came of a run of the generator.
+
+    What it told, and CPU seconds of the server meanwhile.
+    """
 
     told: dict[str, Any]
     cpu_s: float

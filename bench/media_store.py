@@ -88,7 +88,8 @@ async def measure_restart(run: Run) -> list[Figure]:
 async def measure_hits(run: Run) -> list[Figure]:
     """Simulated, all numbers divided alike; the second half of the plays is counted.
 
-    At least PLAYS_A_TRACK for each track that fits: LRU is at its end after 10, SIEVE still learns at 60.
+    At least PLAYS_A_TRACK for each track that fits: LRU is at its end after 10, SIEVE still learns
+    at 60.
     """
     requests, scale = run.sized(3_000_000, 600_000), run.sized(10, 100)
     rows = []
@@ -187,7 +188,10 @@ def size_of(frames: int) -> int:
 
 
 def make_full_disk(folder: Path, frames: int) -> None:
-    """A disk whose frames all have an entry with a right sum, of keys that nobody asks for; some 8 s."""
+    """A disk whose frames all have an entry with a right sum, of keys that nobody asks for.
+
+    Some 8 s.
+    """
     folder.mkdir()
     superblock = Superblock(os.urandom(DISK_ID_BYTES), frames)
     with (folder / "blocks").open("wb") as blocks:

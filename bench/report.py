@@ -20,7 +20,8 @@ def write_results(
 ) -> Path:
     """Write `<room>.json`, `<room>.svg` and `<room>.md`; returns the JSON's path.
 
-    Of questions that were not measured now the entries of the file stay, in the order of `questions`.
+    Of questions that were not measured now the entries of the file stay, in the order of
+    `questions`.
     """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{room}.json"

@@ -186,7 +186,10 @@ async def _flush_ours(run: Run) -> Mapping[str, float]:
 
 
 async def _pend(app: Headrace, items: Sequence[str]) -> None:
-    """Hit each once, by the function alone: totals that nobody reads are not worth PostgreSQL's time here."""
+    """Hit each once, by the function alone.
+
+    Totals that nobody reads are not worth PostgreSQL's time here.
+    """
     shards = app.views.config.shards
     await app.views.hits(items[:FIRST])
     parts: list[list[str]] = [[] for _ in range(shards)]
@@ -204,8 +207,9 @@ async def _pend(app: Headrace, items: Sequence[str]) -> None:
 async def _flushed(app: Headrace, items: int) -> Mapping[str, float]:
     """The flusher's own steps, in this process, so that its start is not counted.
 
-    Entries are not flushed before they settled (`views/flush.py`). That is a wait and no work, so the clock starts with the
-    first step that writes; from then on it runs until all is written, whatever a step does.
+    Entries are not flushed before they settled (`views/flush.py`). That is a wait and no work, so
+    the clock starts with the first step that writes; from then on it runs until all is written,
+    whatever a step does.
     """
     carrier = Flusher(app.engines, app.views.config, name="bench")
     ends_s = time.monotonic() + FLUSH_S_MAX

@@ -182,7 +182,10 @@ async def _wait(run: Run, *, scans: bool) -> Mapping[str, float]:
 
 
 class _Beside:
-    """What happens beside the load: the lag is looked at; an analyst reads everything, again and again."""
+    """What happens beside the load: the lag is looked at.
+
+    An analyst reads everything, again and again.
+    """
 
     def __init__(self, app: Headrace, *, scans: bool) -> None:
         self._app, self._scans = app, scans

@@ -1,7 +1,7 @@
 """Writes deploy/grafana/headrace.json: the five rooms on one dashboard; `--check` only compares.
 
-A panel is a title, a unit and its queries; where it stands follows from its row. `make reference` writes it,
-and a house test holds every query against the metrics that the code declares.
+A panel is a title, a unit and its queries; where it stands follows from its row. `make reference`
+writes it, and a house test holds every query against the metrics that the code declares.
 """
 
 from __future__ import annotations

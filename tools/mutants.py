@@ -1,10 +1,11 @@
 """Measure how many small faults the tests detect in the modules that carry the promises.
 
-A mutant is a copy of the package with one operator, number or keyword changed. It is killed if one of the
-tests that `mutants.toml` lists for its module fails. A survivor is a line that no test checks, or
-a change without effect. The choice is by seed, so a run can be repeated.
+A mutant is a copy of the package with one operator, number or keyword changed. It is killed if one
+of the tests that `mutants.toml` lists for its module fails. A survivor is a line that no test
+checks, or a change without effect. The choice is by seed, so a run can be repeated.
 
     python -m tools.mutants leases --sample 25 --seed 1
+
 """
 
 from __future__ import annotations
@@ -131,7 +132,10 @@ def _compiles(source: str) -> bool:
 
 
 def run_tests(tests: list[str], source: Path, timeout_s: float) -> bool:
-    """Whether all `tests` pass on the package in `source`; a run over `timeout_s` counts as failed."""
+    """Whether all `tests` pass on the package in `source`.
+
+    A run over `timeout_s` counts as failed.
+    """
     command = [
         sys.executable,
         "-m",

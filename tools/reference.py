@@ -1,7 +1,7 @@
 """Writes docs/reference from the code; `--check` only tells whether it is as the code says.
 
-`make reference` after a change of settings, commands, routes, metrics or errors. The house tests run the
-check, so a setting or a route without a word about it does not pass.
+`make reference` after a change of settings, commands, routes, metrics or errors. The house tests
+run the check, so a setting or a route without a word about it does not pass.
 """
 
 from __future__ import annotations

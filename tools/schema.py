@@ -1,7 +1,7 @@
 """Writes docs/reference/schema.sql: the whole schema as all migrations together leave it.
 
-`make reference` calls it after a change of a migration; a house test compares the file with a migrated database.
-Migrations say why, in their order; this shows what there is now, in one place.
+`make reference` calls it after a change of a migration; a house test compares the file with a
+migrated database. Migrations say why, in their order; this shows what there is now, in one place.
 """
 
 from __future__ import annotations

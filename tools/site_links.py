@@ -1,6 +1,9 @@
-"""A hook of MkDocs: a link that leaves docs/ becomes the name of the file, for the site has only docs/.
+"""A hook of MkDocs.
+
+A link that leaves docs/ becomes the name of the file, for the site has only docs/.
 
 In the repository, where the pages are read as plain Markdown, such links lead to the file itself.
+
 """
 
 from __future__ import annotations

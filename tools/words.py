@@ -1,9 +1,10 @@
 """Report words and phrases that a new reader would not understand, each with a plain replacement.
 
-Checked are comments, docstrings and other strings of Python, and all text of other files except code in
-Markdown. `tests/house/test_words.py` runs this over the repository.
+Checked are comments, docstrings and other strings of Python, and all text of other files except
+code in Markdown. `tests/house/test_words.py` runs this over the repository.
 
     python -m tools.words PATH...
+
 """
 
 from __future__ import annotations

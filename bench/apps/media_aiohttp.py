@@ -1,4 +1,7 @@
-"""Tracks by aiohttp's FileResponse: `python -m bench.apps.media_aiohttp PORT`, files in BENCH_TRACKS."""
+"""Tracks by aiohttp's FileResponse.
+
+`python -m bench.apps.media_aiohttp PORT`, files in BENCH_TRACKS.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""The limit for reads over HTTP: raw ASGI with the same Valkey call, on the server that our API runs on.
+"""The limit for reads over HTTP.
 
-A token's SHA-256 is looked up in a dict, 20 ids become keys (remembered), one MGET over the shared connection, JSON. No
-metrics, no trace, no request id, no checks of ids, Host or Origin, no ETag: what our API adds is the difference.
+Raw ASGI with the same Valkey call, on the server that our API runs on.
+
+A token's SHA-256 is looked up in a dict, 20 ids become keys (remembered), one MGET over the shared
+connection, JSON. No metrics, no trace, no request id, no checks of ids, Host or Origin, no ETag:
+what our API adds is the difference.
 """
 
 from __future__ import annotations

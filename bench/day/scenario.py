@@ -81,7 +81,10 @@ class Scenario:
         return self.hours * 3_600
 
     def swing(self, at_s: float) -> float:
-        """The load at a moment, the day's mean being 1: lowest at its ends, highest in the middle."""
+        """The load at a moment, the day's mean being 1.
+
+        Lowest at its ends, highest in the middle.
+        """
         return 1 - SWING * float(np.cos(2 * np.pi * at_s / self.day_s))
 
     def under_way(self, what: str, at_s: float) -> list[Event]:

@@ -37,7 +37,10 @@ class Waits:
     def step(
         self, now: int, arrived: Ints, started: Ints, *, has_line: npt.NDArray[np.bool_]
     ) -> None:
-        """Jobs that came and jobs that started; `has_line`: where some waited before or wait now."""
+        """Jobs that came and jobs that started; `has_line`.
+
+        Where some waited before or wait now.
+        """
         at_once = np.bincount(
             self._index, weights=np.where(has_line, 0, started), minlength=len(self.names)
         )

@@ -1,8 +1,10 @@
-"""How a simulated host behaves: its answer to a path follows from the path alone, so that every
-system and every run meets the same host.
+"""How a simulated host behaves.
 
-The mix is the one that was seen in production: 40 % of hosts answer within 1 s, 40 % within 5 s, 20 %
-within 30 s, and 60 to 80 % of attempts fail; here with the seconds scaled down.
+Its answer to a path follows from the path alone, so that every system and every run meets the same
+host.
+
+The mix is the one that was seen in production: 40 % of hosts answer within 1 s, 40 % within 5 s, 20
+% within 30 s, and 60 to 80 % of attempts fail; here with the seconds scaled down.
 """
 
 from __future__ import annotations

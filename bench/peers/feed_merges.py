@@ -1,7 +1,10 @@
-"""Ways to make a page that need no index by time, on the same keys as ours: the app asks for the newest posts of every
-followed author in one pipeline and merges them; a Lua script or a module in C does that inside Valkey.
+"""Ways to make a page that need no index by time, on the same keys as ours.
 
-Each is given its best: the stock client with libvalkey, the list of follows for nothing (the app), one script by its hash.
+The app asks for the newest posts of every followed author in one pipeline and merges them; a Lua
+script or a module in C does that inside Valkey.
+
+Each is given its best: the stock client with libvalkey, the list of follows for nothing (the app),
+one script by its hash.
 """
 
 from __future__ import annotations

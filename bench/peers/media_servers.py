@@ -1,9 +1,9 @@
 """The servers that media is measured against, each in its best documented setting for ranges.
 
-nginx twice, both with `tcp_nopush off`, which halves it on loopback when it is on: over files, with open
-files kept; and as a cache with slices of the size of the ranges. Varnish with its memory store. aiohttp's
-FileResponse and granian's file range over RSGI, from the environment of the peers. And what no server can
-exceed: a loop that does nothing but sendfile.
+nginx twice, both with `tcp_nopush off`, which halves it on loopback when it is on: over files, with
+open files kept; and as a cache with slices of the size of the ranges. Varnish with its memory
+store. aiohttp's FileResponse and granian's file range over RSGI, from the environment of the peers.
+And what no server can exceed: a loop that does nothing but sendfile.
 """
 
 from __future__ import annotations

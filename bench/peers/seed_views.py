@@ -1,9 +1,12 @@
-"""The scheme that views replaces, built for the measurement alone: a Lua script raises a total if it is cached and
-pushes the hit on a list; a worker pops a batch, adds it up and upserts totals and days.
+"""The scheme that views replaces, built for the measurement alone.
 
-It is given its best: the stock client with libvalkey, the script by its hash, 20 hits in one pipeline, batches of
-10,000 in the worker, one statement for totals and one for days. As in the original the two are no
-transaction, and a batch that was popped is lost when the worker dies (or doubled when it is put back).
+A Lua script raises a total if it is cached and pushes the hit on a list; a worker pops a batch,
+adds it up and upserts totals and days.
+
+It is given its best: the stock client with libvalkey, the script by its hash, 20 hits in one
+pipeline, batches of 10,000 in the worker, one statement for totals and one for days. As in the
+original the two are no transaction, and a batch that was popped is lost when the worker dies (or
+doubled when it is put back).
 """
 
 from __future__ import annotations
@@ -68,7 +71,10 @@ class SeedViews:
 
 
 class PlainViews:
-    """INCR alone, dumped from time to time: fast, without hours, and all since the last dump may be lost."""
+    """INCR alone, dumped from time to time.
+
+    Fast, without hours, and all since the last dump may be lost.
+    """
 
     def __init__(self, valkey_url: str) -> None:
         self.client: Any = Valkey.from_url(valkey_url)

@@ -1,7 +1,8 @@
 """People who come to the shop's pages as a browser does, and check what these say.
 
-A buyer opens the listing, an item, follows its seller, finds the item in the feed, unfollows again, and plays a
-track by range as a player does: first its head, then its data piece by piece, which must be the track's bytes.
+A buyer opens the listing, an item, follows its seller, finds the item in the feed, unfollows again,
+and plays a track by range as a player does: first its head, then its data piece by piece, which
+must be the track's bytes.
 """
 
 from __future__ import annotations
@@ -144,7 +145,10 @@ class Tab:
 
 
 async def _views_of(tab: Tab, path: str) -> int | None:
-    """The views that an item's page shows once it was opened; None: it was sold since the listing was made."""
+    """The views that an item's page shows once it was opened; None.
+
+    It was sold since the listing was made.
+    """
     reply = await tab.ask("GET", path)
     return None if reply.status == 404 else _views_on(tab.text(path, reply))
 

@@ -1,8 +1,8 @@
 """A small HTTP client over asyncio, so that the demo needs no library that the product does not.
 
 One connection an object, kept open; callers take turns on it. Only what Headrace's own servers send
-is understood: a Content-Length or chunks. Every exchange has a deadline; a server that is being started
-anew is waited for.
+is understood: a Content-Length or chunks. Every exchange has a deadline; a server that is being
+started anew is waited for.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ class Client:
     ) -> Reply:
         """One exchange. While nobody is there it is tried again, for `patience_s`.
 
-        What was begun is sent again only where that changes nothing more: `is_repeatable`, else all but POST.
-        Raises: ServerLeftError, where it was begun and may not be sent again; ServerFailedError.
+        What was begun is sent again only where that changes nothing more: `is_repeatable`, else all
+        but POST. Raises: ServerLeftError, where it was begun and may not be sent again;
+        ServerFailedError.
         """
         again = method != "POST" if is_repeatable is None else is_repeatable
         deadline_s = time.monotonic() + self._patience_s

@@ -2,10 +2,12 @@
 
     python -m examples.bazaar.demo [--seconds 20] [--folder demo-data]
 
-Starts the sellers' hosts, `headrace up` with the site's code and the shop's pages, lets sellers hand in catalogues
-and visitors look at photos and adverts, follow sellers and play tracks, prints a line a room every second, and checks
-all the while that what happens is right. Runs until Ctrl-C, or for `--seconds` once everything is up (longer where the
-machine is too busy to have shown everything by then); ends with a summary, exit code 0, or 1 with what did not work. Leaves its data folder behind and no process.
+Starts the sellers' hosts, `headrace up` with the site's code and the shop's pages, lets sellers
+hand in catalogues and visitors look at photos and adverts, follow sellers and play tracks, prints a
+line a room every second, and checks all the while that what happens is right. Runs until Ctrl-C, or
+for `--seconds` once everything is up (longer where the machine is too busy to have shown everything
+by then); ends with a summary, exit code 0, or 1 with what did not work. Leaves its data folder
+behind and no process.
 """
 
 from __future__ import annotations
@@ -132,7 +134,10 @@ class Demo:
             await figures.gather()
 
     async def _wait_end(self, story: Story, people: People, figures: Figures) -> None:
-        """Until it is stopped; or for `seconds`, and on a slow machine for what is yet to be seen."""
+        """Until it is stopped.
+
+        Or for `seconds`, and on a slow machine for what is yet to be seen.
+        """
         if self._seconds is None:
             await self._stop.wait()
             return

@@ -1,8 +1,9 @@
 """People who follow some of the shops: their feeds show the newest items of these, by `feed`.
 
-A follower reads pages, now and then the whole feed to its end, and now and then unfollows a shop and follows it again. No
-page may hold a post twice, out of order, or of a shop that is not followed, and the whole feed must be what the site shows
-of these shops: all that was on the site for some seconds, and nothing that was off it so long.
+A follower reads pages, now and then the whole feed to its end, and now and then unfollows a shop
+and follows it again. No page may hold a post twice, out of order, or of a shop that is not
+followed, and the whole feed must be what the site shows of these shops: all that was on the site
+for some seconds, and nothing that was off it so long.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from examples.bazaar.faults import Faults
 FOLLOWERS: Final = 3
 PER_PAGE: Final = 20
 GRACE_S: Final = 10.0
-"""The site's table and the feed are two systems: between its writes a handler may be killed and called again."""
+"""The site's table and the feed are two systems.
+
+Between its writes a handler may be killed and called again.
+"""
 _PAUSE_S: Final = 0.2
 _WALK_SHARE: Final = 0.15
 _UNFOLLOW_SHARE: Final = 0.1

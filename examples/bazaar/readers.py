@@ -1,9 +1,9 @@
 """People who open adverts: each opening is counted by `views`, lists of adverts show the totals.
 
-A reader has adverts of its own, so it knows what the next total must be: one more than the last. Every
-answer and every list is compared with that. Totals may be higher only by what the site's own pages counted
-meanwhile, which the site notes. When an answer is lost nobody knows whether the view was counted; then the
-next total is taken as it is.
+A reader has adverts of its own, so it knows what the next total must be: one more than the last.
+Every answer and every list is compared with that. Totals may be higher only by what the site's own
+pages counted meanwhile, which the site notes. When an answer is lost nobody knows whether the view
+was counted; then the next total is taken as it is.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     uvicorn examples.bazaar.site:web
 
-Plain HTML made on the server, no script. What sellers wrote is shown as text, whatever it holds: templates
-escape everything, and the page's policy lets nothing run on top of that. A buyer is a cookie.
+Plain HTML made on the server, no script. What sellers wrote is shown as text, whatever it holds:
+templates escape everything, and the page's policy lets nothing run on top of that. A buyer is a
+cookie.
 """
 
 from __future__ import annotations

@@ -71,11 +71,15 @@ def first_wares(shop: Shop) -> list[Ware]:
 
 
 def new_ware(shop: Shop, index: int) -> Ware:
-    """Item number `index` of the shop, two photos of its own; of the first ones every fourth has the maker's too."""
+    """Item number `index` of the shop, two photos of its own.
+
+    Of the first ones every fourth has the maker's too.
+    """
     title, category = _WARES[(shop.number + index) % len(_WARES)]
     item = f"{shop.name}-{index + 1:04}"
     photos = [f"/{_kind(shop, index)}/{item}-a.jpg", f"/{_calm(shop)}/{item}-b.png"]
-    # None of a later one: its link may be known from an item that is gone, and is not asked for again then.
+    # None of a later one: its link may be known from an item that is gone, and is not asked for
+    # again then.
     if index % 4 == 0 and index < ITEMS_PER_SHOP:
         photos.append(f"/ok/{shop.name}/stock-{(shop.number + index) % STOCK_PHOTOS}.jpg")
     price = 100 + 37 * index + 11 * shop.number

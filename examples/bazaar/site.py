@@ -1,4 +1,7 @@
-"""The site's pages as a server runs them: `uvicorn examples.bazaar.site:web`, beside `headrace up`."""
+"""The site's pages as a server runs them.
+
+`uvicorn examples.bazaar.site:web`, beside `headrace up`.
+"""
 
 from __future__ import annotations
 

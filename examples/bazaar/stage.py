@@ -1,8 +1,11 @@
-"""What the demo runs on: a data folder, free ports, the sellers' hosts, `headrace up` and the shop's pages.
+"""What the demo runs on.
+
+A data folder, free ports, the sellers' hosts, `headrace up` and the shop's pages.
 
 Everything lies in one folder. Ports are kept there, so that the photos' links stay the same from
 one run to the next; a port that somebody else took meanwhile is replaced. All programs are real
 processes that end with the demo (see `leash`), and their output goes to files in the folder.
+
 """
 
 from __future__ import annotations
@@ -145,7 +148,10 @@ class Stage:
                 return up
 
     async def _start_origins(self, stop: asyncio.Event) -> asyncio.subprocess.Process:
-        """The sellers' hosts, listening: on another port where this one was taken meanwhile. Raises: DemoError."""
+        """The sellers' hosts, listening: on another port where this one was taken meanwhile.
+
+        Raises: DemoError.
+        """
         self.origins_log.write_bytes(b"")
         out = self.folder / "origins.out"
         for _ in range(PORT_TRIES):

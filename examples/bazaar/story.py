@@ -26,7 +26,10 @@ from examples.bazaar.stage import CommandFailedError, Stage
 
 CHANGE_EVERY_S: Final = 4.0
 SETTLE_S: Final = 300.0
-"""Longest time from a catalogue to the site; a busy machine needs a minute for what else takes seconds."""
+"""Longest time from a catalogue to the site.
+
+A busy machine needs a minute for what else takes seconds.
+"""
 LEFT_OVER_S: Final = 60.0
 Changes = set[tuple[str, str]]
 """(action, item) pairs."""

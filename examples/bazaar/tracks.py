@@ -1,6 +1,9 @@
-"""The tracks that the site sells: short melodies as WAV files, made in a moment with the standard library.
+"""The tracks that the site sells.
 
-Each is the same bytes on every machine, so that whoever plays one by range knows what must come out.
+Short melodies as WAV files, made in a moment with the standard library.
+
+Each is the same bytes on every machine, so that whoever plays one by range knows what must come
+out.
 """
 
 from __future__ import annotations
@@ -74,7 +77,8 @@ def _wav(base_hz: float, melody: tuple[int, ...]) -> bytes:
 
 
 def _note(hz: float) -> array.array[int]:
-    # A plucked string, more or less: loud at once, then fading, with one overtone; silent at both ends.
+    # A plucked string, more or less: loud at once, then fading, with one overtone; silent at both
+    # ends.
     note = array.array("h")
     for index in range(_NOTE_SAMPLES):
         at_s = index / _RATE

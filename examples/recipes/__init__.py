@@ -1,1 +1,4 @@
-"""Small programs for common uses of jobs, each a file that runs; docs/recipes.md tells their stories."""
+"""Small programs for common uses of jobs, each a file that runs.
+
+Docs/recipes.md tells their stories.
+"""

@@ -1,4 +1,7 @@
-"""Fan-out and fan-in: every photo of an album on whatever slot is free, then one job when all have ended."""
+"""Fan-out and fan-in.
+
+Every photo of an album on whatever slot is free, then one job when all have ended.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""A cascade of deletes: a user goes, then the posts, then their comments, each table in a queue of its own.
+"""A cascade of deletes.
 
-A step deletes a few rows and enqueues what follows in the same transaction: after a crash at any moment there
-are both or neither, so no row is forgotten. Small steps hold no lock for long, and a queue that hurts the
-database is paused or given fewer slots without stopping the others.
+A user goes, then the posts, then their comments, each table in a queue of its own.
+
+A step deletes a few rows and enqueues what follows in the same transaction: after a crash at any
+moment there are both or neither, so no row is forgotten. Small steps hold no lock for long, and a
+queue that hurts the database is paused or given fewer slots without stopping the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Load moved to the night: what nobody waits for runs when the machines are idle, spread over hours."""
+"""Load moved to the night.
+
+What nobody waits for runs when the machines are idle, spread over hours.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A report every night, in the editors' time zone: never doubled, and made up for where it was missed."""
+"""A report every night, in the editors' time zone.
+
+Never doubled, and made up for where it was missed.
+"""
 
 from __future__ import annotations
 

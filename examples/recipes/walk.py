@@ -1,7 +1,8 @@
 """A walk over a partner's API, page by page, within the rate that the partner allows.
 
-Each partner is a lane with limits of its own. A page's job enqueues the next page's, so a walk of a week
-survives every restart; redirects cost the partner a request each, so they are spent from the same lane.
+Each partner is a lane with limits of its own. A page's job enqueues the next page's, so a walk of a
+week survives every restart; redirects cost the partner a request each, so they are spent from the
+same lane.
 """
 
 from __future__ import annotations
