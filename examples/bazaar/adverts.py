@@ -2,7 +2,7 @@
 
 A site has its own database; this one is SQLite in a file, to stay small. Items arrive at least
 once and in order, each with a version, so writing is idempotent: a version that is not newer
-changes nothing. The `happening` table notes what was done to the adverts, for the demo's check of
+has no effect. The `happening` table records what was done to the adverts, for the demo's check of
 it.
 """
 
@@ -85,7 +85,7 @@ class Adverts:
             connection.executescript(_SCHEMA)
 
     def show(self, advert: Advert, *, action: str) -> None:
-        """Put the advert in, or bring it up to date; an older version changes nothing."""
+        """Insert or update the advert; an older version has no effect."""
         photos = json.dumps(
             [[p.url, p.key, p.sha256, p.outcome, p.size_bytes] for p in advert.photos]
         )

@@ -25,7 +25,7 @@ adverts.create()
 
 @app.on_item
 async def publish(item: Item) -> None:
-    """Show, bring up to date or take off the advert of this item, and tell those who follow its seller."""
+    """Publish, update or remove the advert of an item, and post it to its seller's followers."""
     await asyncio.to_thread(apply, item)
     post = post_of(item.customer, item.id)
     if item.action == "unpublish":

@@ -1,4 +1,4 @@
-"""People who come to the shop's pages as a browser does, and check what these say.
+"""Simulated buyers that open the shop's pages like a browser and check the content.
 
 A buyer opens the listing, an item, follows its seller, finds the item in the feed, unfollows again,
 and plays a track by range as a player does: first its head, then its data piece by piece, which
@@ -91,17 +91,17 @@ class Buyers:
             self.bought.fault(f"/tracks/{track.name}: no player")
             return
         path = unescape(found[1]).removeprefix(self._media_url)
-        heard, size = b"", 1
-        while len(heard) < size:
-            span = f"bytes={len(heard)}-{len(heard) + PIECE_BYTES - 1}"
+        received, size = b"", 1
+        while len(received) < size:
+            span = f"bytes={len(received)}-{len(received) + PIECE_BYTES - 1}"
             reply = await media.request("GET", path, headers={"Range": span})
             self.bought.ranges += 1
             if reply.status != 206 or reply.headers.get("content-type") != "audio/wav":
                 self.bought.fault(f"{path} {span}: expected 206 of audio/wav, got {reply.status}")
                 return
             size = int(reply.headers["content-range"].rpartition("/")[2])
-            heard += reply.body
-        if heard != await asyncio.to_thread(track.data):
+            received += reply.body
+        if received != await asyncio.to_thread(track.data):
             self.bought.fault(f"{path}: the ranges together are not the track")
         else:
             self.bought.tracks += 1

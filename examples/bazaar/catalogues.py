@@ -42,7 +42,7 @@ class Shelf:
         return self._write(shop, next_wares(self.wares(shop), shop=shop, version=version), version)
 
     def links(self, shop: Shop, ware: Ware) -> list[str]:
-        """The photo links of an item as they stand in the catalogue."""
+        """The photo links of an item as written in the catalogue."""
         return [f"{self._origin(shop)}{path}" for path in ware.photos]
 
     def _write(self, shop: Shop, wares: list[Ware], version: int) -> Path:

@@ -1,8 +1,8 @@
 """A small HTTP client over asyncio, so that the demo needs no library that the product does not.
 
-One connection an object, kept open; callers take turns on it. Only what Headrace's own servers send
-is understood: a Content-Length or chunks. Every exchange has a deadline; a server that is being
-started anew is waited for.
+One kept connection per object, shared by its callers. It supports only the framing of Headrace's
+servers: a Content-Length or chunks. Every exchange has a deadline, and waits for a server that
+restarts.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Client:
         headers: Mapping[str, str] | None = None,
         is_repeatable: bool | None = None,
     ) -> Reply:
-        """One exchange. While nobody is there it is tried again, for `patience_s`.
+        """Send a request. Retry for `patience_s` while no server accepts the connection.
 
-        What was begun is sent again only where that changes nothing more: `is_repeatable`, else all
-        but POST. Raises: ServerLeftError, where it was begun and may not be sent again;
+        A request that was sent is repeated only if `is_repeatable` (default: all methods except
+        POST). Raises: ServerLeftError, where it was begun and may not be sent again;
         ServerFailedError.
         """
         again = method != "POST" if is_repeatable is None else is_repeatable

@@ -40,9 +40,9 @@ from examples.bazaar.visitors import Crowd
 
 LINES_EVERY_S: Final = 1.0
 PATIENCE_S: Final = 60.0
-"""A run of so many seconds goes on for so long at most where the machine was too busy to show everything."""
+"""The extra time that a run may take on a busy machine to show everything."""
 CHECKED_FROM_S: Final = 10.0
-"""A shorter run is asked for less: it may end before the first change of a catalogue."""
+"""A shorter run checks less: it may end before the first change of a catalogue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Demo:
                 stage=self._stage,
                 desk=desk,
                 adverts=self._adverts,
-                told=story.told,
+                progress=story.progress,
                 seen=people.crowd.seen,
                 viewed=people.readers.viewed,
                 followed=people.followers.followed,
@@ -191,7 +191,7 @@ class Demo:
         for line in figures.summary():
             print(f"  {line}")
         viewed, followed = people.readers.viewed, people.followers.followed
-        faults = self._broken + story.told.faults + people.crowd.seen.faults
+        faults = self._broken + story.progress.faults + people.crowd.seen.faults
         bought = people.buyers.bought
         faults += viewed.faults + followed.faults + bought.faults
         if self._seconds is not None:
@@ -217,9 +217,9 @@ def missing(story: Story, people: People, figures: Figures, *, seconds: float) -
     """What should have been seen within `seconds` and was not."""
     if figures.jobs_done == 0:
         yield "jobs: none was done"
-    if story.told.first_round_s is None:
+    if story.progress.first_round_s is None:
         yield f"fetch: the fast shops' first items were not all on the site after {seconds:.0f} s"
-    elif seconds >= CHECKED_FROM_S and not story.told.changes_right:
+    elif seconds >= CHECKED_FROM_S and not story.progress.changes_right:
         yield "fetch: no next version of a catalogue was seen through"
     if people.crowd.seen.photos_whole == 0:
         yield "media: no photo was seen"

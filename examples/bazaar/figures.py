@@ -13,7 +13,7 @@ from examples.bazaar.followers import Followed
 from examples.bazaar.readers import Viewed
 from examples.bazaar.sellers import Desk
 from examples.bazaar.stage import Stage
-from examples.bazaar.story import Told
+from examples.bazaar.story import StoryProgress
 from examples.bazaar.visitors import Seen
 
 _AVERAGED_S: Final = 4.0
@@ -34,7 +34,7 @@ class Sample:
 
 
 class Figures:
-    """Gathers figures once a second; `lines` says how things are, `summary` how they went."""
+    """Reads figures once a second; `lines` has the current state, `summary` the result."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Figures:
         stage: Stage,
         desk: Desk,
         adverts: Adverts,
-        told: Told,
+        progress: StoryProgress,
         seen: Seen,
         viewed: Viewed,
         followed: Followed,
         bought: Bought,
     ) -> None:
         self._stage, self._desk, self._adverts = stage, desk, adverts
-        self._told, self._seen, self._viewed, self._followed = told, seen, viewed, followed
+        self._progress, self._seen, self._viewed, self._followed = progress, seen, viewed, followed
         self._bought = bought
         self._began_s = time.monotonic()
         self._samples: deque[Sample] = deque()
@@ -102,9 +102,11 @@ class Figures:
 
     def summary(self) -> list[str]:
         """One line a room, over the whole time."""
-        told, seen = self._told, self._seen
+        progress, seen = self._progress, self._seen
         calm = sum(shop.manner == "fast" for shop in self._stage.sellers)
-        first = "not finished" if told.first_round_s is None else f"{told.first_round_s:.1f} s"
+        first = (
+            "not finished" if progress.first_round_s is None else f"{progress.first_round_s:.1f} s"
+        )
         shown = f"{self._shown} on the site in {self._files} files,"
         return [
             f"jobs   {self.jobs_done} done, {self._backlog()}",
@@ -112,8 +114,8 @@ class Figures:
             f"       photos: {self._outcomes()}; {shown} {self._stored_bytes / _MB:.0f} MB",
             (
                 f"       first round of {calm} fast shops {first}, then"
-                f" {told.changes_right} next versions"
-                f" and {told.repeats_right} repeated catalogues seen through, each as it should be"
+                f" {progress.changes_right} next versions"
+                f" and {progress.repeats_right} repeated catalogues seen through, each as it should be"
             ),
             f"media  {self._answers()}; {seen.body_bytes / _MB:.0f} MB",
             (
@@ -169,7 +171,7 @@ class Figures:
     def _items(self) -> str:
         seen = self._done_lines
         return (
-            f"{len(self._told.shops_settled)}/{len(self._stage.sellers)} shops, items:"
+            f"{len(self._progress.shops_settled)}/{len(self._stage.sellers)} shops, items:"
             f" {seen['publish']} published, {seen['edit']} edited, {seen['unpublish']} unpublished"
         )
 

@@ -2,7 +2,7 @@
 
     python -m examples.bazaar.leash PARENT_PID PROGRAM [ARGUMENT...]
 
-The kernel sends SIGTERM to the program when the demo is gone, also after `kill -9` of the demo,
+The kernel sends SIGTERM to the program when the demo exits, also after `kill -9` of the demo,
 so that nothing stays behind. The parent's id is given and compared, since it may have died before
 the request.
 """

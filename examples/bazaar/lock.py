@@ -1,4 +1,4 @@
-"""One demo a folder, and none before the processes of the last one are gone.
+"""One demo per folder; it waits until the processes of the last one have exited.
 
 The lock is handed down to the programs that the demo starts, so it stays while any of them lives:
 after `kill -9` of the demo they need some seconds to end in order, and the next demo waits for
@@ -19,7 +19,7 @@ LEFTOVERS_END_S: Final = 45.0
 
 
 class DemoError(Exception):
-    """Something that the demo needs is not there; the text says what and where to look."""
+    """A requirement of the demo is missing; the text names it and where to look."""
 
 
 @contextlib.contextmanager

@@ -2,10 +2,10 @@
 
     python -m examples.bazaar.origins --port 8300 --log origins.log --shops 50
 
-The first part of a path says how the host behaves there:
+The first part of a path selects the behavior of the host:
 
     ok      answers at once                     slow    answers after 0.4 to 1.2 s
-    hang    says nothing for 3 s the first time and hangs up, then answers
+    hang    is silent for 3 s the first time and closes, then answers
     gone    404                                 page    200 with an HTML page instead of a photo
     flaky   503 the first time, then answers    moved   redirects to the photo under /ok/
     trap    redirects to an address that no fetcher may ever ask
@@ -71,7 +71,7 @@ _PAGE: Final = Answer(200, b"<!doctype html><p>Sign in first.\n", (("Content-Typ
 
 
 def decide(album: Album, path: str, *, asked_before: int, known_etag: str | None) -> Answer:
-    """How the host answers `path`, asked `asked_before` times until now."""
+    """The response of the host to `path` after `asked_before` requests."""
     _, kind, *_, name = path.split("/") if path.count("/") > 1 else ("", "", "")
     if asked_before == 0 and kind in ("hang", "flaky"):
         return Answer(0, delay_s=HANG_S) if kind == "hang" else _BUSY

@@ -71,7 +71,7 @@ def _grain(size: tuple[int, int], seed: int) -> Image.Image:
 
 
 def _mark_jpeg(base: bytes, mark: bytes) -> bytes:
-    # Behind the first segment (JFIF wants to be first): FF FE, length with itself, text.
+    # Behind the first segment (JFIF must be first): FF FE, length with itself, text.
     end = 4 + int.from_bytes(base[4:6], "big")
     return base[:end] + b"\xff\xfe" + (len(mark) + 2).to_bytes(2, "big") + mark + base[end:]
 

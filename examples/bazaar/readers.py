@@ -1,8 +1,8 @@
 """People who open adverts: each opening is counted by `views`, lists of adverts show the totals.
 
-A reader has adverts of its own, so it knows what the next total must be: one more than the last.
+No two readers share an advert, so the next total must be one more than the last.
 Every answer and every list is compared with that. Totals may be higher only by what the site's own
-pages counted meanwhile, which the site notes. When an answer is lost nobody knows whether the view
+pages counted meanwhile, which the site notes. If a response is lost, it is unknown whether the view
 was counted; then the next total is taken as it is.
 """
 
@@ -49,7 +49,7 @@ class Readers:
         self._adverts: list[list[str]] = [[] for _ in range(READERS)]
 
     def show(self, adverts: list[Advert]) -> None:
-        """From now on open these."""
+        """Open these from the next round on."""
         shares: list[list[str]] = [[] for _ in range(READERS)]
         for advert in adverts:
             name = f"{advert.shop}:{advert.item}"
@@ -85,7 +85,7 @@ class Readers:
         try:
             total = (await client.request("POST", path)).json()["total"]
         except ServerLeftError:
-            return  # counted or not: the next total tells
+            return  # counted or not: the next total shows which
         except ServerFailedError as error:
             self.viewed.fault(str(error))
             return
@@ -100,7 +100,7 @@ class Readers:
         path = f"/v1/views?ids={','.join(names)}"
         try:
             reply = await client.request("GET", path)
-            told = {row["id"]: row["total"] for row in reply.json()}
+            totals = {row["id"]: row["total"] for row in reply.json()}
             again = await client.request(
                 "GET", path, headers={"If-None-Match": reply.headers["etag"]}
             )
@@ -109,11 +109,11 @@ class Readers:
             return
         for name in names:
             known = self.viewed.totals.get(name)
-            if known is None or told[name] == known:
+            if known is None or totals[name] == known:
                 continue
-            if not await self._is_right(told[name] - known):
-                self.viewed.fault(f"{name}: expected {known} views in a list, got {told[name]}")
-            self.viewed.totals[name] = told[name]
+            if not await self._is_right(totals[name] - known):
+                self.viewed.fault(f"{name}: expected {known} views in a list, got {totals[name]}")
+            self.viewed.totals[name] = totals[name]
         if again.status == 200 and again.json() == reply.json():
             self.viewed.fault(f"{path}: nothing changed, expected 304, got {again.status}")
         self.viewed.lists += 1

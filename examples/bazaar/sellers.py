@@ -100,7 +100,7 @@ class Desk:
     async def _call(self, method: str, path: str, body: bytes = b"") -> Any:
         kind = "application/json" if method == "PUT" else "application/octet-stream"
         headers = {"Content-Type": kind}
-        # The same catalogue a second time changes nothing.
+        # The same catalogue a second time has no effect.
         reply = await self._handing.request(
             method, path, body=body, headers=headers, is_repeatable=True
         )

@@ -96,7 +96,7 @@ class Shop:
         return await self.cards(found[one.id] for one in posts if one.id in found)
 
     async def follows(self, request: Asked) -> list[str]:
-        """The sellers whom this buyer follows, latest first."""
+        """The sellers that this buyer follows, latest first."""
         if BUYER_COOKIE not in request.cookies:
             return []
         followed = await self.headrace.feed.following(buyer_of(request), FOLLOWED_MAX)
@@ -127,7 +127,7 @@ async def show_item(
     advert = await asyncio.to_thread(shop.adverts.find, seller, item.removeprefix("/"))
     if advert is None:
         raise NotFoundException("This advert is not on the site; it may have been sold.")
-    # Noted first: what `views` counts is never more than what the site says it asked for.
+    # Recorded first: `views` never counts more than the site has requested.
     await asyncio.to_thread(shop.adverts.note_opened)
     entity = post_of(advert.shop, advert.item)
     seen = await shop.headrace.views.hit(entity, viewer=buyer_of(request))
@@ -153,7 +153,7 @@ async def show_seller(request: Asked, shop: Given, seller: FromPath[str]) -> Pag
 
 @post(["/sellers/{seller:str}/follow", "/sellers/{seller:str}/unfollow"], status_code=303)
 async def change_follow(request: Asked, shop: Given, seller: FromPath[str]) -> Page:
-    """Follow the seller or no longer, and show him."""
+    """Follow or unfollow the seller, and show the seller's page."""
     origin = urlsplit(request.headers.get("origin", "")).netloc
     if not origin or origin != request.headers.get("host"):
         raise PermissionDeniedException("Only this site's own pages may change what you follow.")
@@ -171,7 +171,7 @@ async def change_follow(request: Asked, shop: Given, seller: FromPath[str]) -> P
 
 @get("/feed")
 async def show_feed(request: Asked, shop: Given) -> Page:
-    """The newest adverts of the sellers whom this buyer follows."""
+    """The newest adverts of the sellers that this buyer follows."""
     sellers = await shop.follows(request)
     posts = (await shop.headrace.feed.page(buyer_of(request), FEED_POSTS)).posts if sellers else []
     cards = await shop.cards_of_posts(posts)
@@ -208,7 +208,7 @@ def make_web(headrace: Headrace, adverts: Adverts) -> Litestar:
     shop = Shop(headrace, adverts)
 
     def render_error(request: Asked, error: Exception) -> Page:
-        status, text = _told(error)
+        status, text = _error_page(error)
         return shop.page(request, "error.html", status=status, text=text)
 
     return Litestar(
@@ -226,7 +226,7 @@ def make_web(headrace: Headrace, adverts: Adverts) -> Litestar:
 
 
 def buyer_of(request: Asked) -> str:
-    """Who looks; a new name for whoever has none."""
+    """The visitor's name; a new visitor gets one."""
     known = request.cookies.get(BUYER_COOKIE, "")
     if _BUYER.fullmatch(known):
         return known
@@ -246,7 +246,7 @@ def segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _told(error: Exception) -> tuple[int, str]:
+def _error_page(error: Exception) -> tuple[int, str]:
     if isinstance(error, HeadraceError):
         return error.status, error.public_text
     assert isinstance(error, HTTPException)

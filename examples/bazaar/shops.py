@@ -78,8 +78,7 @@ def new_ware(shop: Shop, index: int) -> Ware:
     title, category = _WARES[(shop.number + index) % len(_WARES)]
     item = f"{shop.name}-{index + 1:04}"
     photos = [f"/{_kind(shop, index)}/{item}-a.jpg", f"/{_calm(shop)}/{item}-b.png"]
-    # None of a later one: its link may be known from an item that is gone, and is not asked for
-    # again then.
+    # Not for later items: a removed item may have had the link, and then it is not requested again.
     if index % 4 == 0 and index < ITEMS_PER_SHOP:
         photos.append(f"/ok/{shop.name}/stock-{(shop.number + index) % STOCK_PHOTOS}.jpg")
     price = 100 + 37 * index + 11 * shop.number

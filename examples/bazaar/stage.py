@@ -34,7 +34,7 @@ READY_S: Final = 300.0
 COMMAND_S: Final = 600.0
 """Longest run of a command; a busy machine needs a minute for what else takes a second."""
 UP_SAID: Final = "Headrace is up"
-"""So `headrace up` says once every role is ready, also those that answer no port."""
+"""The line of `headrace up` when every role is ready, also roles without a port."""
 STOP_S: Final = 30.0
 STOPPED: Final = "it was stopped before everything was up"
 PORT_TRIES: Final = 5
@@ -228,8 +228,8 @@ class Stage:
                 process.kill()
                 await process.wait()
         if process.returncode != 0:
-            told = errors.decode(errors="replace")
-            raise CommandFailedError(f"{command} ended with {process.returncode}: {told}")
+            output = errors.decode(errors="replace")
+            raise CommandFailedError(f"{command} ended with {process.returncode}: {output}")
         return out
 
     async def console_link(self) -> str:

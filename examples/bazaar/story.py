@@ -36,7 +36,7 @@ Changes = set[tuple[str, str]]
 
 
 @dataclass(slots=True)
-class Told:
+class StoryProgress:
     """What was seen until now."""
 
     shops_settled: set[str] = field(default_factory=set)
@@ -47,10 +47,10 @@ class Told:
 
 
 class Story:
-    """Plays the rounds; `told` has what came of them."""
+    """Plays the rounds; `progress` has the results."""
 
     def __init__(self, stage: Stage, desk: Desk, adverts: Adverts) -> None:
-        self.told = Told()
+        self.progress = StoryProgress()
         self._stage, self._desk, self._adverts = stage, desk, adverts
         self._ready: asyncio.Queue[Shop] = asyncio.Queue()
         self._calm_left = sum(shop.manner == "fast" for shop in stage.sellers)
@@ -64,18 +64,18 @@ class Story:
         """
         for shop in self._stage.sellers:
             await self._desk.make_customer(shop)
-        deadline, is_told = time.monotonic() + LEFT_OVER_S, False
+        deadline, is_reported = time.monotonic() + LEFT_OVER_S, False
         while time.monotonic() < deadline and not stop.is_set():
             rows = [row for row in await self._desk.queues() if row["queue"].startswith("fetch.")]
             left = sum(int(row["ready"]) + int(row["leased"]) for row in rows)
             if not left:
                 return
-            if not is_told:
+            if not is_reported:
                 print(
                     f"an earlier run was cut short: its {left} jobs end first, up to 40 s\n",
                     flush=True,
                 )
-                is_told = True
+                is_reported = True
             await asyncio.sleep(0.2)
 
     async def run(self) -> None:
@@ -94,14 +94,14 @@ class Story:
         if not await self._wait_settled(shop, run, deadline_s=SETTLE_S if is_calm else 600.0):
             self._fault(f"{shop.name}: not all of its items are on the site after {SETTLE_S:.0f} s")
             return
-        self.told.shops_settled.add(shop.name)
+        self.progress.shops_settled.add(shop.name)
         self._check_photos(shop)
         if is_calm:
             self._compare(f"{shop.name}, first round", self._happened(shop, mark), expected)
             self._ready.put_nowait(shop)
             self._calm_left -= 1
             if self._calm_left == 0:
-                self.told.first_round_s = time.monotonic() - self._began_s
+                self.progress.first_round_s = time.monotonic() - self._began_s
 
     def _check_photos(self, shop: Shop) -> None:
         links = {link for w in self._shelf.wares(shop) for link in self._shelf.links(shop, w)}
@@ -141,7 +141,7 @@ class Story:
         is_right = self._compare(title, self._happened(shop, mark), expected)
         is_right &= self._compare(f"{title}, downloads", set(downloaded), new_links - held)
         is_right &= self._compare(f"{title}, doubled", len(downloaded), len(set(downloaded)))
-        self.told.changes_right += is_right
+        self.progress.changes_right += is_right
 
     async def _repeat(self, shop: Shop) -> None:
         mark, log_mark = self._mark(), self._log_size()
@@ -152,7 +152,7 @@ class Story:
             return
         is_right = self._compare(title, self._happened(shop, mark), set())
         is_right &= self._compare(f"{title}, downloads", self._downloaded(shop, log_mark), [])
-        self.told.repeats_right += is_right
+        self.progress.repeats_right += is_right
 
     async def _wait_settled(self, shop: Shop, run: int, *, deadline_s: float) -> bool:
         deadline = time.monotonic() + deadline_s
@@ -165,7 +165,7 @@ class Story:
         return False
 
     def _expected(self, shop: Shop) -> Changes:
-        """What has to happen to the site's adverts until they are what the catalogue says."""
+        """The changes that make the site's adverts equal to the catalogue."""
         shown = {advert.item: advert for advert in self._adverts.shown(shop.name)}
         wares = {ware.id: ware for ware in self._shelf.wares(shop)}
         changes = {("unpublish", item) for item in shown.keys() - wares.keys()}
@@ -213,7 +213,7 @@ class Story:
         return False
 
     def _fault(self, text: str) -> None:
-        self.told.faults.append(text)
+        self.progress.faults.append(text)
 
 
 def _facts(advert: Advert) -> tuple[str, float, list[str]]:

@@ -2,8 +2,7 @@
 
 Short melodies as WAV files, made in a moment with the standard library.
 
-Each is the same bytes on every machine, so that whoever plays one by range knows what must come
-out.
+Each has the same bytes on every machine, so a player can verify every range.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Visitors of the site: they look at photos through `media`, by range, and check what they get.
 
 Each visit takes one photo of a shown advert in three ranges (first bytes, middle, the rest), puts
-them together and compares the SHA-256 with the one in the advert. Now and then a visitor asks
+them together and compares the SHA-256 with the one in the advert. Now and then a visitor requests
 with an ETag (304), past the end (416) or for the whole photo (200). A visit pauses, so that the
 figures show a living site and not a load test of a shared machine.
 """
@@ -48,7 +48,7 @@ class Crowd:
         self._photos: list[Photo] = []
 
     def show(self, adverts: list[Advert]) -> None:
-        """From now on visit the photos of these adverts."""
+        """Visit the photos of these adverts."""
         self._photos = [photo for advert in adverts for photo in advert.photos if photo.key]
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
 """Small programs for common uses of jobs, each a file that runs.
 
-Docs/recipes.md tells their stories.
+Docs/recipes.md explains them.
 """

@@ -1,4 +1,4 @@
-"""A moderation queue for people: they take photos, decide, and code goes on from their decision."""
+"""A moderation queue for people: they take photos and decide, and code handles the decision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def show(photo: str, author: str) -> None:
 @app.task("rejected")
 async def tell_author(photo: str, author: str) -> None:
     """A moderator sent the job here."""
-    print(f"{author} is told that {photo} was rejected", flush=True)
+    print(f"notify {author}: {photo} was rejected", flush=True)
 
 
 async def main() -> None:

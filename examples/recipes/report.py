@@ -21,7 +21,7 @@ async def handle_order(orders: Batch[dict[str, int]]) -> None:
 
 @app.cron("0 4 * * *", tz="Europe/Moscow", retries=3, timeout="10m")
 async def daily_report() -> None:
-    """Tell what each queue did in the last 24 hours, from the statistics that are kept by minute."""
+    """Print the activity of each queue in the last 24 hours, from the statistics per minute."""
     until_at = datetime.now(UTC) + timedelta(minutes=1)
     for status in await app.jobs.queues():
         minutes = await app.jobs.minutes(

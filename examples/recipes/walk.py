@@ -25,7 +25,7 @@ app.limiter("partners", rate="60/m", concurrency=2)
 
 @app.task("walk", limiter="partners", retries=20, timeout="1m")
 def walk_page(partner: str, url: str) -> None:
-    """Read one page, keep its items, go on with the next."""
+    """Read one page, store its items, enqueue the next."""
     page = get_json(url)
     print(partner, "has", *page["items"], flush=True)
     if page["next"]:

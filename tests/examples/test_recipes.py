@@ -133,7 +133,7 @@ async def test_moderation(recipe, capsys):
     assert await drain(shop.app) == {"done": 2}
     told = capsys.readouterr().out
     assert "cat.jpg of ann is public" in told
-    assert "newcomer is told that fish.jpg was rejected" in told
+    assert "notify newcomer: fish.jpg was rejected" in told
     await assert_enqueued(shop.app, "moderation", payload={"author": "bob"})
 
 

@@ -101,5 +101,5 @@ async def test_a_slow_command_is_a_fault_and_the_story_continues(stage, monkeypa
     story = Story(stage, desk, adverts)
     await story._change(stage.sellers[0], by_command=True)
     desk.close()
-    [fault] = story.told.faults
+    [fault] = story.progress.faults
     assert "took over 0.01 s" in fault
