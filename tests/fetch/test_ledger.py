@@ -14,9 +14,9 @@ from headrace.jobs.errors import LeaseLost
 LEASED = compile_query(
     "leased",
     "-- A lease of nobody.\n"
-    "INSERT INTO headrace.job_lease (host, queue, granted_at, ids, run_ats, group_ids, priorities,"
-    " attempts, losses, lanes, unique_keys, traceparents, payloads)"
-    " VALUES (1, 1, now(), '{1}', ARRAY[now()], '{0}', '{0}', '{0}', '{0}', '{a}', '{a}', '{a}', '{a}')"
+    "INSERT INTO headrace.job_lease (host, queue, jobs, granted_at, ids, run_ats, group_ids, priorities,"
+    " attempts, losses, versions, lanes, unique_keys, traceparents, payloads)"
+    " VALUES (1, 1, 1, now(), '{1}', ARRAY[now()], '{0}', '{0}', '{0}', '{0}', '{1}', '{a}', '{a}', '{a}', '{a}')"
     " RETURNING id",
 )
 NEEDS = compile_query(

@@ -165,7 +165,7 @@ async def test_alerts_are_kept_until_they_are_old(postgres, sql):
 
 async def test_the_webhook_is_told_of_each_change_once(postgres):
     async def untold():
-        rows = await store.alerts.untold_alerts(postgres, age_s=60, alerts_max=9)
+        rows = await store.alerts.unsent_alerts(postgres, age_s=60, alerts_max=9)
         return [(alert, is_raise) for alert, is_raise in rows]
 
     await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
@@ -173,10 +173,10 @@ async def test_the_webhook_is_told_of_each_change_once(postgres):
     assert is_raise
     await store.alerts.clear_alert(postgres, "at_max", "mail")
     assert [is_raise for _, is_raise in await untold()] == [True], "first that it was raised"
-    await store.alerts.note_told(postgres, alert.id, is_raise=True)
+    await store.alerts.mark_sent(postgres, alert.id, is_raise=True)
     [(alert, is_raise)] = await untold()
     assert not is_raise
-    await store.alerts.note_told(postgres, alert.id, is_raise=False)
+    await store.alerts.mark_sent(postgres, alert.id, is_raise=False)
     assert await untold() == []
 
 

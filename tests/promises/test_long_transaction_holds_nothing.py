@@ -43,7 +43,7 @@ BEGIN_REPORT = compile_query(
 EXPLAINED = compile_query(
     "explained",
     "-- A claim, and the pages it looked at.\n"
-    "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM headrace.claim_ready_v2("
+    "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM headrace.claim_ready_v1("
     " :host, :queue, 1, :batch, :priorities::smallint[], :marks_at::timestamptz[],"
     " :marks_id::bigint[], '{}')",
 )

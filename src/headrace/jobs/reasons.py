@@ -91,7 +91,7 @@ def _why_no_slot(job: Job, facts: Any) -> Why | None:
         text = "its queue may have no slots: `headrace queues set` gives it more than --slots-max 0"
     elif not facts["open_hosts"]:
         text = "every host that knows its queue is being drained: start another, or undrain one"
-    elif facts["is_told"] and not facts["slots"]:
+    elif facts["is_reported"] and not facts["slots"]:
         text = "no slot is bound to its queue and none floats: see `headrace fleet show`"
     return None if text is None else _why(job, "no_slot", text)
 
@@ -101,7 +101,7 @@ def _why_turn(job: Job, facts: Any, ahead_max: int) -> Why:
     ahead = "1 goes" if count == 1 else f"{count} go"
     if count >= ahead_max:
         ahead = f"{count} or more go"
-    if facts["is_told"] and not facts["free_slots"]:
+    if facts["is_reported"] and not facts["free_slots"]:
         slots = f"all {facts['slots']} slots for it are busy"
     else:
         slots = "the next free slot takes it"

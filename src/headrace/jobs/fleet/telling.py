@@ -35,7 +35,7 @@ class Teller:
 
     async def tell_due(self) -> None:
         """Send up to 20 events whose time has come; what is not taken is sent again for an hour."""
-        untold = await store.alerts.untold_alerts(
+        untold = await store.alerts.unsent_alerts(
             self._postgres, age_s=TOLD_AGE_S, alerts_max=UNTOLD_SEEN
         )
         began_s = time.monotonic()
@@ -54,7 +54,7 @@ class Teller:
         for failures, alert, is_raise in due[:TOLD_PER_STEP]:
             try:
                 await send_alert(self._url, self._key, alert, is_raise=is_raise)
-                await store.alerts.note_told(self._postgres, alert.id, is_raise=is_raise)
+                await store.alerts.mark_sent(self._postgres, alert.id, is_raise=is_raise)
             except WebhookFailed as error:
                 self._note_refused((alert.id, is_raise), failures + 1, error)
             if time.monotonic() - began_s >= TIMEOUT_S:

@@ -22,15 +22,15 @@ SELECT count(*) AS alerts FROM headrace.alert WHERE cleared_at IS NULL;
 -- Forget cleared alerts that were kept long enough.
 DELETE FROM headrace.alert WHERE cleared_at < now() - :kept_s::double precision * interval '1 s';
 
--- name: untold_alerts
+-- name: unsent_alerts
 -- What the webhook has not taken yet of the last :age_s seconds, a clearing only after its raising.
-SELECT id, rule, subject, text, raised_at, cleared_at, is_raise_told FROM headrace.alert
-WHERE (NOT is_raise_told AND raised_at > now() - :age_s::double precision * interval '1 s')
-   OR (is_raise_told AND NOT is_clear_told
+SELECT id, rule, subject, text, raised_at, cleared_at, is_raise_sent FROM headrace.alert
+WHERE (NOT is_raise_sent AND raised_at > now() - :age_s::double precision * interval '1 s')
+   OR (is_raise_sent AND NOT is_clear_sent
        AND cleared_at > now() - :age_s::double precision * interval '1 s')
 ORDER BY id LIMIT :alerts_max;
 
--- name: note_told
+-- name: mark_sent
 -- Note that the webhook took an alert's raising, or else its clearing.
-UPDATE headrace.alert SET is_raise_told = true, is_clear_told = is_clear_told OR NOT :is_raise
+UPDATE headrace.alert SET is_raise_sent = true, is_clear_sent = is_clear_sent OR NOT :is_raise
 WHERE id = :alert;

@@ -1,6 +1,6 @@
 -- name: enqueue
 -- Insert jobs; their ids in order, or for a taken key the id of the job that has it.
-SELECT headrace.enqueue_v2(
+SELECT headrace.enqueue_v1(
     :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
     :delays_s::double precision[], :lanes::text[], :keys::text[], :groups::bigint[],
     :payloads::bytea[], :versions::smallint[], :traceparent, :is_hinted);
@@ -34,7 +34,7 @@ FROM added;
 
 -- name: add_groups
 -- Insert groups with their callbacks; a group without members calls back at once.
-SELECT headrace.add_groups_v2(
+SELECT headrace.add_groups_v1(
     :pending::integer[], :queues::integer[], :priorities::smallint[], :run_ats::timestamptz[],
     :delays_s::double precision[], :lanes::text[], :keys::text[], :payloads::bytea[],
     :versions::smallint[], :traceparent);

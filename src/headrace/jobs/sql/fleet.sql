@@ -6,7 +6,7 @@ WHERE id = :host AND expires_at > now() RETURNING is_draining;
 
 -- name: add_counts
 -- Add what only a host knows of its queues, and fold the counts of all hosts into minutes and totals.
-SELECT headrace.add_counts_v3(
+SELECT headrace.add_counts_v1(
     :host, :ended, :queues::integer[], :calls::integer[], :run_s::double precision[],
     :slot_s::double precision[]);
 

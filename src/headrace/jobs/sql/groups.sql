@@ -7,7 +7,7 @@ SELECT headrace.add_members_v1(
 
 -- name: seal_groups
 -- Take away the one member more that each of the open groups counts; one without others calls back.
-SELECT headrace.finish_members_v2(
+SELECT headrace.finish_members_v1(
     :groups::bigint[], array_fill('sealed'::text, ARRAY[cardinality(:groups::bigint[])]));
 
 -- name: drop_group

@@ -1,12 +1,12 @@
 -- name: set_lane
 -- Set a lane's own limits, pause and weight, live, NULL for these two: as they are; or let it follow its limiter again.
-SELECT headrace.set_lane_v4(
+SELECT headrace.set_lane_v1(
     :limiter, :lane, :is_own, :starts_max::integer, :window_s::double precision,
     :concurrency::integer, :is_paused::boolean, :weight::integer);
 
 -- name: pause_lane
 -- Pause or resume a lane; the rest of it stays.
-SELECT headrace.pause_lane_v2(:limiter, :lane, :is_paused);
+SELECT headrace.pause_lane_v1(:limiter, :lane, :is_paused);
 
 -- name: find_lanes
 -- Lanes of a limiter by name, the one of :lane or up to :lanes_max after :after, with what waits, journal included; a
@@ -48,7 +48,7 @@ SELECT headrace.spend_v1(q.limiter, :lane, :starts, :wait_max_s) FROM headrace.q
 
 -- name: set_limiter
 -- Write a limiter's limits; whether its lanes are still to follow.
-SELECT headrace.set_limiter_v2(
+SELECT headrace.set_limiter_v1(
     :limiter, :starts_max::integer, :window_s::double precision, :slack_s, :concurrency::integer,
     :is_set);
 

@@ -1,18 +1,18 @@
 -- name: claim_ready
 -- Take the acks of :done, then lease due jobs of a queue past the scan marks; a row a lease, one at least.
-SELECT * FROM headrace.claim_ready_v2(
+SELECT * FROM headrace.claim_ready_v1(
     :host, :queue, :leases_max, :batch, :priorities::smallint[], :marks_at::timestamptz[],
     :marks_id::bigint[], :done::bigint[]);
 
 -- name: claim_lanes
--- Take the acks of :done, then lease jobs of a queue's lanes within their limits; a row a lease, one at least.
-SELECT * FROM headrace.claim_lanes_v2(
-    :host, :queue, :leases_max, :batch, :lanes_max, :quantum, :done::bigint[]);
+-- Lease jobs of a queue's lanes within their limits; one row per lease, at least one.
+SELECT * FROM headrace.claim_lanes_v1(
+    :host, :queue, :leases_max, :batch, :lanes_max, :quantum);
 
 -- name: settle
 -- Settle whole leases with one word, and jobs of others each with its own; which leases were gone or held.
-SELECT * FROM headrace.settle_v2(
-    :whole::bigint[], :word, :leases::bigint[], :ids::bigint[], :words::text[],
+SELECT * FROM headrace.settle_v1(
+    :whole::bigint[], :outcome, :leases::bigint[], :ids::bigint[], :outcomes::text[],
     :delays_s::double precision[], :errors::text[], :tracebacks::text[], :results::bytea[],
     :queues::text[], :losses_max, :progressed::bigint[]);
 
@@ -43,7 +43,7 @@ AND a.query_start < now() - :lease_s::double precision * interval '1 s';
 
 -- name: return_lease
 -- Return one lease of a host that is no more; how many jobs went back.
-SELECT headrace.return_lease_v2(:lease, :losses_max);
+SELECT headrace.return_lease_v1(:lease, :losses_max);
 
 -- name: taken_jobs
 -- The jobs of a taker's lease with the retries of their queue; none: the lease is gone.

@@ -36,19 +36,19 @@ async def drop_alerts(runner: Runner, *, kept_s: float) -> int:
     return await runner.run(SQL.drop_alerts, kept_s=kept_s)
 
 
-async def untold_alerts(
+async def unsent_alerts(
     runner: Runner, *, age_s: float, alerts_max: int
 ) -> list[tuple[Alert, bool]]:
     """What the webhook has not taken yet, none older than `age_s`; true: that it was raised, else that it was cleared."""
-    rows = await runner.all(SQL.untold_alerts, age_s=age_s, alerts_max=alerts_max)
+    rows = await runner.all(SQL.unsent_alerts, age_s=age_s, alerts_max=alerts_max)
     found = []
     for row in rows:
         fields = dict(row)
-        is_raise = not fields.pop("is_raise_told")
+        is_raise = not fields.pop("is_raise_sent")
         found.append((Alert(**fields), is_raise))
     return found
 
 
-async def note_told(runner: Runner, alert_id: int, *, is_raise: bool) -> None:
+async def mark_sent(runner: Runner, alert_id: int, *, is_raise: bool) -> None:
     """Note that the webhook took it."""
-    await runner.run(SQL.note_told, alert=alert_id, is_raise=is_raise)
+    await runner.run(SQL.mark_sent, alert=alert_id, is_raise=is_raise)

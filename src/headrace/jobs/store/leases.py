@@ -134,7 +134,10 @@ async def claim_ready(
         marks_id=[mark[1] for mark in marks],
         done=list(done),
     )
-    return _claims(rows, moved=rows[0]["moved"])
+    first = rows[0]
+    return _claims(
+        rows, moved=first["moved"], lost=first["lost"] or (), busy=first["busy"] or ()
+    )
 
 
 async def claim_lanes(
@@ -145,9 +148,8 @@ async def claim_lanes(
     leases_max: int,
     batch: int,
     config: JobsConfig,
-    done: Iterable[int] = (),
 ) -> Claims:
-    """Ack the leases `done`, then lease jobs of lanes within their limits."""
+    """Lease jobs of a queue's lanes within their limits."""
     rows: list[Any] = await runner.all(
         SQL.claim_lanes,
         host=host_id,
@@ -157,7 +159,6 @@ async def claim_lanes(
         lanes_max=min(config.lanes_per_claim, leases_max * batch),
         # Small claims take small turns, so that lanes alternate; shares are the same either way.
         quantum=min(config.lane_quantum, leases_max * batch),
-        done=list(done),
     )
     first = rows[0]
     has_leases = first["lease_id"] is not None
@@ -194,8 +195,6 @@ def _claims(rows: list[Row], **rest: Any) -> Claims:
         leases=leases,
         claimed_at=first["claimed_at"],
         retries=first["retries"] or 0,
-        lost=first["lost"] or (),
-        busy=first["busy"] or (),
         **rest,
     )
 
@@ -217,10 +216,10 @@ async def settle(
     row: Any = await runner.one(
         SQL.settle,
         whole=list(whole),
-        word=word,
+        outcome=word,
         leases=[lease for lease, _, _ in said],
         ids=[job for _, job, _ in said],
-        words=[one.word for _, _, one in said],
+        outcomes=[one.word for _, _, one in said],
         delays_s=[one.delay_s for _, _, one in said],
         errors=[bounded_text(one.error, ERROR_CHARACTERS_MAX) for _, _, one in said],
         tracebacks=[bounded_text(one.traceback, TRACEBACK_CHARACTERS_MAX) for _, _, one in said],
