@@ -10,7 +10,7 @@ from headrace.jobs.slots.messages import Settled
 
 async def living_desk(postgres, config, queue_ids, lease_s=30):
     """A desk of a host that lives."""
-    host_id = await store.hosts.add_host(postgres, "test", list(queue_ids), lease_s)
+    host_id = await store.leases.add_host(postgres, "test", list(queue_ids), lease_s)
     return Desk(postgres, config, host_id)
 
 

@@ -84,14 +84,14 @@ class PythonSurface(PythonVerbs):
         return await self._jobs.queue(queue)
 
     async def set_queue(self, *, queue, **changes):
-        await self._jobs.set_queue(queue, create=True, **changes)
+        await self._jobs.queues.set(queue, create=True, **changes)
         return await self._jobs.queue(queue)
 
     async def pause_queue(self, *, queue):
-        return await self._jobs.pause_queue(queue)
+        return await self._jobs.queues.pause(queue)
 
     async def resume_queue(self, *, queue):
-        return await self._jobs.resume_queue(queue)
+        return await self._jobs.queues.resume(queue)
 
     async def lanes(self, *, limiter, limit=100):
         return await self._jobs.lanes.list(limiter, lanes_max=limit)

@@ -101,7 +101,7 @@ async def test_it_reports_itself_follows_the_plan_and_counts(start, jobs, postgr
     assert (await find_host(postgres, "h1"))["kind"] == "agent"
     await wait_true(lambda: _has_capacity(postgres, "h1"))
     await wait_true(lambda: _says(postgres, ["None", "None"]))
-    rows = await jobs.declare_queues()
+    rows = await jobs.queues.declare()
     await _plan(postgres, "h1", {rows["one"].id: 2, rows["two"].id: 1})
     await wait_true(lambda: _says(postgres, ["None", "None", "one", "one", "two"]))
     await _plan(postgres, "h1", {rows["two"].id: 2})

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from headrace.jobs import store
+from headrace.jobs.fleet.alert_webhook import USE, AlertSender, WebhookFailed, send_alert
 from headrace.jobs.fleet.alerts import (
     HOST_RAISE_AFTER,
     HOST_RULE,
@@ -22,8 +23,6 @@ from headrace.jobs.fleet.alerts import (
     Watch,
 )
 from headrace.jobs.fleet.scheduler import Scheduler
-from headrace.jobs.fleet.telling import Teller
-from headrace.jobs.fleet.webhook import USE, WebhookFailed, send_alert
 from headrace.kernel.backoff import Backoff
 from headrace.kernel.secrets import derive_key
 
@@ -150,33 +149,33 @@ def test_a_host_that_never_comes_back_is_forgotten():
 
 
 async def test_alerts_are_kept_until_they_are_old(postgres, sql):
-    assert await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
-    assert await store.alerts.raise_alert(postgres, "at_max", "mail", "again") is None
-    assert [a.text for a in await store.alerts.find_alerts(postgres, is_open=True, alerts_max=9)]
-    assert await store.alerts.count_open_alerts(postgres) == 1
-    cleared = await store.alerts.clear_alert(postgres, "at_max", "mail")
+    assert await store.fleet.raise_alert(postgres, "at_max", "mail", "it needs more")
+    assert await store.fleet.raise_alert(postgres, "at_max", "mail", "again") is None
+    assert [a.text for a in await store.fleet.find_alerts(postgres, is_open=True, alerts_max=9)]
+    assert await store.fleet.count_open_alerts(postgres) == 1
+    cleared = await store.fleet.clear_alert(postgres, "at_max", "mail")
     assert cleared.cleared_at is not None
-    assert await store.alerts.clear_alert(postgres, "at_max", "mail") is None
-    assert await store.alerts.find_alerts(postgres, is_open=True, alerts_max=9) == []
-    assert await store.alerts.count_open_alerts(postgres) == 0
+    assert await store.fleet.clear_alert(postgres, "at_max", "mail") is None
+    assert await store.fleet.find_alerts(postgres, is_open=True, alerts_max=9) == []
+    assert await store.fleet.count_open_alerts(postgres) == 0
     await sql("UPDATE headrace.alert SET cleared_at = now() - interval '8 d'")
-    assert await store.alerts.drop_alerts(postgres, kept_s=7 * 86400) == 1
+    assert await store.fleet.drop_alerts(postgres, kept_s=7 * 86400) == 1
 
 
 async def test_the_webhook_is_told_of_each_change_once(postgres):
     async def untold():
-        rows = await store.alerts.unsent_alerts(postgres, age_s=60, alerts_max=9)
+        rows = await store.fleet.unsent_alerts(postgres, age_s=60, alerts_max=9)
         return [(alert, is_raise) for alert, is_raise in rows]
 
-    await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
+    await store.fleet.raise_alert(postgres, "at_max", "mail", "it needs more")
     [(alert, is_raise)] = await untold()
     assert is_raise
-    await store.alerts.clear_alert(postgres, "at_max", "mail")
+    await store.fleet.clear_alert(postgres, "at_max", "mail")
     assert [is_raise for _, is_raise in await untold()] == [True], "first that it was raised"
-    await store.alerts.mark_sent(postgres, alert.id, is_raise=True)
+    await store.fleet.mark_sent(postgres, alert.id, is_raise=True)
     [(alert, is_raise)] = await untold()
     assert not is_raise
-    await store.alerts.mark_sent(postgres, alert.id, is_raise=False)
+    await store.fleet.mark_sent(postgres, alert.id, is_raise=False)
     assert await untold() == []
 
 
@@ -216,7 +215,7 @@ def receiver():
 @pytest.fixture
 async def alert(postgres):
     """An alert as it was just raised."""
-    return await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
+    return await store.fleet.raise_alert(postgres, "at_max", "mail", "it needs more")
 
 
 async def test_a_post_is_signed(receiver, alert):
@@ -257,7 +256,7 @@ async def test_the_leader_tells_the_webhook_what_it_has_not_taken(postgres, jobs
     assert receiver.taken == [], "another leads"
     await scheduler.planner.run_once()
     await scheduler.tell_alerts()
-    await store.alerts.clear_alert(postgres, alert.rule, alert.subject)
+    await store.fleet.clear_alert(postgres, alert.rule, alert.subject)
     for _ in range(3):
         await scheduler.tell_alerts()
     states = [json.loads(body)["state"] for _, _, body in receiver.taken]
@@ -275,23 +274,25 @@ def events(receiver):
 async def test_an_event_that_is_refused_holds_up_no_other(postgres, receiver, status):
     receiver.refused, receiver.refused_with = ("bad",), status
     for subject in ("bad", "good", "fine"):
-        await store.alerts.raise_alert(postgres, "at_max", subject, "it needs more")
-    at_once = Teller(postgres, receiver.url, derive_key(SECRET, USE), retry=Backoff(0.0, 0.0))
-    await at_once.tell_due()
+        await store.fleet.raise_alert(postgres, "at_max", subject, "it needs more")
+    at_once = AlertSender(postgres, receiver.url, derive_key(SECRET, USE), retry=Backoff(0.0, 0.0))
+    await at_once.send_due()
     assert events(receiver) == [("bad", "raised"), ("good", "raised"), ("fine", "raised")]
-    await store.alerts.clear_alert(postgres, "at_max", "good")
-    await at_once.tell_due()
+    await store.fleet.clear_alert(postgres, "at_max", "good")
+    await at_once.send_due()
     assert events(receiver) == [("good", "cleared"), ("bad", "raised")], "the fresh one first"
     receiver.refused = ()
-    await at_once.tell_due()
-    await at_once.tell_due()
+    await at_once.send_due()
+    await at_once.send_due()
     assert events(receiver) == [("bad", "raised")]
 
 
 async def test_each_event_waits_for_its_own_time(postgres, receiver):
     receiver.refused = ("bad",)
-    later = Teller(postgres, receiver.url, derive_key(SECRET, USE), retry=Backoff(600.0, 600.0))
+    later = AlertSender(
+        postgres, receiver.url, derive_key(SECRET, USE), retry=Backoff(600.0, 600.0)
+    )
     for subject in ("bad", "good"):
-        await store.alerts.raise_alert(postgres, "at_max", subject, "it needs more")
-        await later.tell_due()
+        await store.fleet.raise_alert(postgres, "at_max", subject, "it needs more")
+        await later.send_due()
         assert events(receiver) == [(subject, "raised")]

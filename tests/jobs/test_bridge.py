@@ -102,7 +102,7 @@ async def test_every_verb_of_tasks_and_rooms(app, mail, sql):
         assert app.sync.jobs.takes.take("mail", 1).jobs[0].payload == {"to": "ann"}
         assert mail.sync.job(to="gus") == mail.job(to="gus")
         with pytest.raises(QueueUnknown):
-            app.sync.jobs.queue("none")
+            app.sync.jobs.queues.get("none")
         with pytest.raises(AttributeError):
             mail.sync.no_such_verb()
         with pytest.raises(AttributeError):

@@ -176,10 +176,10 @@ async def test_groups_and_lanes_are_the_callers_too(caller, jobs, mail, sql):
     )
     await caller.run(SAVE)
     await jobs.enqueue_groups([group], tx=caller.tx)
-    await jobs.set_lane("mail", "bob", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
+    await jobs.lanes.set("mail", "bob", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
     await caller.run(BACK)
     ids = await jobs.enqueue_groups([group, group], tx=caller.tx)
-    await jobs.set_lane("mail", "ann", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
+    await jobs.lanes.set("mail", "ann", starts_max=1, window_s=60, concurrency=None, tx=caller.tx)
     assert await sql(WAITING) == []
     await caller.commit()
     assert [row["id"] for row in await sql("SELECT id FROM headrace.job_group ORDER BY id")] == ids

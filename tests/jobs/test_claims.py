@@ -16,7 +16,7 @@ from headrace.jobs.leases import Scan
 async def queue_id(jobs, registry):
     """The id of a queue `q`."""
     registry.task("q", retries=7)(_nothing)
-    return (await jobs.declare_queues())["q"].id
+    return (await jobs.queues.declare())["q"].id
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ async def test_a_lossy_lane_job_is_alone(registry, desk, queue_id, sql, broken_i
 
 async def test_work_ahead(jobs, registry, desk, queue_id):
     registry.task("other")(_nothing)
-    other_id = (await jobs.declare_queues())["other"].id
+    other_id = (await jobs.queues.declare())["other"].id
     both = [queue_id, other_id]
     ahead = await desk.queues_with_work(both)
     assert (ahead.queue_ids, ahead.next_s) == (frozenset(), None)
@@ -198,7 +198,7 @@ async def test_work_ahead(jobs, registry, desk, queue_id):
     assert 20 < ahead.next_s < 51
     await fill(registry, 1, priority=9)
     assert (await desk.queues_with_work(both)).ready == {queue_id}
-    await jobs.pause_queue("q")
+    await jobs.queues.pause("q")
     assert (await desk.queues_with_work(both)).queue_ids == frozenset()
 
 

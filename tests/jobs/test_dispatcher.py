@@ -80,12 +80,12 @@ def open_floor(postgres, jobs, registry, config):
             @registry.task(name, **options)
             async def never_called(job=None): ...
 
-        rows = await jobs.declare_queues()
+        rows = await jobs.queues.declare()
         lines = {t.queue: Line(TaskFacts.of(t), rows[t.queue].id) for t in registry}
         for line in lines.values():
             line.allowance = None
         ids = [line.queue_id for line in lines.values()]
-        host_id = await store.hosts.add_host(postgres, "test", ids, 60)
+        host_id = await store.leases.add_host(postgres, "test", ids, 60)
         desk = Desk(postgres, config, host_id)
         dispatcher = Dispatcher(desk, list(lines.values()), lambda: poll_s)
         running = asyncio.create_task(dispatcher.run())
@@ -371,7 +371,7 @@ async def test_a_job_that_killed_its_process_twice_gets_a_slot_alone(open_floor,
 
 async def test_what_a_slot_spends_is_answered(open_floor, jobs):
     async with open_floor(a={"batch": 1}) as floor:
-        await jobs.set_lane("a", "x", starts_max=2, window_s=60, concurrency=None)
+        await jobs.lanes.set("a", "x", starts_max=2, window_s=60, concurrency=None)
         seat = floor.seat(bound="a")
         for call in (1, 2, 3):
             spend = Spend(call=call, queue="a", lane="x", starts=1, wait_max_s=1.0)

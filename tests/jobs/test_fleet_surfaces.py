@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.jobs import cli, http, store
-from headrace.jobs.fleet.facts import QueueCounts
 from headrace.jobs.fleet.scheduler import Planner
+from headrace.jobs.fleet.state import QueueCounts
 from headrace.kernel.config import load_config
 from headrace.kernel.errors import HeadraceError
 from headrace.web.model import WebConfig
@@ -30,15 +30,15 @@ async def fleet(postgres, jobs, registry, sql):
     @registry.task("mail")
     async def mail(job: dict | None): ...
 
-    queue_id = (await jobs.declare_queues())["mail"].id
+    queue_id = (await jobs.queues.declare())["mail"].id
     await sql("UPDATE headrace.queue SET slots_min = 2")
-    host_id = await store.hosts.add_host(postgres, "a:1", [queue_id], 30)
+    host_id = await store.leases.add_host(postgres, "a:1", [queue_id], 30)
     slots = [{"queue": "mail", "pid": 7, "busy_s": 1.0}]
     await store.fleet.report_host(postgres, host_id, capacity=5, load_per_core=0.5, slots=slots)
     counts = {"done": 8, "failed": 2, "claimed": 10, "wait_s": 5.0, "wait_max_s": 1.5}
     await add_counts(postgres, queue_id, **counts)
     await store.fleet.add_counts(postgres, host_id, [QueueCounts(queue_id=queue_id, ended=10)])
-    await store.alerts.raise_alert(postgres, "at_max", "mail", "it needs more")
+    await store.fleet.raise_alert(postgres, "at_max", "mail", "it needs more")
     await Planner(postgres, jobs, "me").run_once()
     # It leads on, however long the test takes.
     await sql("UPDATE headrace.fleet_plan SET leads_until = now() + interval '1 h'")

@@ -120,7 +120,7 @@ async def test_a_callback_takes_an_object_without_group(jobs, sql, payload):
 
 async def claim(jobs, postgres, queue, jobs_max):
     """Claim as a host of its own would."""
-    queues = await jobs.declare_queues()
+    queues = await jobs.queues.declare()
     desk = await living_desk(postgres, jobs.config, [queues[queue].id])
     return await claim_one(desk, queues[queue].id, jobs_max)
 

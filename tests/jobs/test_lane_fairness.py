@@ -17,7 +17,7 @@ async def queues(jobs, registry):
     """Ids of two queues of one limiter."""
     registry.task("q", limiter="l")(_nothing)
     registry.task("p", limiter="l")(_nothing)
-    return {name: row.id for name, row in (await jobs.declare_queues()).items()}
+    return {name: row.id for name, row in (await jobs.queues.declare()).items()}
 
 
 @pytest.fixture

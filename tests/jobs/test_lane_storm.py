@@ -140,7 +140,7 @@ async def test_a_storm(jobs, registry, postgres, *, config, sql, broken_invarian
     registry.task("a", limiter="l", lane="optional")(_nothing)
     registry.task("b", limiter="l", lane="optional")(_nothing)
     registry.task("far", limiter="far", lane="optional")(_nothing)
-    ids = {name: row.id for name, row in (await jobs.declare_queues()).items()}
+    ids = {name: row.id for name, row in (await jobs.queues.declare()).items()}
     await sql("UPDATE headrace.queue SET keep_done_s = 3600")
     storm = Storm(jobs, postgres, config, ids)
     async with asyncio.timeout(60):

@@ -17,7 +17,7 @@ from headrace.testing.waiting import wait_true
 async def desk(jobs, registry, postgres, config):
     """A desk of a living host, with a queue `q`."""
     registry.task("q")(_nothing)
-    queues = await jobs.declare_queues()
+    queues = await jobs.queues.declare()
     return await living_desk(postgres, config, [queues["q"].id])
 
 
@@ -26,7 +26,7 @@ async def _nothing(job: dict | None) -> None:
 
 
 async def claim(jobs, desk, jobs_max=10):
-    queues = await jobs.declare_queues()
+    queues = await jobs.queues.declare()
     return await claim_one(desk, queues["q"].id, jobs_max)
 
 
@@ -55,14 +55,14 @@ async def test_an_expired_host_claims_nothing_and_cannot_renew(jobs, registry, d
     await registry.get("q").enqueue({})
     await expire_hosts(sql)
     assert await claim(jobs, desk) is None
-    assert not await store.hosts.renew_host(postgres, desk.host_id, 30)
+    assert not await store.leases.renew_host(postgres, desk.host_id, 30)
     assert (await jobs.sweep()).hosts_dropped == 1
 
 
 async def test_a_job_lost_three_times_is_quarantined(jobs, registry, desk, sql, postgres):
     job_id = await registry.get("q").enqueue({}, unique="poison")
     for _ in range(3):
-        queues = await jobs.declare_queues()
+        queues = await jobs.queues.declare()
         doomed = await living_desk(postgres, desk.config, [queues["q"].id])
         assert await claim(jobs, doomed) is not None
         await sql(f"UPDATE headrace.host SET expires_at = now() WHERE id = {doomed.host_id}")
@@ -124,7 +124,7 @@ class Unhurried(Scan):
 
 async def test_marks_move_on_full_claims_and_are_dropped_on_short_ones(jobs, registry, desk):
     await registry.get("q").enqueue_many([{"n": n} for n in range(5)])
-    queues, scan = await jobs.declare_queues(), Unhurried()
+    queues, scan = await jobs.queues.declare(), Unhurried()
     first = scan.marks[5]
     await claim_one(desk, queues["q"].id, 2, scan)
     lease = await claim_one(desk, queues["q"].id, 2, scan)
@@ -138,7 +138,7 @@ async def test_marks_move_on_full_claims_and_are_dropped_on_short_ones(jobs, reg
 
 async def test_many_claimers_share_without_doubling(jobs, registry, postgres, config, desk):
     ids = await registry.get("q").enqueue_many([{"n": n} for n in range(500)])
-    queues = await jobs.declare_queues()
+    queues = await jobs.queues.declare()
 
     async def drain():
         own, scan, found = Desk(postgres, config, desk.host_id), Scan(), []

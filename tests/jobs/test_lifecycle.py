@@ -184,7 +184,7 @@ async def test_priority_and_time_order_the_jobs(jobs, registry, working):
     async with working():
         await wait_true(lambda: len(order) == 3)
     assert order == ["first", "second", "last"]
-    status = await jobs.queue("ordered")
+    status = await jobs.queues.get("ordered")
     assert (status.ready, status.scheduled, status.leased) == (0, 1, 0)
 
 
@@ -272,12 +272,12 @@ async def test_a_paused_queue_hands_out_nothing(jobs, registry, working):
         seen.append(number)
 
     async with working() as worker:
-        await jobs.pause_queue("stoppable")
+        await jobs.queues.pause("stoppable")
         job_id = await handle.enqueue(number=1)
         await wait_true(lambda: worker.statistics()["leases_held"] == 0)
         assert (await jobs.why(job_id)).reason == "queue_paused"
         assert seen == []
-        await jobs.resume_queue("stoppable")
+        await jobs.queues.resume("stoppable")
         await wait_true(lambda: seen)
 
 
@@ -290,7 +290,7 @@ async def test_a_payload_of_another_app_that_does_not_fit_fails_without_its_neig
     async def handle(batch: Batch[Photo]):
         seen.extend(job.payload.number for job in batch)
 
-    await jobs.declare_queues()
+    await jobs.queues.declare()
     elsewhere = Jobs(postgres, jobs.config, Registry())
     bad, good = await elsewhere.enqueue_many(
         [NewJob(queue="typed", payload=p) for p in ({"number": "x"}, {"number": 7})]
@@ -418,7 +418,7 @@ async def _is_cancelled(jobs, job_id):
 
 async def test_hints_that_are_being_sent_are_waited_for(postgres, jobs, registry):
     registry.task("q")(_nothing)
-    queue_id = (await jobs.declare_queues())["q"].id
+    queue_id = (await jobs.queues.declare())["q"].id
     hints, before = Hints(postgres), asyncio.all_tasks()
     hints.tell_later({queue_id})
     [trailing] = asyncio.all_tasks() - before

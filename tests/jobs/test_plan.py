@@ -12,9 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from headrace.jobs.fleet.fill import divide, fill, first_served
 from headrace.jobs.fleet.placement import REPAIRS_MAX
-from headrace.jobs.fleet.plan import HostRoom, QueueNeed, plan
+from headrace.jobs.fleet.plan import HostRoom, QueueNeed, divide, fill, first_served, plan
 
 TAGS = st.sampled_from([None, None, None, "gpu", "ssd"])
 

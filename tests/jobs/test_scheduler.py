@@ -12,9 +12,9 @@ import pytest
 from headrace.engines.sql import compile_query
 from headrace.jobs import NewJob, store
 from headrace.jobs.fleet.alerts import QUEUE_RULES
-from headrace.jobs.fleet.facts import Facts, HostSeen, QueueSeen, question, readings
 from headrace.jobs.fleet.rates import Rate, Reading
 from headrace.jobs.fleet.scheduler import Planner, Scheduler, sight
+from headrace.jobs.fleet.state import Facts, HostSeen, QueueSeen, question, readings
 from headrace.testing.waiting import wait_true
 from queue_counts import add_counts
 
@@ -35,7 +35,7 @@ async def queue_ids(jobs, registry, sql):
     @registry.task("photos", batch=10)
     async def photos(batch): ...
 
-    found = {name: row.id for name, row in (await jobs.declare_queues()).items()}
+    found = {name: row.id for name, row in (await jobs.queues.declare()).items()}
     await sql("UPDATE headrace.queue SET importance = 1, slots_min = 2 WHERE name = 'mail'")
     return found
 
@@ -46,7 +46,7 @@ def add_host(postgres, queue_ids, sql):
 
     async def add(name, *, queues=("mail", "photos"), capacity=10, slots=()):
         ids = [queue_ids[queue] for queue in queues]
-        host_id = await store.hosts.add_host(postgres, name, ids, 30)
+        host_id = await store.leases.add_host(postgres, name, ids, 30)
         await store.fleet.report_host(
             postgres, host_id, capacity=capacity, load_per_core=0.1, slots=slots
         )
@@ -123,7 +123,7 @@ async def test_a_new_leader_without_a_window_leaves_the_map(
     await warm(Planner(postgres, jobs, "heir")).run_once()
     assert await slots_of(postgres, "mail") == {"a": 2}, "the minimum, from free slots"
     assert await slots_of(postgres, "photos") == {"a": 30}, "idle surplus stays until it is needed"
-    await store.hosts.remove_host(postgres, host_id)
+    await store.leases.remove_host(postgres, host_id)
 
 
 async def test_a_standby_takes_over_and_the_old_leader_is_refused(

@@ -11,7 +11,7 @@ from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.jobs import JobState, NewGroup, NewJob
 from headrace.jobs.handling import DONE, Outcome
 from headrace.jobs.leases import Desk
-from headrace.jobs.settling import Said, Unsettled
+from headrace.jobs.settling import Unsettled
 from headrace.jobs.slots.messages import Settled
 from headrace.testing.waiting import wait_true
 
@@ -22,7 +22,7 @@ async def queues(jobs, registry):
     registry.task("q", limiter="l", lane="optional")(_nothing)
     registry.task("next", limiter="l", lane="optional")(_nothing)
     registry.task("far", limiter="other", lane="optional")(_nothing)
-    return {name: row.id for name, row in (await jobs.declare_queues()).items()}
+    return {name: row.id for name, row in (await jobs.queues.declare()).items()}
 
 
 @pytest.fixture
@@ -316,14 +316,14 @@ async def test_two_desks_cannot_settle_the_same_lease(jobs, desk, queues, *, pos
 
 def test_parts_are_taken_in_order_and_put_back_first():
     unsettled = Unsettled()
-    unsettled.add(1, {10: Said("fail")})
+    unsettled.add(1, {10: Outcome("fail")})
     unsettled.add_done(2, 5, may_ride=True)
     unsettled.add_done(3, 5, may_ride=False)
     assert unsettled.jobs == 11
     assert unsettled.take_riders(10).done == {2: 5}
     part = unsettled.take(leases_max=10, jobs_max=100)
     assert (part.done, list(part.said), part.jobs) == ({3: 5}, [1], 6)
-    unsettled.add(1, {10: Said("done"), 11: Said("done")})
+    unsettled.add(1, {10: Outcome("done"), 11: Outcome("done")})
     unsettled.put_back(part)
     assert unsettled.jobs == 7
     again = unsettled.take(leases_max=10, jobs_max=100)
@@ -335,7 +335,7 @@ def test_parts_are_taken_in_order_and_put_back_first():
 def test_a_part_is_bounded_by_leases_and_jobs():
     unsettled = Unsettled()
     for lease_id in range(5):
-        unsettled.add(lease_id, {lease_id * 10 + n: Said("done") for n in range(4)})
+        unsettled.add(lease_id, {lease_id * 10 + n: Outcome("done") for n in range(4)})
     assert len(unsettled.take(leases_max=10, jobs_max=8).said) == 2
     assert len(unsettled.take(leases_max=10, jobs_max=1).said) == 1
     assert len(unsettled.take(leases_max=1, jobs_max=100).said) == 1

@@ -96,7 +96,7 @@ async def facts(jobs, registry):
         @registry.task(name, slots=(0, most))
         async def never_called(job=None): ...
 
-    rows = await jobs.declare_queues()
+    rows = await jobs.queues.declare()
     return [(TaskFacts.of(task), rows[task.queue].id) for task in registry]
 
 
@@ -106,7 +106,7 @@ def open_host(postgres, facts):
 
     async def opened(name):
         ids = [queue_id for _, queue_id in facts]
-        host_id = await store.hosts.add_host(postgres, name, ids, 3600, kind="agent")
+        host_id = await store.leases.add_host(postgres, name, ids, 3600, kind="agent")
         return SimulatedHost(name, host_id, facts)
 
     return opened
@@ -299,13 +299,13 @@ async def test_over_a_lowered_maximum_no_slot_gets_a_further_call(postgres, fact
     await host.allowances.renew(postgres, host.host_id)
     host.start(line)
     assert host.running(few) == 4
-    await jobs.set_queue("few", slots_max=1)
+    await jobs.queues.set("few", slots_max=1)
     await host.allowances.renew(postgres, host.host_id)
     for seat in host.seats[1:]:
         host.end(seat)
         host.start(line)
     assert host.running(few) == 1
-    await jobs.set_queue("few", slots_max=0)
+    await jobs.queues.set("few", slots_max=0)
     await host.allowances.renew(postgres, host.host_id)
     host.end(host.seats[0])
     host.start(line)
@@ -336,7 +336,7 @@ async def test_a_worker_in_one_process_keeps_the_maximum(jobs, registry, working
     @registry.task("once", slots=(0, 1))
     async def runs(job: dict) -> None: ...
 
-    await jobs.declare_queues()
+    await jobs.queues.declare()
     await jobs.enqueue(NewJob(queue="never", payload={}))
     async with working():
         once = await jobs.enqueue(NewJob(queue="once", payload={}))

@@ -21,7 +21,7 @@ NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 async def queue_id(jobs, registry):
     """The id of a queue `q` of limiter `l`."""
     registry.task("q", limiter="l")(_nothing)
-    return (await jobs.declare_queues())["q"].id
+    return (await jobs.queues.declare())["q"].id
 
 
 @pytest.fixture

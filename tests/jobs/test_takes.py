@@ -16,7 +16,7 @@ async def queues(jobs, registry):
     """Queues `q` and `next`; `q` keeps results."""
     registry.task("q", retries=1)(_nothing)
     registry.task("next")(_nothing)
-    return await jobs.declare_queues()
+    return await jobs.queues.declare()
 
 
 async def _nothing(job: dict | None) -> None:
@@ -57,7 +57,7 @@ async def test_a_take_of_nothing_leaves_nothing(jobs, sql):
     taken = await jobs.takes.take("q", 5)
     assert (taken.lease_id, taken.jobs, taken.expires_at) == (None, [], None)
     assert await sql("SELECT id FROM headrace.host") == []
-    await jobs.pause_queue("q")
+    await jobs.queues.pause("q")
     await fill(jobs)
     assert (await jobs.takes.take("q")).jobs == []
 

@@ -54,7 +54,8 @@ from headrace.jobs.errors import (
     ResultGone,
     ResultLate,
 )
-from headrace.jobs.fleet.facts import FleetState, QueueMinute
+from headrace.jobs.fleet.state import FleetState, QueueMinute
+from headrace.jobs.handle import Group, JobRef
 from headrace.jobs.handling import Cancel, Fail, Retry, Snooze
 from headrace.jobs.inhand import Batch, JobInHand, LaneInHand, current_job
 from headrace.jobs.model import (
@@ -77,9 +78,7 @@ from headrace.jobs.model import (
     TakenOutcome,
     Why,
 )
-from headrace.jobs.refs import JobRef
 from headrace.jobs.service import Jobs
-from headrace.jobs.service.groups import Group
 from headrace.jobs.tasks import Call, Queue, Registry, Task
 
 __all__ = [

@@ -1,28 +1,73 @@
-"""How many slots each queue gets, on which hosts, and why: the fleet's plan as a pure function.
-
-The work of a queue is its arrival rate times its mean handler time (Little's law), never anything
-that depends on how many slots it has, so there is no loop that could swing. From the work follow
-two numbers: below the **floor** a queue is given slots, and then up to its **wish**. In a shortage
-minimums come first, then floors by weighted water-filling, and comfort for nobody. What nobody
-wishes helps long backlogs. The plan starts from the current map and ignores deviations within a
-tolerance; idle surplus stays where it is until somebody needs it. Important queues get early and
-give back late. Nothing is remembered between two plans but the map itself.
-
-Chosen among thirteen rules in simulated days of 350 million jobs, 150 queues, 40 hosts and 3,500
-slots; `bench/jobs_day.py` runs such a day with this function. There a backlog of 600,000 slot-seconds
-was gone in 14 min with the help of spare slots and not within an hour without, all else being equal.
-"""
+"""PLAN"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, sqrt
+from math import ceil, floor, sqrt
 from typing import Final, NamedTuple
 
 import msgspec
 
-from headrace.jobs.fleet.fill import divide, fill, first_served
 from headrace.jobs.fleet.placement import Board, Change, HostRoom, net_changes
+
+BISECTIONS = 50
+
+
+def fill(lo: Sequence[int], hi: Sequence[int], weights: Sequence[float], room: int) -> list[int]:
+    """What each gets of `room`: `level * weight * hi` between its `lo` and `hi`, one level for all.
+
+    `lo[i] <= hi[i]` and `sum(lo) <= room` are the caller's; the answer sums up to `room` or, if
+    that is less, to `sum(hi)`.
+    """
+    if sum(hi) <= room:
+        return list(hi)
+    full = [weight * high for weight, high in zip(weights, hi, strict=True)]
+    least, most = 0.0, 1.0 / min(weights)
+    for _ in range(BISECTIONS):
+        level = (least + most) / 2
+        poured = sum(_clip(level * f, lo[i], hi[i]) for i, f in enumerate(full))
+        least, most = (level, most) if poured <= room else (least, level)
+    exact = [_clip(least * f, lo[i], hi[i]) for i, f in enumerate(full)]
+    return _whole(exact, hi, room)
+
+
+def divide(amount: int, among: Sequence[int]) -> list[int]:
+    """Whole parts of `amount <= sum(among)`, in proportion to `among` and none above its own."""
+    total = sum(among)
+    if amount >= total:
+        return list(among)
+    return _whole([amount * part / total for part in among], among, amount)
+
+
+def first_served(wanted: Sequence[int], room: int, *, classes: Sequence[int]) -> list[int]:
+    """`wanted` as far as `room` goes, class after class; in proportion where one fits no longer."""
+    given = [0] * len(wanted)
+    for rank in sorted(set(classes)):
+        members = [i for i, c in enumerate(classes) if c == rank]
+        wants = [wanted[i] for i in members]
+        for i, part in zip(members, divide(min(room, sum(wants)), wants), strict=True):
+            given[i] = part
+            room -= part
+    return given
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return low if value < low else min(value, high)
+
+
+def _whole(exact: Sequence[float], hi: Sequence[int], total: int) -> list[int]:
+    """Round to whole numbers that sum up to `total`: the largest remainders get one more."""
+    parts = [floor(value) for value in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (parts[i] - exact[i], i))
+    missing = total - sum(parts)
+    for i in by_remainder:
+        if missing <= 0:
+            break
+        if parts[i] < hi[i]:
+            parts[i] += 1
+            missing -= 1
+    return parts
+
 
 __all__ = ["HostRoom", "Move", "Plan", "QueueNeed", "QueueShare", "Tuning", "plan", "tuning"]
 

@@ -21,6 +21,7 @@ from typing import Final
 
 from headrace.engines.postgres import Postgres, PostgresBusy
 from headrace.jobs import store
+from headrace.jobs.fleet.alert_webhook import USE, AlertSender
 from headrace.jobs.fleet.alerts import (
     MINUTES_SEEN,
     RULES,
@@ -31,11 +32,9 @@ from headrace.jobs.fleet.alerts import (
     Watch,
     open_alerts,
 )
-from headrace.jobs.fleet.facts import Facts, Question, question, readings
 from headrace.jobs.fleet.plan import Move, Plan, plan
 from headrace.jobs.fleet.rates import Rates, Reading
-from headrace.jobs.fleet.telling import Teller
-from headrace.jobs.fleet.webhook import USE
+from headrace.jobs.fleet.state import Facts, Question, question, readings
 from headrace.jobs.leases import RECONNECT
 from headrace.jobs.service import Jobs
 from headrace.kernel.cancels import require_not_cancelled
@@ -71,7 +70,9 @@ class Scheduler:
         self._jobs = jobs
         self._config = jobs.config
         url = self._config.alerts_webhook_url
-        self._teller = Teller(postgres, url, derive_key(secret, USE)) if url and secret else None
+        self._alert_sender = (
+            AlertSender(postgres, url, derive_key(secret, USE)) if url and secret else None
+        )
         self._declared_s: float | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -112,21 +113,21 @@ class Scheduler:
             return UPKEEP_EVERY_S
         config = self._config
         forgotten = (
-            await store.minutes.drop_minutes(
+            await store.fleet.drop_minutes(
                 self._postgres, kept_s=config.minutes_kept_s, rows_max=ROWS_PER_STEP
             ),
             await store.fleet.drop_decisions(
                 self._postgres, kept_s=config.decisions_kept_s, rows_max=ROWS_PER_STEP
             ),
         )
-        await store.alerts.drop_alerts(self._postgres, kept_s=config.decisions_kept_s)
+        await store.fleet.drop_alerts(self._postgres, kept_s=config.decisions_kept_s)
         await self._jobs.crons.forget()
         return 1.0 if ROWS_PER_STEP in forgotten else UPKEEP_EVERY_S
 
     async def tell_alerts(self) -> float:
         """Send the webhook what it has not taken yet; seconds until the next time."""
-        if self._teller is not None and self.planner.leads:
-            await self._teller.tell_due()
+        if self._alert_sender is not None and self.planner.leads:
+            await self._alert_sender.send_due()
         return TELL_EVERY_S
 
 
@@ -224,9 +225,9 @@ class Planner:
     async def _watch_over(self, facts: Facts, planned: Plan | None) -> None:
         """Evaluate the rules, and note what they say."""
         if self._watch is None:
-            known = await store.alerts.find_alerts(self._postgres, is_open=True, alerts_max=10_000)
+            known = await store.fleet.find_alerts(self._postgres, is_open=True, alerts_max=10_000)
             self._watch = Watch(self._limits(), [(alert.rule, alert.subject) for alert in known])
-        outcomes = await store.minutes.recent_outcomes(self._postgres, minutes=MINUTES_SEEN)
+        outcomes = await store.fleet.recent_outcomes(self._postgres, minutes=MINUTES_SEEN)
         for change in self._watch.observe(sight(facts, planned, outcomes)):
             await self._note_change(change)
         for rule, count in self._watch.open_counts.items():
@@ -234,14 +235,14 @@ class Planner:
 
     async def _note_change(self, change: Change) -> None:
         if change.is_raised:
-            alert = await store.alerts.raise_alert(
+            alert = await store.fleet.raise_alert(
                 self._postgres, change.rule, change.subject, change.text
             )
             if alert is not None:
                 _log.warning(
                     "alert_raised", rule=change.rule, subject=change.subject, text=change.text
                 )
-        elif await store.alerts.clear_alert(self._postgres, change.rule, change.subject):
+        elif await store.fleet.clear_alert(self._postgres, change.rule, change.subject):
             _log.info("alert_cleared", rule=change.rule, subject=change.subject)
 
     def _note_lead(self, *, is_leader: bool) -> None:

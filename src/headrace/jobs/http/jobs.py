@@ -1,7 +1,8 @@
-"""Routes of jobs: enqueue, look, list, cancel, retry."""
+"""Routes of jobs: enqueue, lists, single jobs, bulk actions and takes."""
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
@@ -11,14 +12,35 @@ from litestar import Request, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.jobs.http.scopes import READ, WRITE, parse_job_id
-from headrace.jobs.intake import too_many_jobs
-from headrace.jobs.model import JOBS_PER_CALL_MAX, Job, NewJob, Why
+from headrace.jobs.errors import InvalidTake, JobUnknown, LeaseLost
+from headrace.jobs.model import JOBS_PER_CALL_MAX, Job, JobFilter, NewJob, Taken, TakenOutcome, Why
 from headrace.jobs.service import Jobs
+from headrace.jobs.validation import is_row_id, too_many_jobs
+from headrace.kernel.config import parse_duration_s
 from headrace.kernel.cursors import read_cursor, sign_cursor
 from headrace.kernel.limits import PAGE_ROWS_MAX, ItemsMax
 from headrace.kernel.once import Once
 from headrace.kernel.secrets import Key
+
+READ: Final = {"scope": "jobs:read"}
+
+
+WRITE: Final = {"scope": "jobs:write"}
+
+
+def parse_job_id(text: str) -> int:
+    """An id as it is written in paths: digits alone, not all that `int` takes. Raises: JobUnknown."""
+    if re.fullmatch(r"[0-9]{1,19}", text) is None:
+        raise JobUnknown(text)
+    return int(text)
+
+
+def parse_lease_id(text: str) -> int:
+    """The same for a lease. Raises: LeaseLost."""
+    if re.fullmatch(r"[0-9]{1,19}", text) is None:
+        raise LeaseLost(text)
+    return int(text)
+
 
 LISTING: Final = "jobs"
 
@@ -66,7 +88,7 @@ async def enqueue_jobs(
     given = data if isinstance(data, list) else [data]
     new = [NewJob(queue=queue, **msgspec.structs.asdict(job)) for job in given]
     if not new:
-        await jobs.queue(queue)
+        await jobs.queues.get(queue)
 
     async def enqueue(tx: Any) -> JobsAdded:
         return JobsAdded(ids=await jobs.enqueue_many(new, tx=tx))
@@ -147,4 +169,152 @@ async def retry_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> None:
     await jobs.retry(parse_job_id(job_id))
 
 
-ROUTES: Final[list[Any]] = [enqueue_jobs, list_jobs, get_job, why_job, cancel_job, retry_job]
+BULK_LISTING: Final = "jobs.bulk"
+
+
+class BulkToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`retry`, `cancel` or `delete` the jobs that fit; `dry_run` counts them only."""
+
+    action: str
+    filter: JobFilter
+    dry_run: bool = False
+    cursor: str | None = None
+    """The `next_cursor` of the answer before, to go on."""
+
+
+class BulkTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done; with `more`, send the same again with `cursor` = `next_cursor`."""
+
+    action: str
+    dry_run: bool
+    matched: int
+    changed: int
+    skipped: int
+    more: bool
+    next_cursor: str | None
+
+
+@post(
+    "/v1/jobs/bulk",
+    operation_id="bulkJobs",
+    summary="Retry, cancel or delete many jobs",
+    status_code=200,
+    opt=WRITE,
+)
+async def bulk_jobs(
+    jobs: NamedDependency[Jobs], cursor_key: NamedDependency[Key], data: JSONBody[BulkToDo]
+) -> BulkTold:
+    """Do one bounded step, some seconds long, over the jobs that fit, newest first."""
+    asked = {
+        "action": data.action,
+        "dry_run": data.dry_run,
+        **msgspec.structs.asdict(data.filter),
+    }
+    before = None
+    if data.cursor is not None:
+        before = read_cursor(cursor_key, BULK_LISTING, asked, data.cursor)
+    done = await jobs.bulk(data.action, data.filter, dry_run=data.dry_run, before=before)
+    following = None
+    if done.next_before is not None:
+        following = sign_cursor(cursor_key, BULK_LISTING, asked, done.next_before)
+    return BulkTold(
+        action=done.action,
+        dry_run=done.dry_run,
+        matched=done.matched,
+        changed=done.changed,
+        skipped=done.skipped,
+        more=done.more,
+        next_cursor=following,
+    )
+
+
+class Acked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What became of the jobs of a lease: by id, and `rest` of those not named; without it those stay."""
+
+    outcomes: dict[int, TakenOutcome] = {}
+    rest: TakenOutcome | None = None
+
+
+class Extended(msgspec.Struct, frozen=True, kw_only=True):
+    """When the lease ends now."""
+
+    lease_id: int
+    expires_at: datetime
+
+
+@post(
+    "/v1/queues/{queue:str}/take",
+    operation_id="takeJobs",
+    summary="Take jobs of a queue",
+    status_code=200,
+    opt=WRITE,
+)
+async def take_jobs(
+    jobs: NamedDependency[Jobs],
+    queue: FromPath[str],
+    *,
+    n: FromQuery[int] = 1,
+    lease: FromQuery[str] = "5m",
+    wait: FromQuery[str] = "0s",
+) -> Taken:
+    """Take up to `n` due jobs for `lease`; where there are none, wait for some up to `wait`, 30 s at most."""
+    lease_s, wait_s = _duration_s("lease", lease), _duration_s("wait", wait)
+    return await jobs.takes.take(queue, n, lease_s=lease_s, wait_s=wait_s)
+
+
+@post(
+    "/v1/leases/{lease_id:str}/ack",
+    operation_id="ackLease",
+    summary="Say what became of taken jobs",
+    status_code=204,
+    opt={**WRITE, "large_body": True},
+)
+async def ack_lease(
+    jobs: NamedDependency[Jobs], lease_id: FromPath[str], data: JSONBody[Acked]
+) -> None:
+    """Say what became of jobs of a lease; sending the same again changes nothing while others are left."""
+    number = parse_lease_id(lease_id)
+    if not is_row_id(number):
+        raise LeaseLost(lease_id)
+    if not data.outcomes and data.rest is None:
+        raise InvalidTake(
+            'nothing is said: send `outcomes` by id, or `rest` such as {"outcome": "done"}'
+        )
+    await jobs.takes.ack(number, data.outcomes, rest=data.rest)
+
+
+@post(
+    "/v1/leases/{lease_id:str}/extend",
+    operation_id="extendLease",
+    summary="Keep taken jobs for longer",
+    status_code=200,
+    opt=WRITE,
+)
+async def extend_lease(
+    jobs: NamedDependency[Jobs], lease_id: FromPath[str], lease: FromQuery[str] = "5m"
+) -> Extended:
+    """Let a lease end `lease` from now."""
+    number = parse_lease_id(lease_id)
+    expires_at = await jobs.takes.extend(number, _duration_s("lease", lease))
+    return Extended(lease_id=number, expires_at=expires_at)
+
+
+def _duration_s(name: str, text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise InvalidTake(f"{name}: expected {error}, got {text[:80]!r}") from error
+
+
+ROUTES: Final[list[Any]] = [
+    enqueue_jobs,
+    list_jobs,
+    get_job,
+    why_job,
+    cancel_job,
+    retry_job,
+    bulk_jobs,
+    take_jobs,
+    ack_lease,
+    extend_lease,
+]

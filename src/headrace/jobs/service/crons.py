@@ -8,7 +8,7 @@ that another may go on.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -17,16 +17,14 @@ from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.crons import Cron, NewCron, next_moment
 from headrace.jobs.errors import CronExists, CronFixed, CronUnknown, InvalidCron, QueueUnknown
-from headrace.jobs.fitting import require_fit
-from headrace.jobs.intake import is_storable, prepare_jobs
 from headrace.jobs.model import NewJob
+from headrace.jobs.service.queues import Queues
+from headrace.jobs.tasks import Registry
+from headrace.jobs.validation import is_storable, prepare_jobs
 from headrace.kernel.crash import crash_point
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.ids import require_id
 from headrace.kernel.logs import logger
-
-if TYPE_CHECKING:
-    from headrace.jobs.service.jobs import Jobs
 
 FORGOTTEN_S: Final = 3600.0
 """A cron that no running code declared for so long stops coming; its row stays, should that code return."""
@@ -36,12 +34,23 @@ FIRED_PER_STEP: Final = 100
 _log: Final = logger(__name__)
 
 
+class Enqueue(Protocol):
+    """`Jobs.enqueue`."""
+
+    async def __call__(self, job: NewJob, *, tx: Transaction | None = None) -> int:
+        """Enqueue one job; return its id."""
+
+
 class Crons:
     """The verbs of crons."""
 
-    def __init__(self, postgres: Postgres, jobs: Jobs) -> None:
+    def __init__(
+        self, postgres: Postgres, registry: Registry, queues: Queues, enqueue: Enqueue
+    ) -> None:
         self._postgres = postgres
-        self._jobs = jobs
+        self._registry = registry
+        self._queues = queues
+        self._enqueue = enqueue
 
     async def all(self) -> list[Cron]:
         """Every cron, by name."""
@@ -112,14 +121,14 @@ class Crons:
             async with self._postgres.transaction() as own:
                 return await self.run(name, tx=own)
         found = await self.get(name, tx=tx)
-        job_id = await self._jobs.enqueue(_job(_asked(found)), tx=tx)
+        job_id = await self._enqueue(_job(_asked(found)), tx=tx)
         await store.crons.note_cron_job(borrow(tx), name, job_id)
         return job_id
 
     async def declare(self) -> int:
         """Store the crons of this app's code; how many. One that is invalid is logged and left out."""
         count = 0
-        for declared in self._jobs.registry.crons.values():
+        for declared in self._registry.crons.values():
             cron = NewCron(
                 name=declared.name,
                 spec=declared.spec,
@@ -161,7 +170,7 @@ class Crons:
                     return False
                 name = due.cron.name
                 next_at = next_moment(due.cron.spec, due.cron.tz, max(due.due_at, due.now_at))
-                job_id = await self._jobs.enqueue(_job(due.cron), tx=tx)
+                job_id = await self._enqueue(_job(due.cron), tx=tx)
                 crash_point("jobs.cron_enqueued")
                 await store.crons.move_cron(tx, name, job_id=job_id, next_at=next_at)
                 crash_point("jobs.cron_moved")
@@ -182,10 +191,10 @@ class Crons:
             )
         if not is_storable(cron.queue):
             raise QueueUnknown(cron.queue)
-        require_fit(prepare_jobs([_job(cron)]), self._jobs.registry)
+        prepare_jobs([_job(cron)], self._registry)
         is_known = bool(await store.queues.find_queues(self._postgres, [cron.queue]))
         # Perhaps a queue of this very code, which nobody declared yet.
-        if not is_known and cron.queue not in await self._jobs.declare_queues():
+        if not is_known and cron.queue not in await self._queues.declare():
             raise QueueUnknown(cron.queue)
         return next_moment(cron.spec, cron.tz, await store.crons.database_now(self._postgres))
 

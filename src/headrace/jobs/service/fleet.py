@@ -10,17 +10,19 @@ from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.errors import HostUnknown
 from headrace.jobs.fleet.alerts import Alert
-from headrace.jobs.fleet.facts import DECISIONS_SHOWN, Decision, FleetState
-from headrace.jobs.fleet.load import (
+from headrace.jobs.fleet.state import (
+    DECISIONS_SHOWN,
     FAILURES_COUNTED_MAX,
     FAILURES_SPAN_S,
     LOAD_MINUTES,
     MINUTES_SHOWN,
+    Decision,
     FleetLoad,
+    FleetState,
     QueueFailures,
 )
-from headrace.jobs.intake import is_storable, require_page
 from headrace.jobs.model import JOB_ID_LAST, JobsConfig
+from headrace.jobs.validation import is_storable, require_page
 
 ALERTS_SHOWN: Final = 100
 
@@ -43,7 +45,7 @@ class Fleet:
             ],
             plan=await store.fleet.find_plan(self._postgres),
             decisions=await self.decisions(decisions_max=DECISIONS_SHOWN),
-            alerts_open=await store.alerts.count_open_alerts(self._postgres),
+            alerts_open=await store.fleet.count_open_alerts(self._postgres),
             alerts=await self.alerts(is_open=True),
         )
 
@@ -60,19 +62,19 @@ class Fleet:
 
     async def alerts(self, *, is_open: bool = False) -> list[Alert]:
         """The newest 100 alerts; with `is_open` only those not cleared."""
-        return await store.alerts.find_alerts(
+        return await store.fleet.find_alerts(
             self._postgres, is_open=is_open, alerts_max=ALERTS_SHOWN
         )
 
     async def load(self) -> FleetLoad:
         """What each queue did in the last five minutes and this one, and all of them in the minutes of the last hour."""
-        return await store.minutes.fleet_load(
+        return await store.fleet.fleet_load(
             self._postgres, minutes=LOAD_MINUTES, minutes_shown=MINUTES_SHOWN + 1
         )
 
     async def failures(self) -> list[QueueFailures]:
         """Jobs that failed or were quarantined in the last hour, by queue; of very many the newest 1,000."""
-        return await store.minutes.recent_failures(
+        return await store.fleet.recent_failures(
             self._postgres, span_s=FAILURES_SPAN_S, jobs_max=FAILURES_COUNTED_MAX
         )
 

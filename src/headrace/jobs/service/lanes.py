@@ -10,8 +10,8 @@ from headrace.engines.borrowed import Transaction, borrow
 from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
-from headrace.jobs.intake import is_number, is_storable, require_lane, require_page
 from headrace.jobs.model import Lane, Limiter
+from headrace.jobs.validation import is_number, is_storable, require_lane, require_page
 from headrace.kernel.errors import FieldProblem
 
 SLACK_S: Final = 0.25
@@ -57,7 +57,7 @@ class Lanes:
         if not create:
             with suppress(LaneUnknown):
                 await self._require(limiter, lane)
-        await store.lanes.set_lane(
+        await store.queues.set_lane(
             self._postgres if tx is None else borrow(tx),
             limiter,
             lane,
@@ -71,7 +71,7 @@ class Lanes:
     async def reset(self, limiter: str, lane: str) -> None:
         """Let a lane follow its limiter again, with weight 1 and no pause. Raises: LaneUnknown."""
         await self.get(limiter, lane)
-        await store.lanes.set_lane(
+        await store.queues.set_lane(
             self._postgres,
             limiter,
             lane,
@@ -89,7 +89,7 @@ class Lanes:
         Raises: LimiterUnknown, LaneUnknown.
         """
         await self._require(limiter, lane)
-        await store.lanes.pause_lane(self._postgres, limiter, lane, is_paused=True)
+        await store.queues.pause_lane(self._postgres, limiter, lane, is_paused=True)
 
     async def resume(self, limiter: str, lane: str) -> None:
         """Hand out the lane's jobs again, within the limits that it has.
@@ -97,13 +97,13 @@ class Lanes:
         Raises: LimiterUnknown, LaneUnknown.
         """
         await self._require(limiter, lane)
-        await store.lanes.pause_lane(self._postgres, limiter, lane, is_paused=False)
+        await store.queues.pause_lane(self._postgres, limiter, lane, is_paused=False)
 
     async def get(self, limiter: str, lane: str) -> Lane:
         """A lane's limits and what it is doing. Raises: LaneUnknown."""
         found = None
         if is_storable(limiter) and is_storable(lane):
-            found = await store.lanes.find_lane(self._postgres, limiter, lane)
+            found = await store.queues.find_lane(self._postgres, limiter, lane)
         if found is None:
             raise LaneUnknown(limiter, lane)
         return found
@@ -116,7 +116,7 @@ class Lanes:
         require_page("lanes_max", lanes_max)
         if not is_storable(limiter) or not is_storable(after):
             return []
-        return await store.lanes.list_lanes(
+        return await store.queues.list_lanes(
             self._postgres, limiter, after=after, lanes_max=lanes_max
         )
 
@@ -137,7 +137,7 @@ class Lanes:
             text = f"expected seconds from 0 to {SPEND_WAIT_S_MAX:.0f}"
             problems.append(FieldProblem("/wait_max_s", "invalid", text))
         _refuse(f"lane {lane!r}", problems)
-        return await store.lanes.spend(
+        return await store.queues.spend(
             self._postgres, limiter, lane, starts=starts, wait_max_s=wait_max_s
         )
 
@@ -179,13 +179,15 @@ class Lanes:
     async def reset_limiter(self, limiter: str) -> None:
         """Take a person's limits back: those that code declares hold again, or none. Raises: LimiterUnknown."""
         await self.get_limiter(limiter)
-        if await store.lanes.reset_limiter(self._postgres, limiter):
+        if await store.queues.reset_limiter(self._postgres, limiter):
             await self.spread(limiter)
 
     async def get_limiter(self, limiter: str) -> Limiter:
         """A limiter's limits and the queues that it spans. Raises: LimiterUnknown."""
         found = (
-            await store.lanes.find_limiters(self._postgres, limiter) if is_storable(limiter) else []
+            await store.queues.find_limiters(self._postgres, limiter)
+            if is_storable(limiter)
+            else []
         )
         if not found:
             raise LimiterUnknown(limiter)
@@ -193,13 +195,13 @@ class Lanes:
 
     async def limiters(self) -> Sequence[Limiter]:
         """Every limiter by name."""
-        return await store.lanes.find_limiters(self._postgres)
+        return await store.queues.find_limiters(self._postgres)
 
     async def spread(self, limiter: str) -> None:
         """Let every lane of the limiter that has no limits of its own follow it. Safe to repeat."""
         after: str | None = ""
         while after is not None:
-            after = await store.lanes.spread_limiter(
+            after = await store.queues.spread_limiter(
                 self._postgres, limiter, after=after, lanes_max=LANES_PER_STEP
             )
 
@@ -230,7 +232,7 @@ class Lanes:
         if not is_number(slack_s, 0.001, SLACK_S_MAX):
             text = f"expected seconds over 0, up to {SLACK_S_MAX:.0f}"
             _refuse(f"limiter {limiter!r}", [FieldProblem("/slack_s", "invalid", text)])
-        is_to_spread = await store.lanes.set_limiter(
+        is_to_spread = await store.queues.set_limiter(
             self._postgres,
             limiter,
             starts_max=starts_max,

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from headrace.engines.postgres import ConstraintViolated, Postgres
 from headrace.jobs import store
-from headrace.jobs.errors import InvalidSetting, LimiterFixed, QueueUnknown
-from headrace.jobs.intake import Rows, is_storable, refuse
-from headrace.jobs.model import IMPORTANCE_LAST, QueueSettings, QueueStatus
+from headrace.jobs.errors import InvalidSetting, InvalidSpan, LimiterFixed, QueueUnknown
+from headrace.jobs.fleet.state import QueueMinute
+from headrace.jobs.model import IMPORTANCE_LAST, JobColumns, QueueSettings, QueueStatus
 from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.store.queues import QueueRow
 from headrace.jobs.tasks import QueueDeclared, Registry
-from headrace.jobs.tasks.declared import RETRIES_MAX, SLOTS_MAX
+from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX
+from headrace.jobs.validation import is_storable, refuse
 from headrace.kernel.errors import FieldProblem
 from headrace.kernel.ids import USER_ID
 
@@ -34,16 +36,18 @@ BOUNDS: Final = {
 COUNT_MAX: Final = 100_000
 """Jobs of one state that the look at a queue counts."""
 COUNT_MAX_OF_ALL: Final = 10_000
-"""The same for a look at all queues."""
+"""The same for a list of all queues."""
+MINUTES_SPAN: Final = timedelta(hours=1)
+MINUTES_SPAN_MAX: Final = timedelta(days=2)
 
 
 class Queues:
     """The queues of a registry and their stored ids."""
 
-    def __init__(self, postgres: Postgres, registry: Registry) -> None:
+    def __init__(self, postgres: Postgres, registry: Registry, lanes: Lanes) -> None:
         self._postgres = postgres
         self._registry = registry
-        self._lanes = Lanes(postgres)
+        self._lanes = lanes
         self._rows: dict[str, QueueRow] = {}
         self._declaring: dict[asyncio.AbstractEventLoop, asyncio.Task[dict[str, QueueRow]]] = {}
 
@@ -72,7 +76,7 @@ class Queues:
         self._rows = rows
         return rows
 
-    async def ids(self, jobs: Rows) -> list[int]:
+    async def ids(self, jobs: JobColumns) -> list[int]:
         """The queue's id of each job, by name or alias, stored or declared. Raises: QueueUnknown, InvalidJob."""
         names = jobs.queues
         if not self._rows.keys() >= set(names):
@@ -118,9 +122,15 @@ class Queues:
             raise QueueUnknown(name)
         return found
 
-    async def change(self, name: str, changes: dict[str, Any]) -> QueueSettings:
-        """Set what a person wants of a queue; None takes it back. Raises: QueueUnknown, InvalidSetting."""
-        changes = dict(changes)
+    async def set(self, name: str, *, create: bool = False, **changes: Any) -> QueueSettings:
+        """Override settings of a queue; return the settings in force.
+
+        `paused`, and `importance`, `slots_min`, `slots_max`, `retries`: None restores what the code
+        declares. `create` makes a queue without code if none has the name.
+        Raises: QueueUnknown, InvalidSetting.
+        """
+        if create:
+            await self.create(name)
         before = await self.settings(name)
         is_paused = changes.pop("paused", before.paused)
         _require_valid(before, changes, is_paused=is_paused)
@@ -131,6 +141,14 @@ class Queues:
             await store.queues.set_paused(self._postgres, before.queue, is_paused=is_paused)
         return await self.settings(before.queue)
 
+    async def pause(self, name: str) -> None:
+        """Stop leasing the queue's jobs; running jobs continue. Raises: QueueUnknown."""
+        await self.set(name, paused=True)
+
+    async def resume(self, name: str) -> None:
+        """Lease the queue's jobs again. Raises: QueueUnknown."""
+        await self.set(name, paused=False)
+
     async def create(self, name: str) -> None:
         """Make a queue without code, unless there is one of that name or alias. Raises: InvalidSetting."""
         if USER_ID.fullmatch(name) is None:
@@ -140,15 +158,50 @@ class Queues:
         if await self._find(name) is None:
             await store.queues.create_queue(self._postgres, name)
 
-    async def statuses(self) -> list[QueueStatus]:
-        """Every queue with its backlog, by name."""
+    async def all(self) -> list[QueueStatus]:
+        """Every queue with its backlog, by name. Each count is exact up to 10,000."""
         return await store.queues.queue_statuses(self._postgres, count_max=COUNT_MAX_OF_ALL)
 
-    async def status(self, name: str) -> QueueStatus:
-        """One queue with its backlog. Raises: QueueUnknown."""
+    async def get(self, name: str) -> QueueStatus:
+        """One queue with its backlog, by name or alias; counts are exact up to 100,000.
+
+        Raises: QueueUnknown.
+        """
         await self.settings(name)
         [found] = await store.queues.queue_statuses(self._postgres, name, count_max=COUNT_MAX)
         return found
+
+    async def minutes(
+        self, name: str, *, from_at: datetime | None = None, to_at: datetime | None = None
+    ) -> list[QueueMinute]:
+        """Statistics of a queue by minute, oldest first: the last hour, or a span of up to two days.
+
+        Minutes without work are left out. Raises: QueueUnknown, InvalidSpan.
+        """
+        try:
+            until_at = _in_utc(to_at or datetime.now(UTC) + timedelta(minutes=1))
+            since_at = _in_utc(from_at or until_at - MINUTES_SPAN)
+        except (OverflowError, ValueError) as error:
+            raise InvalidSpan(
+                "minutes: from and to are moments with a time zone such as 2026-11-21T10:00:00Z"
+            ) from error
+        if not timedelta() < until_at - since_at <= MINUTES_SPAN_MAX:
+            raise InvalidSpan(
+                f"minutes from {since_at.isoformat()} to {until_at.isoformat()}: request a span of"
+                f" at most {MINUTES_SPAN_MAX.days} days that begins before it ends"
+            )
+        rows = []
+        if is_storable(name):
+            rows = await store.queues.find_queues(self._postgres, [name])
+        if not rows:
+            raise QueueUnknown(name)
+        return await store.fleet.queue_minutes(
+            self._postgres,
+            rows[0].id,
+            from_at=since_at,
+            to_at=until_at,
+            minutes_max=int(MINUTES_SPAN_MAX.total_seconds() / 60) + 1,
+        )
 
     async def _find(self, name: str) -> QueueSettings | None:
         if not is_storable(name):
@@ -201,3 +254,10 @@ def _lane_missing(queue: QueueRow) -> str:
         f"queue {queue.name!r} has limiter {queue.limiter!r}, which limits jobs with a lane only: give the"
         " job a lane, or declare the task with lane='optional'"
     )
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """The moment in UTC. Raises: ValueError without a time zone; OverflowError outside the calendar."""
+    if moment.tzinfo is None:
+        raise ValueError(moment)
+    return moment.astimezone(UTC)

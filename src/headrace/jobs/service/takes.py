@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -19,7 +20,6 @@ from headrace.engines.postgres import Postgres, Tx
 from headrace.jobs import store
 from headrace.jobs.errors import InvalidTake, LeaseLost, QueueUnknown
 from headrace.jobs.handling import Outcome, settled_outcome
-from headrace.jobs.intake import is_row_id, is_storable
 from headrace.jobs.leases import Scan
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
@@ -28,7 +28,8 @@ from headrace.jobs.model import (
     TakenJob,
     TakenOutcome,
 )
-from headrace.jobs.store.leases import Claims, Said, TakenJobs
+from headrace.jobs.store.leases import Claims, TakenJobs
+from headrace.jobs.validation import is_row_id, is_storable
 from headrace.kernel.errors import FieldProblem
 from headrace.kernel.limits import PAYLOAD_BYTES_MAX
 
@@ -93,12 +94,12 @@ class Takes:
         if not ahead.queue_ids:
             return nothing
         async with self._postgres.transaction() as tx:
-            host_id = await store.hosts.add_host(tx, "taker", [queue_id], lease_s, kind="taker")
+            host_id = await store.leases.add_host(tx, "taker", [queue_id], lease_s, kind="taker")
             claims = await self._claim(tx, host_id, queue_id, n)
             if claims is None:
-                await store.hosts.remove_host(tx, host_id)
+                await store.leases.remove_host(tx, host_id)
                 return nothing
-            expires_at = await store.hosts.expires_at(tx, host_id)
+            expires_at = await store.leases.expires_at(tx, host_id)
         return _taken(claims, expires_at)
 
     async def ack(
@@ -127,7 +128,7 @@ class Takes:
             )
             if fared.lost or fared.busy:
                 raise LeaseLost(lease_id)
-            await store.hosts.end_take(tx, taken.host_id)
+            await store.leases.end_take(tx, taken.host_id)
 
     async def extend(self, lease_id: int, lease_s: float = 300.0) -> datetime:
         """Give a taken lease `lease_s` from now; return when it ends then.
@@ -137,7 +138,7 @@ class Takes:
         _refuse(f"lease {lease_id}", _lease_faults(lease_s))
         expires_at = None
         if is_row_id(lease_id):
-            expires_at = await store.hosts.extend_take(self._postgres, lease_id, lease_s)
+            expires_at = await store.leases.extend_take(self._postgres, lease_id, lease_s)
         if expires_at is None:
             raise LeaseLost(lease_id)
         return expires_at
@@ -169,7 +170,7 @@ class Takes:
 
     async def _said(
         self, tx: Tx, lease_id: int, taken: TakenJobs, outcomes: Mapping[int, TakenOutcome]
-    ) -> dict[int, Said]:
+    ) -> dict[int, Outcome]:
         """What is recorded for `outcomes`. Raises: InvalidTake, QueueUnknown."""
         problems = []
         for job_id, outcome in outcomes.items():
@@ -191,9 +192,7 @@ class Takes:
                 backoff=self._config.backoff,
             )
             result = None if given.result is None else msgspec.json.encode(given.result)
-            said[job_id] = Said(
-                final.word, final.after_s, final.error, result=result, queue=given.queue
-            )
+            said[job_id] = replace(final, result=result, queue=given.queue)
         return said
 
 

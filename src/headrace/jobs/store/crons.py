@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.engines.postgres import Row, Runner
 from headrace.jobs.crons import Cron, NewCron
-from headrace.jobs.store.sql import SQL
+from headrace.jobs.sql import SQL
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,34 @@
-"""The fleet in PostgreSQL: what hosts report and add up, what is known of queues, the plan and who may write it."""
+"""The fleet in PostgreSQL: reports of hosts, counts, the plan and its leader, alerts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from headrace.engines.postgres import Row, Runner
-from headrace.jobs.fleet.facts import (
+from headrace.jobs.fleet.alerts import Alert
+from headrace.jobs.fleet.plan import Move
+from headrace.jobs.fleet.state import (
     Decision,
     FleetHost,
+    FleetLoad,
+    FleetMinute,
     HostSeen,
     HostSlot,
     PlanHead,
     Planned,
     QueueCounts,
+    QueueFailures,
+    QueueLoad,
+    QueueMinute,
     QueueSeen,
     SlotsAsked,
     by_host,
 )
-from headrace.jobs.fleet.plan import Move
-from headrace.jobs.store.sql import SQL
+from headrace.jobs.sql import SQL
 
 _SLOTS = msgspec.json.Decoder(list[HostSlot])
 
@@ -223,3 +230,94 @@ def _host(row: Row) -> FleetHost:
         reported_at=row["reported_at"],
         slots=_SLOTS.decode(row["slots"]),
     )
+
+
+async def queue_minutes(
+    runner: Runner, queue_id: int, *, from_at: datetime, to_at: datetime, minutes_max: int
+) -> list[QueueMinute]:
+    """What the queue did from `from_at` up to before `to_at`, oldest minute first; idle minutes have no row."""
+    rows = await runner.all(
+        SQL.queue_minutes, queue=queue_id, from_at=from_at, to_at=to_at, minutes_max=minutes_max
+    )
+    return [QueueMinute(**row) for row in rows]
+
+
+async def fleet_load(runner: Runner, *, minutes: int, minutes_shown: int) -> FleetLoad:
+    """What each queue did in the last `minutes`, and all of them in each of the last `minutes_shown`."""
+    span_s = await runner.value(SQL.load_span, minutes=minutes)
+    queues = await runner.all(SQL.queue_loads, minutes=minutes)
+    shown = await runner.all(SQL.fleet_minutes, minutes=minutes_shown)
+    return FleetLoad(
+        span_s=span_s,
+        queues=[QueueLoad(**row) for row in queues],
+        minutes=[FleetMinute(**row) for row in shown],
+    )
+
+
+async def recent_failures(runner: Runner, *, span_s: float, jobs_max: int) -> list[QueueFailures]:
+    """Failures of the last `span_s`, the newest `jobs_max`, by queue and state."""
+    rows = await runner.all(SQL.recent_failures, span_s=span_s, jobs_max=jobs_max)
+    return [QueueFailures(**row) for row in rows]
+
+
+async def recent_outcomes(runner: Runner, *, minutes: int) -> dict[int, tuple[int, int]]:
+    """By id of queue how many jobs ended done, and otherwise, in the last minutes."""
+    rows = await runner.all(SQL.recent_outcomes, minutes=minutes)
+    return {row["queue"]: (row["done"], row["failed"]) for row in rows}
+
+
+async def fold_counts(runner: Runner, *, rows_max: int) -> int:
+    """Add counts that are not yet added up to minutes and totals, the oldest first; how many rows."""
+    return int(await runner.value(SQL.fold_counts, rows_max=rows_max))
+
+
+async def drop_minutes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
+    """Forget minutes that were kept long enough; how many."""
+    return await runner.run(SQL.drop_minutes, kept_s=kept_s, rows_max=rows_max)
+
+
+async def raise_alert(runner: Runner, rule: str, subject: str, text: str) -> Alert | None:
+    """Note that a rule is broken; None where that is noted already."""
+    row = await runner.one(SQL.raise_alert, rule=rule, subject=subject, text=text)
+    return Alert(rule=rule, subject=subject, text=text, **row) if row is not None else None
+
+
+async def clear_alert(runner: Runner, rule: str, subject: str) -> Alert | None:
+    """Note that a rule is kept again; None where it was not known as broken."""
+    row = await runner.one(SQL.clear_alert, rule=rule, subject=subject)
+    return Alert(rule=rule, subject=subject, **row) if row is not None else None
+
+
+async def find_alerts(runner: Runner, *, is_open: bool, alerts_max: int) -> list[Alert]:
+    """Alerts, newest first; with `is_open` only those not cleared."""
+    rows = await runner.all(SQL.alerts, is_open=is_open, alerts_max=alerts_max)
+    return [Alert(**row) for row in rows]
+
+
+async def count_open_alerts(runner: Runner) -> int:
+    """How many alerts are open."""
+    [row] = await runner.all(SQL.count_open_alerts)
+    return int(row["alerts"])
+
+
+async def drop_alerts(runner: Runner, *, kept_s: float) -> int:
+    """Forget cleared alerts that were kept long enough; how many."""
+    return await runner.run(SQL.drop_alerts, kept_s=kept_s)
+
+
+async def unsent_alerts(
+    runner: Runner, *, age_s: float, alerts_max: int
+) -> list[tuple[Alert, bool]]:
+    """What the webhook has not taken yet, none older than `age_s`; true: that it was raised, else that it was cleared."""
+    rows = await runner.all(SQL.unsent_alerts, age_s=age_s, alerts_max=alerts_max)
+    found = []
+    for row in rows:
+        fields = dict(row)
+        is_raise = not fields.pop("is_raise_sent")
+        found.append((Alert(**fields), is_raise))
+    return found
+
+
+async def mark_sent(runner: Runner, alert_id: int, *, is_raise: bool) -> None:
+    """Note that the webhook took it."""
+    await runner.run(SQL.mark_sent, alert=alert_id, is_raise=is_raise)

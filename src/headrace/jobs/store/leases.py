@@ -1,4 +1,4 @@
-"""Claims and settlements: each is one function of the database, so one round trip and all or nothing."""
+"""Leases and the hosts that hold them: claims and settlements, each one round trip."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from headrace.engines.postgres import Row, Runner
-from headrace.jobs.handling import bounded_text
+from headrace.jobs.handling import Outcome, bounded_text
 from headrace.jobs.model import (
     ERROR_CHARACTERS_MAX,
     PRIORITY_LAST,
@@ -16,7 +16,70 @@ from headrace.jobs.model import (
     JobsConfig,
 )
 from headrace.jobs.slots.messages import Work
-from headrace.jobs.store.sql import SQL
+from headrace.jobs.sql import SQL
+
+
+async def add_host(
+    runner: Runner,
+    name: str,
+    queue_ids: Sequence[int],
+    lease_s: float,
+    *,
+    kind: str = "work",
+    tags: Sequence[str] = (),
+    cores: int = 1,
+) -> int:
+    """Register a host; return its id. `kind`: `agent`, `work` or `taker`."""
+    host_id = await runner.value(
+        SQL.add_host,
+        name=name,
+        queues=list(queue_ids),
+        lease_s=lease_s,
+        kind=kind,
+        tags=list(tags),
+        cores=cores,
+    )
+    return int(host_id)
+
+
+async def renew_host(runner: Runner, host_id: int, lease_s: float) -> bool:
+    """Whether the host still was there to be renewed."""
+    return await runner.value(SQL.renew_host, host=host_id, lease_s=lease_s) is not None
+
+
+async def extend_take(runner: Runner, lease_id: int, lease_s: float) -> datetime | None:
+    """Give a taker's lease `lease_s` from now; when it ends then, or None where it is over."""
+    expires_at: datetime | None = await runner.value(
+        SQL.extend_take, lease=lease_id, lease_s=lease_s
+    )
+    return expires_at
+
+
+async def expires_at(runner: Runner, host_id: int) -> datetime:
+    """When the host's leases end unless they are renewed."""
+    moment: datetime = await runner.value(SQL.host_expires_at, host=host_id)
+    return moment
+
+
+async def remove_host(runner: Runner, host_id: int) -> None:
+    """Take the host away."""
+    await runner.run(SQL.remove_host, host=host_id)
+
+
+async def end_take(runner: Runner, host_id: int) -> None:
+    """Take a taker away if it holds nothing any more."""
+    await runner.run(SQL.end_take, host=host_id)
+
+
+async def expire_host(runner: Runner, host_id: int) -> None:
+    """Let the host expire now."""
+    await runner.run(SQL.expire_host, host=host_id)
+
+
+async def drop_hosts(runner: Runner) -> int:
+    """Remove expired hosts without leases."""
+    return await runner.run(SQL.drop_hosts)
+
 
 PRIORITIES: Final = tuple(range(PRIORITY_LAST + 1))
 
@@ -75,19 +138,7 @@ class Claims:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What is to become of one job."""
-
-    word: str
-    delay_s: float | None = None
-    error: str = ""
-    traceback: str = ""
-    result: bytes | None = None
-    queue: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fared:
+class SettleResult:
     """Which leases of a settlement were gone, and which somebody's transaction holds."""
 
     lost: Sequence[int] = ()
@@ -135,9 +186,7 @@ async def claim_ready(
         done=list(done),
     )
     first = rows[0]
-    return _claims(
-        rows, moved=first["moved"], lost=first["lost"] or (), busy=first["busy"] or ()
-    )
+    return _claims(rows, moved=first["moved"], lost=first["lost"] or (), busy=first["busy"] or ())
 
 
 async def claim_lanes(
@@ -202,33 +251,39 @@ def _claims(rows: list[Row], **rest: Any) -> Claims:
 async def settle(
     runner: Runner,
     *,
-    jobs: Mapping[int, Mapping[int, Said]] | None = None,
+    jobs: Mapping[int, Mapping[int, Outcome]] | None = None,
     whole: Iterable[int] = (),
     word: str = "done",
     losses_max: int,
     progressed: Iterable[int] = (),
-) -> Fared:
-    """Settle `jobs`, by lease and id, and of the leases `whole` all that is left, by one `word`.
+) -> SettleResult:
+    """Record `jobs`, by lease and id, and `word` for every job left of the leases `whole`.
 
     One statement. Settling a job again changes nothing.
     """
-    said = [(lease, job, one) for lease, some in (jobs or {}).items() for job, one in some.items()]
+    settled = [
+        (lease, job, outcome)
+        for lease, outcomes in (jobs or {}).items()
+        for job, outcome in outcomes.items()
+    ]
     row: Any = await runner.one(
         SQL.settle,
         whole=list(whole),
         outcome=word,
-        leases=[lease for lease, _, _ in said],
-        ids=[job for _, job, _ in said],
-        outcomes=[one.word for _, _, one in said],
-        delays_s=[one.delay_s for _, _, one in said],
-        errors=[bounded_text(one.error, ERROR_CHARACTERS_MAX) for _, _, one in said],
-        tracebacks=[bounded_text(one.traceback, TRACEBACK_CHARACTERS_MAX) for _, _, one in said],
-        results=[one.result for _, _, one in said],
-        queues=[one.queue for _, _, one in said],
+        leases=[lease for lease, _, _ in settled],
+        ids=[job for _, job, _ in settled],
+        outcomes=[outcome.word for _, _, outcome in settled],
+        delays_s=[outcome.after_s for _, _, outcome in settled],
+        errors=[bounded_text(outcome.error, ERROR_CHARACTERS_MAX) for _, _, outcome in settled],
+        tracebacks=[
+            bounded_text(outcome.traceback, TRACEBACK_CHARACTERS_MAX) for _, _, outcome in settled
+        ],
+        results=[outcome.result for _, _, outcome in settled],
+        queues=[outcome.queue for _, _, outcome in settled],
         losses_max=losses_max,
         progressed=list(progressed),
     )
-    return Fared() if row is None else Fared(row["lost"] or (), row["busy"] or ())
+    return SettleResult() if row is None else SettleResult(row["lost"] or (), row["busy"] or ())
 
 
 async def is_lease_held(tx: Runner, lease_id: int) -> bool:

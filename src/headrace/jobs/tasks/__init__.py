@@ -13,7 +13,7 @@ handler never sees a shape it did not ask for.
 
 from __future__ import annotations
 
-from headrace.jobs.tasks.declared import (
+from headrace.jobs.tasks.options import (
     CronDeclared,
     LimiterDeclared,
     LimiterOptions,

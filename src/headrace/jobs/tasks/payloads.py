@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.jobs.errors import InvalidTask
 from headrace.jobs.inhand import Batch, JobInHand
-from headrace.jobs.tasks.declared import OWN_OPTIONS, JobOptions
+from headrace.jobs.tasks.options import OWN_OPTIONS, JobOptions
 
 
 class Payloads:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
+from headrace.jobs.bridge import Bridge
 from headrace.jobs.errors import InvalidTask
-from headrace.jobs.tasks.declared import (
+from headrace.jobs.handle import JobService
+from headrace.jobs.tasks.options import (
     SLACK,
     CronDeclared,
     LimiterDeclared,
@@ -20,10 +22,6 @@ from headrace.jobs.tasks.declared import (
 )
 from headrace.jobs.tasks.task import Queue, Task
 from headrace.kernel.config import parse_duration_s
-
-if TYPE_CHECKING:
-    from headrace.jobs.bridge import Bridge
-    from headrace.jobs.service import Jobs
 
 Hook = Callable[[], Awaitable[None] | None]
 H = TypeVar("H", bound=Callable[..., Any])
@@ -43,11 +41,11 @@ class Registry:
         """`def (call, next)`: around every call of a sync handler, in its thread."""
         self._tasks: dict[str, Task] = {}
         self._queues: dict[str, Queue] = {}
-        self._provider: Callable[[], Jobs] | None = None
+        self._provider: Callable[[], JobService] | None = None
         self._bridge: Callable[[], Bridge] | None = None
 
     def bind(
-        self, provider: Callable[[], Jobs], *, sync: Callable[[], Bridge] | None = None
+        self, provider: Callable[[], JobService], *, sync: Callable[[], Bridge] | None = None
     ) -> None:
         """Say where the tasks' `enqueue` finds the service; called when a job is first enqueued."""
         self._provider = provider
@@ -176,7 +174,7 @@ class Registry:
         queue.bridge = self._bridge
         self._queues[queue.queue] = queue
 
-    def _service(self) -> Jobs:
+    def _service(self) -> JobService:
         if self._provider is None:
             raise InvalidTask("these tasks are bound to no app: call Registry.bind first")
         return self._provider()

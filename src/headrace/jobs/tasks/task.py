@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from headrace.engines.borrowed import Transaction
-from headrace.jobs.bridge import View
+from headrace.jobs.bridge import Bridge, View
 from headrace.jobs.errors import InvalidTask, PayloadNewer
+from headrace.jobs.handle import Group, JobRef, JobService, Origin
 from headrace.jobs.inhand import JobInHand
 from headrace.jobs.model import VERSION_LAST, NewJob
-from headrace.jobs.refs import JobRef, Origin
-from headrace.jobs.tasks.declared import (
+from headrace.jobs.tasks.options import (
     CONCURRENCY_MAX,
     JobOptions,
     QueueDeclared,
@@ -26,11 +26,6 @@ from headrace.jobs.tasks.declared import (
 )
 from headrace.jobs.tasks.payloads import Fields, Payloads
 from headrace.kernel.config import parse_duration_s
-
-if TYPE_CHECKING:
-    from headrace.jobs.bridge import Bridge
-    from headrace.jobs.service import Jobs
-    from headrace.jobs.service.groups import Group
 
 _MISSING: Final = object()
 _CELERY: Final = ("delay", "apply_async")
@@ -57,7 +52,7 @@ class Queue:
         self.declared: QueueDeclared = declared_queue(queue, options)
         self.queue = queue
         self.limiter = self.declared.limiter
-        self.jobs: Callable[[], Jobs] | None = None
+        self.jobs: Callable[[], JobService] | None = None
         self.bridge: Callable[[], Bridge] | None = None
 
     @property
@@ -150,7 +145,7 @@ class Queue:
         origin = self._origin(jobs)
         return [JobRef.of(job_id, origin) for job_id in ids]
 
-    def service(self) -> Jobs:
+    def service(self) -> JobService:
         """Where its jobs go. Raises: InvalidTask, where it belongs to no app."""
         if self.jobs is None:
             raise InvalidTask(
@@ -207,7 +202,7 @@ class Queue:
             " enqueue_many([...])"
         )
 
-    def _origin(self, jobs: Jobs) -> Origin:
+    def _origin(self, jobs: JobService) -> Origin:
         return Origin(jobs, self.declared.keep_result, self.bridge)
 
     def _require_fit(self, payload: Any) -> None:

@@ -13,19 +13,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-import msgspec
-
-from headrace.engines.postgres import Postgres, Row, Runner
+from headrace.engines.postgres import Postgres, Row
 from headrace.jobs import store
 from headrace.jobs.errors import (
     InvalidFilter,
-    JobNotEnded,
     JobNotWaiting,
-    JobUnknown,
-    KeyTaken,
     QueueUnknown,
 )
-from headrace.jobs.intake import is_name, is_storable, require_job_id, require_page
 from headrace.jobs.model import (
     JOB_ID_LAST,
     JOBS_PER_CALL_MAX,
@@ -34,12 +28,10 @@ from headrace.jobs.model import (
     Job,
     JobFilter,
     JobPage,
-    JobProgress,
     JobState,
-    Why,
 )
-from headrace.jobs.reasons import why_waits
-from headrace.jobs.store.lookup import Sought
+from headrace.jobs.store.jobs import Sought
+from headrace.jobs.validation import is_name, is_storable, require_page
 from headrace.kernel.errors import FieldProblem
 
 WINDOW_ROWS: Final = 20_000
@@ -51,7 +43,7 @@ AHEAD_MAX: Final = 10_000
 """Jobs that go before another are counted so far."""
 TEXT_CHARACTERS_MAX: Final = 200
 LISTED: Final = tuple(state.value for state in JobState if state is not JobState.GONE)
-STEERED: Final = {
+CHANGEABLE: Final = {
     "retry": STATES_BY_ENDING,
     "cancel": ("scheduled", "ready"),
     "delete": tuple(state for state in LISTED if state != JobState.LEASED),
@@ -60,84 +52,31 @@ STEERED: Final = {
 ListRows = Callable[..., Awaitable[list[Row]]]
 
 
-class Steering:
+class BulkActions:
     """The verbs; `Jobs` has them under the same names."""
 
     def __init__(self, postgres: Postgres) -> None:
         self._postgres = postgres
 
-    async def job(self, job_id: int, *, tx: Runner | None = None) -> Job:
-        """The job in any state; `gone` where it ended and was not kept. Raises: JobUnknown."""
-        require_job_id(job_id)
-        runner = tx or self._postgres
-        found = await _find(runner, job_id)
-        if found is not None:
-            return found
-        if job_id > await store.lookup.newest_job_id(runner):
-            raise JobUnknown(job_id)
-        # A job on the move between its places can be missed by a look at one after the other.
-        return await _find(runner, job_id) or Job(id=job_id, state=JobState.GONE)
-
-    async def why(self, job_id: int) -> Why:
-        """Why the job is where it is. Raises: JobUnknown."""
-        job = await self.job(job_id)
-        facts, retries = None, 0
-        if job.state is JobState.READY:
-            facts = await store.lookup.why_waiting(self._postgres, job_id, count_max=AHEAD_MAX)
-            if facts is None:
-                job = await self.job(job_id)
-        if job.error is not None and job.queue is not None and job.ended_at is None:
-            retries = await store.lookup.retries_of(self._postgres, job.queue)
-        return why_waits(job, facts, ahead_max=AHEAD_MAX, retries=retries)
-
     async def find(self, wanted: JobFilter, *, before: int | None, jobs_max: int) -> JobPage:
         """A page of jobs that fit. Raises: InvalidFilter, QueueUnknown."""
         require_page("jobs_max", jobs_max)
         sought = await self._sought(wanted, LISTED)
-        rows, left = await self._search(store.lookup.list_jobs, sought, before, jobs_max)
-        return JobPage(jobs=[store.lookup.listed_job(row) for row in rows], next_before=left)
+        rows, left = await self._search(store.jobs.list_jobs, sought, before, jobs_max)
+        return JobPage(jobs=[store.jobs.listed_job(row) for row in rows], next_before=left)
 
-    async def cancel(self, job_id: int, *, tx: Runner | None = None) -> None:
-        """Cancel a job that waits. Raises: JobUnknown, JobNotWaiting."""
-        require_job_id(job_id)
-        if not await store.steering.cancel_jobs(tx or self._postgres, [job_id]):
-            raise _not_waiting(await self.job(job_id, tx=tx), "cancelled")
-
-    async def delete(self, job_id: int, *, tx: Runner | None = None) -> None:
-        """Remove a job for good that waits or ended. Raises: JobUnknown, JobNotWaiting."""
-        require_job_id(job_id)
-        if not await store.steering.delete_jobs(tx or self._postgres, [job_id], STEERED["delete"]):
-            raise _not_waiting(await self.job(job_id, tx=tx), "deleted")
-
-    async def retry(self, job_id: int, *, tx: Runner | None = None) -> None:
-        """Give an ended job another life. Raises: JobUnknown, JobNotEnded, KeyTaken."""
-        require_job_id(job_id)
-        retried, taken = await store.steering.retry_jobs(
-            tx or self._postgres, [job_id], STEERED["retry"]
-        )
-        if taken:
-            raise KeyTaken(
-                f"job {job_id}: another unfinished job has its unique key: let that one end first"
-            )
-        if not retried:
-            job = await self.job(job_id, tx=tx)
-            raise JobNotEnded(
-                f"job {job_id} is {job.state.value}: only a failed, cancelled or quarantined job"
-                " that is kept can be retried"
-            )
-
-    async def bulk(
+    async def apply(
         self, action: str, wanted: JobFilter, *, dry_run: bool, before: int | None
     ) -> BulkDone:
         """One bounded step of an action. Raises: InvalidFilter, QueueUnknown."""
         _require_action(action, wanted)
-        sought = await self._sought(wanted, STEERED[action], f"which {action} can change")
+        sought = await self._sought(wanted, CHANGEABLE[action], f"which {action} can change")
         ends_s = time.monotonic() + BULK_S
         matched = changed = 0
         step = JOBS_PER_COUNT if dry_run else JOBS_PER_STEP
         left = before
         while True:
-            rows, left = await self._search(store.lookup.list_ids, sought, left, step)
+            rows, left = await self._search(store.jobs.list_ids, sought, left, step)
             matched += len(rows)
             if rows and not dry_run:
                 changed += await self._change(action, [row["id"] for row in rows], sought.states)
@@ -156,11 +95,11 @@ class Steering:
     async def _change(self, action: str, ids: list[int], states: Sequence[str]) -> int:
         """How many were changed; what went on to other states since it was found is left alone."""
         if action == "retry":
-            retried, _ = await store.steering.retry_jobs(self._postgres, ids, states)
+            retried, _ = await store.jobs.retry_jobs(self._postgres, ids, states)
             return len(retried)
         if action == "cancel":
-            return len(await store.steering.cancel_jobs(self._postgres, ids))
-        return len(await store.steering.delete_jobs(self._postgres, ids, states))
+            return len(await store.jobs.cancel_jobs(self._postgres, ids))
+        return len(await store.jobs.delete_jobs(self._postgres, ids, states))
 
     async def _search(
         self, list_rows: ListRows, sought: Sought, before: int | None, rows_max: int
@@ -213,24 +152,7 @@ class Steering:
         )
 
 
-async def _find(runner: Runner, job_id: int) -> Job | None:
-    found = await store.lookup.find_job(runner, job_id)
-    if found is None:
-        row = await store.kept.find_done(runner, job_id)
-        if row is None:
-            return None
-        kept = store.lookup.job_from_row(row)
-        result = None if row["result"] is None else msgspec.json.decode(row["result"])
-        return msgspec.structs.replace(kept, result=result)
-    if found.state is JobState.LEASED:
-        told = await store.kept.find_progress(runner, job_id)
-        if told is not None:
-            progress = JobProgress(ratio=told.ratio, text=told.text, at=told.at)
-            return msgspec.structs.replace(found, progress=progress)
-    return found
-
-
-def _not_waiting(job: Job, wanted: str) -> JobNotWaiting:
+def not_waiting(job: Job, wanted: str) -> JobNotWaiting:
     match job.state:
         case JobState.LEASED:
             advice = f"{job.host} runs it: wait for its end, or let its handler end it"
@@ -243,8 +165,8 @@ def _not_waiting(job: Job, wanted: str) -> JobNotWaiting:
 
 def _require_action(action: str, wanted: JobFilter) -> None:
     """Refuse what is no action, and an action on whatever there is. Raises: InvalidFilter."""
-    if action not in STEERED:
-        _refuse([("action", f"expected one of {', '.join(STEERED)}, got {str(action)[:40]!r}")])
+    if action not in CHANGEABLE:
+        _refuse([("action", f"expected one of {', '.join(CHANGEABLE)}, got {str(action)[:40]!r}")])
     if (wanted.queue, wanted.state, wanted.lane, wanted.ids) == (None, None, None, None):
         _refuse([("filter", "expected a queue, a state, a lane or ids: this means every job")])
 

@@ -8,7 +8,6 @@ from typing import Final
 from headrace.engines.postgres import Postgres, PostgresBusy
 from headrace.jobs import store
 from headrace.jobs.model import JobsConfig, Sweep
-from headrace.jobs.service.groups import OPEN_S_MAX
 from headrace.jobs.service.lanes import Lanes
 from headrace.kernel.logs import SparseLogger, logger
 
@@ -18,12 +17,14 @@ JOBS_PER_SWEEP: Final = 5_000
 LANES_PER_SWEEP: Final = 1_000
 LANE_IDLE_S: Final = 3_600.0
 TEND_EVERY_S: Final = 60.0
+GROUP_OPEN_S_MAX: Final = 7 * 86_400.0
+"""An open group is dropped after this, since its process must have died."""
 GROUPS_PER_TENDING: Final = 1_000
 _log: Final = logger(__name__)
 _often: Final = SparseLogger(_log)
 
 
-class Sweeping:
+class Sweeper:
     """Returns leases of dead hosts, moves due jobs into their lanes, adds up counts, forgets what is over."""
 
     def __init__(self, postgres: Postgres, config: JobsConfig, lanes: Lanes) -> None:
@@ -40,19 +41,19 @@ class Sweeping:
         if stuck:
             _log.warning("stuck_claims_ended", claims=stuck)
         returned = await self._return_leases()
-        moved = await store.backlog.move_due(self._postgres, jobs_max=JOBS_PER_SWEEP)
-        dropped = await store.lookup.drop_failed(
+        moved = await store.jobs.move_due(self._postgres, jobs_max=JOBS_PER_SWEEP)
+        dropped = await store.jobs.drop_failed(
             self._postgres, kept_s=self._config.failed_kept_s, jobs_max=JOBS_PER_SWEEP
         )
-        hosts = await store.hosts.drop_hosts(self._postgres)
-        last, removed = await store.lanes.remove_idle_lanes(
+        hosts = await store.leases.drop_hosts(self._postgres)
+        last, removed = await store.queues.remove_idle_lanes(
             self._postgres, self._lane_after, lanes_max=LANES_PER_SWEEP, idle_s=LANE_IDLE_S
         )
         self._lane_after = last or ("", "")
-        for limiter in await store.lanes.unspread_limiters(self._postgres):
+        for limiter in await store.queues.unspread_limiters(self._postgres):
             await self._lanes.spread(limiter)
-        kept = await store.kept.drop_kept(self._postgres, jobs_max=JOBS_PER_SWEEP)
-        folded = await store.minutes.fold_counts(self._postgres, rows_max=JOBS_PER_SWEEP)
+        kept = await store.jobs.drop_expired_done(self._postgres, jobs_max=JOBS_PER_SWEEP)
+        folded = await store.fleet.fold_counts(self._postgres, rows_max=JOBS_PER_SWEEP)
         await self._tend()
         leases_returned = sum(count > 0 for count in returned)
         return Sweep(
@@ -98,9 +99,9 @@ class Sweeping:
         now_s = time.monotonic()
         if self._tended_s is None or now_s - self._tended_s > TEND_EVERY_S:
             self._tended_s = now_s
-            await store.kept.tend_kept(self._postgres)
-            forgotten = await store.groups.drop_left_open(
-                self._postgres, open_s=OPEN_S_MAX, groups_max=GROUPS_PER_TENDING
+            await store.jobs.maintain_done_partitions(self._postgres)
+            forgotten = await store.jobs.drop_abandoned_groups(
+                self._postgres, open_s=GROUP_OPEN_S_MAX, groups_max=GROUPS_PER_TENDING
             )
             if forgotten:
                 _log.warning("groups_left_open", groups=forgotten)

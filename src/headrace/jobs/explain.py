@@ -16,8 +16,8 @@ ERROR_CHARACTERS_TOLD: Final = 200
 GONE_TEXT: Final = "it ended and was not kept, or its transaction is not committed"
 
 
-def why_waits(job: Job, facts: Any, *, ahead_max: int, retries: int = 0) -> Why:
-    """What keeps the job where it is; `facts` as `store.lookup.why_waiting` gives them of a due job."""
+def explain_wait(job: Job, facts: Any, *, ahead_max: int, retries: int = 0) -> Why:
+    """What keeps the job where it is; `facts` as `store.jobs.why_waiting` gives them of a due job."""
     why = _why_held(job, facts, ahead_max)
     if job.error is None or job.ended_at is not None:
         return why

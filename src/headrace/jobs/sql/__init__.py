@@ -1,4 +1,4 @@
-"""The room's named queries."""
+"""The named queries of the jobs room."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Alerts to somebody else's address: a signed POST, with a deadline and without following redirects.
-
-The body is signed with a key of its own, derived from the root secret, and the moment of sending: the receiver computes
-HMAC-SHA256 of `<t>.<body>` and compares it with `v1` of the header `Headrace-Signature: t=...,key=...,v1=...`.
-Its key in hex: `derive_key(SECRET, "alerts-webhook").secret.hex()` of `headrace.kernel.secrets`.
-"""
+"""WEBHOOK"""
 
 from __future__ import annotations
 
@@ -16,8 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.engines.postgres import Postgres
+from headrace.jobs import store
 from headrace.jobs.fleet.alerts import Alert
+from headrace.kernel.backoff import Backoff
 from headrace.kernel.errors import PeerFailed
+from headrace.kernel.logs import logger
 from headrace.kernel.secrets import Key
 
 TIMEOUT_S: Final = 5.0
@@ -81,3 +80,52 @@ def _post(url: str, body: bytes, signed: str) -> int:
     except urllib.error.HTTPError as error:
         with error:
             return int(error.code)
+
+
+TOLD_AGE_S: Final = 3600.0
+TOLD_PER_STEP: Final = 20
+UNTOLD_SEEN: Final = 10_000
+RETRY: Final = Backoff(2.0, 300.0)
+_log: Final = logger(__name__)
+
+
+class AlertSender:
+    """Sends what the webhook has not taken yet."""
+
+    def __init__(self, postgres: Postgres, url: str, key: Key, *, retry: Backoff = RETRY) -> None:
+        self._postgres = postgres
+        self._url = url
+        self._key = key
+        self._retry = retry
+        self._refused: dict[tuple[int, bool], tuple[int, float]] = {}
+
+    async def send_due(self) -> None:
+        """Send up to 20 events whose time has come; what is not taken is sent again for an hour."""
+        untold = await store.fleet.unsent_alerts(
+            self._postgres, age_s=TOLD_AGE_S, alerts_max=UNTOLD_SEEN
+        )
+        began_s = time.monotonic()
+        refused = self._refused
+        self._refused = {
+            event: refused[event]
+            for alert, is_raise in untold
+            if (event := (alert.id, is_raise)) in refused
+        }
+        due = []
+        for alert, is_raise in untold:
+            failures, next_s = self._refused.get((alert.id, is_raise), (0, began_s))
+            if next_s <= began_s:
+                due.append((failures, alert, is_raise))
+        due.sort(key=lambda one: one[0])
+        for failures, alert, is_raise in due[:TOLD_PER_STEP]:
+            try:
+                await send_alert(self._url, self._key, alert, is_raise=is_raise)
+                await store.fleet.mark_sent(self._postgres, alert.id, is_raise=is_raise)
+            except WebhookFailed as error:
+                self._note_refused((alert.id, is_raise), failures + 1, error)
+            if time.monotonic() - began_s >= TIMEOUT_S:
+                return
+
+    def _note_refused(self, event: tuple[int, bool], failures: int, error: WebhookFailed) -> None:
+        self._refused[event] = (failures, time.monotonic() + self._retry.delay_s(failures))
+        _log.warning("alert_not_told", alert=event[0], error=error.text, failures=failures)

@@ -1,15 +1,10 @@
-"""The door: what is asked for is checked whole, then turned into arrays for one statement. No I/O.
-
-Either every job of a call passes or nothing is enqueued; all faults of a call are told at once (the first
-hundred of them).
-"""
+"""VALIDATION"""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -32,9 +27,11 @@ from headrace.jobs.model import (
     VERSION_LAST,
     WEIGHT_MAX,
     WINDOW_S_MAX,
+    JobColumns,
     NewGroup,
     NewJob,
 )
+from headrace.jobs.tasks import Registry, Task
 from headrace.kernel.errors import FieldProblem
 from headrace.kernel.limits import PAGE_ROWS_MAX, PAYLOAD_BYTES_MAX
 
@@ -54,60 +51,51 @@ def _plain(value: Any) -> Any:
 _encoder: Final = msgspec.json.Encoder(enc_hook=_plain)
 
 
-@dataclass(slots=True)
-class Rows:
-    """Jobs as columns, one list a column, in the order they were given."""
-
-    queues: list[str] = field(default_factory=list)
-    priorities: list[int] = field(default_factory=list)
-    run_ats: list[datetime | None] = field(default_factory=list)
-    delays_s: list[float | None] = field(default_factory=list)
-    lanes: list[str | None] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    size_bytes: int = 0
-
-    def __len__(self) -> int:
-        return len(self.queues)
-
-
 def too_many_jobs(count: int) -> BatchTooLarge:
     """The error of a call with `count` jobs."""
     return BatchTooLarge(f"{count} jobs in one call: send at most {JOBS_PER_CALL_MAX} at a time")
 
 
-def prepare_jobs(jobs: Sequence[NewJob]) -> Rows:
-    """Check `jobs` and encode their payloads.
+def prepare_jobs(jobs: Sequence[NewJob], registry: Registry | None = None) -> JobColumns:
+    """Check `jobs`, encode each payload once, and decode it against its task in `registry`.
 
     Raises: InvalidJob, PayloadTooLarge, BatchTooLarge.
     """
     if len(jobs) > JOBS_PER_CALL_MAX:
         raise too_many_jobs(len(jobs))
-    rows = _append_all(jobs)
+    rows = _to_columns(jobs)
     if rows.size_bytes > BYTES_PER_CALL_MAX:
         raise BatchTooLarge(
             f"{rows.size_bytes} bytes of payload in one call: send at most {BYTES_PER_CALL_MAX}"
         )
+    if registry is not None:
+        _require_decodable(rows, registry)
     return rows
 
 
-def prepare_groups(groups: Sequence[NewGroup]) -> tuple[Rows, Rows]:
-    """Check `groups`; return their callbacks' rows and all their members' rows, in order.
+def prepare_groups(groups: Sequence[NewGroup], registry: Registry) -> tuple[JobColumns, JobColumns]:
+    """Check `groups`; return the columns of their callbacks and of all members, in order.
 
     Raises: InvalidJob, PayloadTooLarge, BatchTooLarge.
     """
     callbacks = prepare_jobs([group.on_done for group in groups])
     for index, payload in enumerate(callbacks.payloads):
-        value = msgspec.json.decode(payload)
-        if value is None:
+        if payload == b"null":
             callbacks.payloads[index] = b"{}"
-        elif not isinstance(value, dict) or "group" in value:
+        elif not payload.startswith(b"{") or _has_group(payload):
             raise InvalidJob(
                 f"group {index}: the payload of on_done is an object without the key 'group',"
                 " which is added"
             )
-    return callbacks, _append_all([member for group in groups for member in group.members])
+    _require_decodable(callbacks, registry, has_group=True)
+    members = _to_columns([member for group in groups for member in group.members])
+    _require_decodable(members, registry)
+    return callbacks, members
+
+
+def _has_group(payload: bytes) -> bool:
+    """Whether the JSON object has the key `group`."""
+    return b'"group"' in payload and "group" in msgspec.json.decode(payload)
 
 
 def refuse(problems: Sequence[FieldProblem], what: str = "") -> None:
@@ -117,7 +105,7 @@ def refuse(problems: Sequence[FieldProblem], what: str = "") -> None:
         raise InvalidJob(f"nothing was enqueued: {lines}", problems=tuple(problems[:PROBLEMS_MAX]))
 
 
-def _append_all(jobs: Sequence[NewJob]) -> Rows:
+def _to_columns(jobs: Sequence[NewJob]) -> JobColumns:
     problems: list[FieldProblem] = []
     latest = datetime.now(UTC) + timedelta(seconds=AT_AWAY_S_MAX)
     for index, job in enumerate(jobs):
@@ -125,7 +113,7 @@ def _append_all(jobs: Sequence[NewJob]) -> Rows:
         if found and len(problems) < PROBLEMS_MAX:
             problems += [FieldProblem(f"/{index}/{name}", "invalid", text) for name, text in found]
     refuse(problems)
-    rows = Rows(
+    rows = JobColumns(
         queues=[job.queue for job in jobs],
         priorities=[job.priority for job in jobs],
         run_ats=[job.at for job in jobs],
@@ -142,7 +130,7 @@ def _append_all(jobs: Sequence[NewJob]) -> Rows:
     return rows
 
 
-def _spread(rows: Rows, index: int, late_s: float) -> None:
+def _spread(rows: JobColumns, index: int, late_s: float) -> None:
     """Let a job run `late_s` after it would be due; a moment in the past is due now."""
     at = rows.run_ats[index]
     if at is None:
@@ -316,3 +304,46 @@ def is_number(value: Any, least: float, most: float) -> bool:
     is_any = isinstance(value, int | float) and not isinstance(value, bool)
     # No `isfinite`: it fails for whole numbers beyond what a float holds, and comparisons refuse the rest.
     return is_any and least <= value <= most
+
+
+COUNTS: Final = b'"group":{"id":1,"done":0,"failed":0,"cancelled":0,"quarantined":0}}'
+"""What the payload of a group's callback ends with when it is enqueued."""
+UNKNOWN_GROUP: Final = "Object contains unknown field `group`"
+
+
+def _require_decodable(rows: JobColumns, registry: Registry, *, has_group: bool = False) -> None:
+    """Refuse payloads that the tasks of `registry` could not decode; with `has_group` as a group's callback.
+
+    A queue without a task here, or another version, is for other code to judge. One call of the decoder a
+    job: 0.4 ms for 1,000 jobs of three fields, whose encoding takes 0.8 ms (a machine of 2 cores).
+    Raises: InvalidJob.
+    """
+    problems: list[FieldProblem] = []
+    tasks = {queue: registry.get(queue) for queue in set(rows.queues)}
+    for index, payload in enumerate(rows.payloads):
+        task = tasks[rows.queues[index]]
+        if task is None or rows.versions[index] != task.version:
+            continue
+        misfit = _decoding_error(task, _with_counts(payload) if has_group else payload)
+        if misfit is not None:
+            if has_group and misfit == UNKNOWN_GROUP:
+                misfit = "the callback gets the field `group`: add the parameter to its handler"
+            problems.append(FieldProblem(f"/{index}/payload", "invalid", misfit))
+            if len(problems) == PROBLEMS_MAX:
+                break
+    refuse(problems, "on_done: " if has_group else "")
+
+
+def _decoding_error(task: Task, payload: bytes) -> str | None:
+    """Why the task could not decode `payload`."""
+    try:
+        task.payloads.decode(payload)
+    except msgspec.ValidationError as error:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a type's own code, which may only work where handlers run
+        return None
+    return None
+
+
+def _with_counts(payload: bytes) -> bytes:
+    return payload[:-1] + (b"," if len(payload) > len(b"{}") else b"") + COUNTS
