@@ -61,7 +61,7 @@ class Site:
 
     async def declare(self) -> None:
         """Store the queues, so that no worker does it while it is measured."""
-        await self.app.jobs.declare_queues()
+        await self.app.jobs.queues.declare()
 
     async def decided(self) -> dict[str, int]:
         """Photos of all runs so far, by outcome."""

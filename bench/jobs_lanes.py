@@ -126,7 +126,7 @@ async def _fill(cell: Cell, shape: Shape, each: int) -> None:
         app.limiter(LIMITER, rate=shape.rate)
         for queue in QUEUES:
             app.task(queue, limiter=LIMITER)(_nothing)
-        await app.jobs.declare_queues()
+        await app.jobs.queues.declare()
         for queue in QUEUES:
             for _ in range(each):
                 jobs = [

@@ -43,7 +43,7 @@ class Ours:
     async def open(self) -> None:
         """Connect."""
         current_traceparent.set(new_traceparent())
-        await self._app.jobs.declare_queues()
+        await self._app.jobs.queues.declare()
 
     async def enqueue(self) -> None:
         """One job."""
@@ -64,7 +64,7 @@ class Ours:
 
     def time_sync(self, jobs: int) -> None:
         """Enqueue one by one as a script, Django or Flask does, without an event loop of the caller's."""
-        self._app.sync.jobs.declare_queues()
+        self._app.sync.jobs.queues.declare()
         for _ in range(WARM_UP_CALLS):
             self._task.sync.enqueue(text=TEXT)
         clock = Clock()

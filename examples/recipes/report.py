@@ -20,8 +20,8 @@ async def handle_order(orders: Batch[dict[str, int]]) -> None:
 async def daily_report() -> None:
     """Tell what each queue did in the last 24 hours, from the statistics that are kept by minute."""
     until_at = datetime.now(UTC) + timedelta(minutes=1)
-    for status in await app.jobs.queues():
-        minutes = await app.jobs.minutes(
+    for status in await app.jobs.queues.all():
+        minutes = await app.jobs.queues.minutes(
             status.queue, from_at=until_at - timedelta(days=1), to_at=until_at
         )
         done, failed = sum(m.done for m in minutes), sum(m.failed for m in minutes)

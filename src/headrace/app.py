@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from headrace.fetch import Fetch
     from headrace.jobs import Jobs, NewJob, Queue, Registry, Task
     from headrace.jobs.bridge import Bridge
-    from headrace.jobs.service.groups import Group
+    from headrace.jobs.handle import Group
     from headrace.jobs.tasks import LimiterDeclared, LimiterOptions, QueueOptions, TaskOptions
     from headrace.media import Media
     from headrace.views import Views

@@ -229,7 +229,7 @@ async def test_a_form_is_taken_from_our_own_pages_alone(at):
 
 
 async def test_what_is_done_is_told_once_and_written_down(at):
-    await at.app.jobs.set_queue("told", create=True)
+    await at.app.jobs.queues.set("told", create=True)
     answer = await send(at, "jobs.set_queue", queue="told", importance=2)
     told = await at.client.get("/console/jobs/crons")
     assert answer.status_code == 303, answer.text
@@ -255,11 +255,11 @@ async def test_a_refusal_keeps_the_form_as_it_was_filled_in(at):
 async def test_a_form_is_sent_once_and_its_copies_do_nothing(at):
     page = await at.client.get("/console/do/jobs.add_job?queue=q")
     fields = dict(re.findall(r'name="(mark|once)" value="([^"]+)"', page.text))
-    await at.app.jobs.set_queue("q", create=True)
+    await at.app.jobs.queues.set("q", create=True)
     for outcome in ("done", "refused"):
         await post(at, "/console/do/jobs.add_job", **fields, queue="q", payload="1")
         assert (await at.app.audit.lines())[0].outcome == outcome
-    assert (await at.app.jobs.queue("q")).ready == 1
+    assert (await at.app.jobs.queues.get("q")).ready == 1
 
 
 async def test_nobody_else_tells_a_visitor_what_was_done(at):
@@ -270,7 +270,7 @@ async def test_nobody_else_tells_a_visitor_what_was_done(at):
 
 
 async def test_what_was_done_is_told_by_the_next_page_and_by_no_piece_of_another(at):
-    await at.app.jobs.set_queue("q", create=True)
+    await at.app.jobs.queues.set("q", create=True)
     await send(at, "jobs.pause_queue", queue="q", back="/console/jobs")
     piece = await at.client.get("/console/jobs", headers={"hx-request": "true"})
     assert 'class="told' not in piece.text
@@ -294,7 +294,7 @@ async def test_faults_of_a_form_stand_beside_their_fields(at):
 
 
 async def test_with_scripts_a_form_is_sent_on(at):
-    await at.app.jobs.set_queue("sent", create=True)
+    await at.app.jobs.queues.set("sent", create=True)
     page = await at.client.get("/console/do/jobs.pause_queue?queue=sent")
     mark = MARK.search(page.text)[1]
     answer = await at.client.post(
@@ -440,7 +440,7 @@ TURNED = (
 
 
 async def test_text_that_is_read_holds_nothing_that_turns_it(at):
-    await at.app.jobs.set_queue("turned", create=True)
+    await at.app.jobs.queues.set("turned", create=True)
     job = await at.app.jobs.enqueue(NewJob(queue="turned", payload={"file": "a\u202egpj.exe"}))
     for path in (*TURNED, f"/console/jobs/jobs/{job}"):
         text = (await at.client.get(path)).text

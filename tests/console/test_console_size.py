@@ -34,12 +34,12 @@ async def fill(app):
         app.queue(f"queue-{number}")
     queue_ids = {
         name: row.id
-        for name, row in (await app.jobs.declare_queues()).items()
+        for name, row in (await app.jobs.queues.declare()).items()
         if name.startswith("queue-")
     }
     postgres, names = app.engines.postgres, list(queue_ids)
     for number in range(HOSTS):
-        host_id = await store.hosts.add_host(
+        host_id = await store.leases.add_host(
             postgres, f"host-{number}", list(queue_ids.values()), 300, cores=8
         )
         slots = [
@@ -56,7 +56,7 @@ async def fill(app):
     await app.jobs.enqueue_many([app.registry.find(name).job({"n": 1}) for name in names * 4])
     # Names that would be one if they were joined.
     for host, queue in (("aa", "bb:cc"), ("aa:bb", "cc")):
-        host_id = await store.hosts.add_host(postgres, host, [queue_ids[names[0]]], 300, cores=1)
+        host_id = await store.leases.add_host(postgres, host, [queue_ids[names[0]]], 300, cores=1)
         slots = [{"queue": queue, "pid": 1, "busy_s": 0}]
         await store.fleet.report_host(postgres, host_id, capacity=1, load_per_core=0.1, slots=slots)
     term = await store.fleet.lead_fleet(postgres, "me", lead_s=300)
@@ -75,7 +75,7 @@ async def fill(app):
 
 async def move_all(app):
     """Let every figure of every queue change."""
-    rows = await app.jobs.declare_queues()
+    rows = await app.jobs.queues.declare()
     for number, row in enumerate(rows.values(), 1):
         counts = {"done": number, "claimed": number, "run_s": 1.3 * number, "wait_s": 0.7 * number}
         await add_counts(app.engines.postgres, row.id, **counts)

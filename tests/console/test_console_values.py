@@ -30,8 +30,7 @@ from headrace.console.screens.overview.wrongs import (
 from headrace.console.security import safe_back
 from headrace.console.seeing import Found, Query
 from headrace.jobs.fleet.alerts import Alert
-from headrace.jobs.fleet.facts import FleetState, PlanHead
-from headrace.jobs.fleet.load import QueueFailures
+from headrace.jobs.fleet.state import FleetState, PlanHead, QueueFailures
 from headrace.kernel.terminal import is_visible
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

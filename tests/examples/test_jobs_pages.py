@@ -80,7 +80,7 @@ async def test_the_guide(surroundings, capsys):
     await wait_true(is_charged)
     assert [(await job.job()).state for job in done] == ["cancelled", "failed", "ready", "gone"]
     assert await surroundings.fetchval("SELECT sum FROM accounts") == 5
-    assert (await app.jobs.queue("index")).failed == 1
+    assert (await app.jobs.queues.get("index")).failed == 1
     await names["test_mail"]()
     told = capsys.readouterr().out
     assert "1 {'id': 1, 'done': 100, " in told

@@ -150,7 +150,7 @@ async def test_buffer(recipe, capsys, monkeypatch):
         ended = await drain(crm.app)
         assert ended == {"done": 29, "fail": 1, "retry": 1}
         assert len(asked) == 31
-        lane = await crm.app.jobs.get_lane("crm", "crm")
+        lane = await crm.app.jobs.lanes.get("crm", "crm")
         assert (lane.starts_max, lane.window_s, lane.concurrency) == (600, 60.0, 4)
         assert lane.starts_live == 31
     assert "user-7 is in the CRM" in capsys.readouterr().out
@@ -170,7 +170,7 @@ async def test_walk(recipe, capsys, monkeypatch):
         await partner.main()
         assert await drain(partner.app) == {"done": 3}
         assert asked == ["/items?page=1", "/items?page=2", "/moved?page=2", "/items?page=3"]
-        lane = await partner.app.jobs.get_lane("partners", "acme")
+        lane = await partner.app.jobs.lanes.get("partners", "acme")
         assert lane.starts_live == 4, "three jobs and a redirect"
     assert capsys.readouterr().out.split() == [
         *("acme", "has", "item-1", "acme", "has", "item-2", "acme", "has", "item-3")

@@ -53,7 +53,7 @@ class Shop:
         found = await wait_true(ask, what=f"run {run.run} done")
 
         async def is_quiet() -> bool:
-            rows = await self.jobs.queues()
+            rows = await self.jobs.queues.all()
             return not any(q.ready + q.leased + q.scheduled for q in rows)
 
         await wait_true(is_quiet, what="all delivered")

@@ -119,10 +119,10 @@ async def test_a_held_run_is_superseded_by_a_good_one(shop):
 
 async def test_a_dry_run_says_what_would_change_and_changes_nothing(shop):
     await shop.run(HEAD + rows(20))
-    jobs_before = [q.ready for q in await shop.jobs.queues()]
+    jobs_before = [q.ready for q in await shop.jobs.queues.all()]
     dry = await shop.run(HEAD + rows(1) + rows(2, 100), is_dry_run=True)
     assert (dry.state, dry.new, dry.gone, dry.unchanged) == (RunState.DRY, 2, 19, 1)
-    assert [q.ready for q in await shop.jobs.queues()] == jobs_before
+    assert [q.ready for q in await shop.jobs.queues.all()] == jobs_before
     assert not (await shop.fetch.item("shop", "i19")).is_gone
     assert await count(shop, "fetch_staged") == 0
 
@@ -222,7 +222,7 @@ async def test_a_run_that_fails_after_enqueueing_changes_nothing(shop):
         await session.connection.execute("DROP TRIGGER fail_at_the_end ON headrace.fetch_run")
     assert await count(shop, "fetch_item") == 0
     assert await count(shop, "fetch_change") == 0
-    assert not any(q.ready for q in await shop.jobs.queues())
+    assert not any(q.ready for q in await shop.jobs.queues.all())
     again = await shop.run(text)
     assert (again.new, again.items_pending) == (2, 2)
 

@@ -111,7 +111,7 @@ async def test_a_dry_run_tries_some_photos_within_the_rate(client, command, shop
     assert len(run["sample"]["photos"]) == 20
     assert shop.origin.statuses()[200] >= 19
     assert run["sample"]["expected_s"] >= 0
-    lane = await shop.jobs.get_lane("fetch", "shop")
+    lane = await shop.jobs.lanes.get("fetch", "shop")
     assert lane.starts_live == 20
     file = shop.folder / "dry.csv"
     file.write_text(text)

@@ -59,7 +59,7 @@ async def wait_items_waiting(shop, count: int) -> None:
     """Until so many deliveries wait for a later look, and none is under way."""
 
     async def ask() -> bool:
-        found = await shop.jobs.queue("fetch.item")
+        found = await shop.jobs.queues.get("fetch.item")
         return (found.ready, found.leased, found.scheduled) == (0, 0, count)
 
     await wait_true(ask, what=f"{count} deliveries wait")

@@ -22,7 +22,7 @@ async def test_a_new_customers_lane_is_not_paused(shop):
 
 
 async def test_a_lane_that_was_reset_is_as_polite_as_can_be_until_limits_are_set(shop):
-    await shop.jobs.declare_queues()
+    await shop.jobs.queues.declare()
     lanes = shop.jobs.lanes
     await lanes.reset(LIMITER, "shop")
     lane = await lanes.get(LIMITER, "shop")

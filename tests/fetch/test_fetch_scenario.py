@@ -113,7 +113,7 @@ class Telling:
         async def is_over() -> bool:
             if (await self._room.fetch.run(run)).state is not RunState.DONE:
                 return False
-            queues = await self._room.jobs.queues()
+            queues = await self._room.jobs.queues.all()
             return not any(q.ready + q.leased + q.scheduled for q in queues)
 
         await wait_true(is_over, what=f"run {run} is over and told")

@@ -67,7 +67,7 @@ async def test_a_file_is_brought_and_run_as_if_it_were_uploaded(shop, body, head
     run = await shop.fetch.run(found.run)
     assert (run.new, run.file_name) == (2, shop.origin.url("/shop.csv"))
     assert shop.origin.headers["/shop.csv"]["accept"] == "*/*"
-    assert (await shop.jobs.get_lane(LIMITER, "shop")).starts_live == 1
+    assert (await shop.jobs.lanes.get(LIMITER, "shop")).starts_live == 1
 
 
 @pytest.mark.usefixtures("worker")
@@ -156,7 +156,7 @@ async def test_what_asking_again_cannot_mend_waits_for_the_schedule(shop, answer
     failed = await bring(shop)
     assert (failed.outcome, failed.failures) == (outcome, 1)
     assert failed.text
-    status = await shop.jobs.queue("fetch.catalogue")
+    status = await shop.jobs.queues.get("fetch.catalogue")
     assert status.scheduled == 0
     mended = await bring(shop)
     assert (mended.outcome, mended.failures) == ("applied", 0)
@@ -170,7 +170,7 @@ async def test_a_passing_fault_is_tried_again_with_backoff(shop):
     assert (failed.outcome, failed.failures) == ("failed:http_503", 1)
 
     async def scheduled():
-        return (await shop.jobs.queue("fetch.catalogue")).scheduled == 1
+        return (await shop.jobs.queues.get("fetch.catalogue")).scheduled == 1
 
     await wait_true(scheduled, what="another try")
     await due_now(shop)
@@ -242,7 +242,7 @@ async def test_a_file_is_never_brought_twice_at_once(shop, database_url, process
             await shop.fetch.sources.bring("shop")
 
             async def waits():
-                status = await shop.jobs.queue("fetch.catalogue")
+                status = await shop.jobs.queues.get("fetch.catalogue")
                 return status.scheduled == 1 and not status.ready + status.leased
 
             await wait_true(waits, what="the file ordered to wait, the other to be left out")

@@ -155,7 +155,7 @@ async def wait_taken(hooks, receiver, results: int) -> None:
     await wait_true(lambda: len(receiver.told()) >= results, what=f"{results} results are taken")
 
     async def is_idle() -> bool:
-        queue = await hooks.jobs.queue("fetch.webhook")
+        queue = await hooks.jobs.queues.get("fetch.webhook")
         return queue.ready + queue.leased + queue.scheduled == 0
 
     await wait_true(is_idle, what="the webhook rests")
@@ -165,7 +165,7 @@ async def wait_waiting(hooks) -> None:
     """Until what failed waits for its next time."""
 
     async def ask() -> bool:
-        queue = await hooks.jobs.queue("fetch.webhook")
+        queue = await hooks.jobs.queues.get("fetch.webhook")
         return (queue.ready, queue.leased, queue.scheduled) == (0, 0, 1)
 
     await wait_true(ask, what="the message waits for its next try")
@@ -308,7 +308,7 @@ async def test_a_result_after_the_rest_makes_a_job_of_the_next_turn(hooks, recei
         assert await store.webhooks.end_turn(tx, "shop", turn)
     await hooks.publish("a")
     await hooks.publish("b")
-    queue = await hooks.jobs.queue(WEBHOOK_QUEUE)
+    queue = await hooks.jobs.queues.get(WEBHOOK_QUEUE)
     assert queue.ready == 2, "one of the first turn, one of the next for both results"
 
 
@@ -316,11 +316,11 @@ async def test_a_webhook_whose_job_was_lost_gets_another(hooks, receiver):
     await hooks.set(receiver.url)
     await hooks.publish("a")
     await hooks.sending.wake_all()
-    assert (await hooks.jobs.queue(WEBHOOK_QUEUE)).ready == 1, "one is there already"
+    assert (await hooks.jobs.queues.get(WEBHOOK_QUEUE)).ready == 1, "one is there already"
     await hooks.jobs.bulk("delete", JobFilter(queue=WEBHOOK_QUEUE, state="ready"))
-    assert (await hooks.jobs.queue(WEBHOOK_QUEUE)).ready == 0
+    assert (await hooks.jobs.queues.get(WEBHOOK_QUEUE)).ready == 0
     await hooks.sending.wake_all()
-    assert (await hooks.jobs.queue(WEBHOOK_QUEUE)).ready == 1
+    assert (await hooks.jobs.queues.get(WEBHOOK_QUEUE)).ready == 1
 
 
 @pytest.mark.usefixtures("working")

@@ -95,11 +95,11 @@ class Storm(RecordedFleet):
         """Start everything and wait until it serves."""
         self.engines, self.chance = engines, chance
         await self.begin_effects()
-        await self.jobs.declare_queues()
+        await self.jobs.queues.declare()
         token = await Tokens(self.postgres).create("caller", ("jobs:read", "jobs:write"))
         self.headers = {"authorization": f"Bearer {token.text}"}
         for lane in LANES:
-            await self.jobs.set_lane(
+            await self.jobs.lanes.set(
                 "laned", lane, starts_max=STARTS_MAX, window_s=WINDOW_S, concurrency=CONCURRENCY
             )
         self.agents = {f"h{n}": self.start("agent", host=f"h{n}") for n in range(agents)}

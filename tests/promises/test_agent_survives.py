@@ -203,7 +203,7 @@ async def test_minutes_count_every_job_of_killed_agents_once(host):
     assert kills >= 3
     # A last agent died with the last job: what it had not yet added up is added up by whoever sweeps.
     await host.jobs.sweep()
-    minutes = await host.jobs.minutes("quick")
+    minutes = await host.jobs.queues.minutes("quick")
     assert sum(minute.done for minute in minutes) == len(ids)
     assert sum(minute.failed + minute.retried for minute in minutes) == 0
     lost = sum(minute.lost for minute in minutes)

@@ -78,7 +78,7 @@ def clock(fleet):
 
 @EACH_ROLE
 async def test_a_worker_whose_clock_steps_neither_loses_nor_starts_early(fleet, clock, role):
-    await fleet.jobs.set_lane(
+    await fleet.jobs.lanes.set(
         "laned", "a", starts_max=STARTS_MAX, window_s=WINDOW_S, concurrency=None
     )
     process = fleet.start(role, CLOCK_OFFSET=str(clock))
@@ -108,7 +108,7 @@ async def test_a_worker_whose_clock_steps_neither_loses_nor_starts_early(fleet, 
 @pytest.mark.parametrize("offset_s", [2 * HOUR_S, -2 * HOUR_S])
 async def test_a_client_whose_clock_is_wrong_delays_by_the_databases_clock(fleet, clock, offset_s):
     clock.write_text(str(offset_s))
-    await fleet.jobs.declare_queues()
+    await fleet.jobs.queues.declare()
     command = HeadraceProcess(
         ["jobs", "add", "noted", "{}", "--after", "1h", "--json"],
         folder=fleet.folder,

@@ -97,7 +97,7 @@ async def test_workers_killed_at_random_lose_and_double_nothing(fleet, role):
     assert (told.facts["done"], told.facts["failed"], told.facts["quarantined"]) == (200, 0, 0)
     assert set(fleet.history.told("end", "noted", "key")) == {f"{n}" for n in range(200)}
     assert fleet.findings() == []
-    status = await fleet.jobs.queue("noted")
+    status = await fleet.jobs.queues.get("noted")
     assert (status.ready, status.leased, status.failed) == (0, 0, 0)
 
 

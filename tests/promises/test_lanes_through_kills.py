@@ -50,7 +50,7 @@ async def test_no_window_is_over_through_many_kills_and_long_stops(fleet, role):
 @EACH_ROLE
 async def test_a_grant_that_arrives_late_starts_nothing(fleet, database_url, role):
     """The worst moment for a worker to stand still: granted, not yet started, until others had the next window."""
-    await fleet.jobs.set_lane(
+    await fleet.jobs.lanes.set(
         "laned", "a", starts_max=STARTS_MAX, window_s=WINDOW_S, concurrency=None
     )
     with ChaosProxy(database_url) as proxy:
@@ -77,7 +77,7 @@ async def test_a_grant_that_arrives_late_starts_nothing(fleet, database_url, rol
 
 async def _claim_arguments(fleet):
     """How the protocol spells the first two arguments of a claim: each host, and the queue."""
-    queue = (await fleet.jobs.declare_queues())["laned"].id
+    queue = (await fleet.jobs.queues.declare())["laned"].id
     return [struct.pack("!iqii", 8, host, 4, queue) for host in await fleet.hosts()]
 
 
@@ -87,7 +87,7 @@ async def _storm(fleet, role, *, jobs_a_lane, faults, pause_s_max):
     print(f"seed {seed}")
     chance = random.Random(seed)
     for lane in LANES:
-        await fleet.jobs.set_lane(
+        await fleet.jobs.lanes.set(
             "laned", lane, starts_max=STARTS_MAX, window_s=WINDOW_S, concurrency=CONCURRENCY
         )
     workers = [_Worker(fleet, role, f"host-{number}") for number in range(WORKERS)]

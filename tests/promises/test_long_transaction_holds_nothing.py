@@ -139,15 +139,15 @@ async def test_a_held_lane_holds_up_the_return_of_its_own_leases_alone(postgres)
     desk, [queue_id] = await _desk(postgres, "laned")
     service = _service(postgres, "laned")
     for lane in ("a", "b"):
-        await service.set_lane("laned", lane, starts_max=None, window_s=None, concurrency=9)
+        await service.lanes.set("laned", lane, starts_max=None, window_s=None, concurrency=9)
         await service.enqueue_many([NewJob(queue="laned", lane=lane)] * 2)
         claims = await desk.claim_lanes(queue_id, leases_max=2, batch=1)
         assert len(claims.leases) == 2
     await service.enqueue_many([NewJob(queue="laned")])
     assert (await desk.claim_ready(queue_id, Scan(), leases_max=1, batch=1)).leases
-    await store.hosts.expire_host(postgres, desk.host_id)
+    await store.leases.expire_host(postgres, desk.host_id)
     async with postgres.transaction() as tx:
-        await service.set_lane("laned", "a", starts_max=None, window_s=None, concurrency=5, tx=tx)
+        await service.lanes.set("laned", "a", starts_max=None, window_s=None, concurrency=5, tx=tx)
         swept = await service.sweep()
         assert (swept.leases_returned, swept.jobs_returned) == (3, 3)
         # The next one tries one of them alone, and finds new ones all the same.
@@ -162,7 +162,7 @@ async def test_a_host_that_stands_still_before_it_reads_its_claim_holds_nothing(
     """An answer over a socket's buffer is sent before the commit: what it claimed is locked meanwhile."""
     desk, [queue_id] = await _desk(postgres, "laned")
     service = _service(postgres, "laned", lease_s=0.5)
-    await service.set_lane("laned", "a", starts_max=None, window_s=None, concurrency=99)
+    await service.lanes.set("laned", "a", starts_max=None, window_s=None, concurrency=99)
     pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
     process = await asyncio.create_subprocess_exec(
         sys.executable, PROGRAM, database_url, str(desk.host_id), str(queue_id), **pipes
@@ -195,8 +195,8 @@ def _service(postgres, queue, **settings):
 
 async def _desk(postgres, *queues):
     """A desk of a host that lives, and the ids of the queues."""
-    ids = [(await _service(postgres, queue).declare_queues())[queue].id for queue in queues]
-    host_id = await store.hosts.add_host(postgres, "test", ids, 60)
+    ids = [(await _service(postgres, queue).queues.declare())[queue].id for queue in queues]
+    host_id = await store.leases.add_host(postgres, "test", ids, 60)
     return Desk(postgres, JobsConfig(), host_id), ids
 
 

@@ -58,7 +58,7 @@ async def test_a_dead_slots_jobs_are_ready_at_once(fleet):
     agent = await _hold(fleet, "agent", host="first", HEADRACE_JOBS_LEASE="5m")
     [slot] = {event.pid for event in fleet.history.of("start")}
     # So that nobody claims them before they are seen.
-    await fleet.jobs.set_queue("gated", paused=True)
+    await fleet.jobs.queues.set("gated", paused=True)
     fleet.recorder.note("lost", "process", pid=slot)
     os.kill(slot, signal.SIGKILL)
     # Its host goes on with a lease of 5 min, which is what this must not wait for.
@@ -95,5 +95,5 @@ async def _kill_and_wait(fleet, doomed):
 
 
 async def _are_ready(fleet):
-    status = await fleet.jobs.queue("gated")
+    status = await fleet.jobs.queues.get("gated")
     return (status.ready, status.leased) == (5, 0)

@@ -36,11 +36,11 @@ async def host_id(postgres):
     @registry.task("mail")
     async def mail(job: dict | None): ...
 
-    queues = await Jobs(postgres, JobsConfig(), registry).declare_queues()
+    queues = await Jobs(postgres, JobsConfig(), registry).queues.declare()
     await postgres.run(
         compile_query("least", "-- Needs slots.\nUPDATE headrace.queue SET slots_min = 2")
     )
-    host_id = await store.hosts.add_host(postgres, "a", [queues["mail"].id], 3600)
+    host_id = await store.leases.add_host(postgres, "a", [queues["mail"].id], 3600)
     await report(postgres, host_id, capacity=10)
     return host_id
 

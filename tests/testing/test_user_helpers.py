@@ -99,11 +99,11 @@ async def test_drain_leaves_alone_what_a_lane_or_a_pause_holds(app):
         """One step."""
 
     await app.jobs.enqueue_many([walk.job(lane="slow") for _ in range(5)])
-    await app.jobs.set_lane("walk", "slow", starts_max=2, window_s=60, concurrency=None)
+    await app.jobs.lanes.set("walk", "slow", starts_max=2, window_s=60, concurrency=None)
     assert await drain(app) == {"done": 2}
     await assert_enqueued(app, "walk", lane="slow", count=3)
     await walk.enqueue()
-    await app.jobs.pause_queue("walk")
+    await app.jobs.queues.pause("walk")
     assert await drain(app) == {}
 
 

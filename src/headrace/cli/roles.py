@@ -132,7 +132,7 @@ def headrace_command(line: CommandLine) -> list[str]:
 
 async def declare(app: App) -> dict[str, int]:
     """Store what the code says of its queues and consumers; ids of the queues by name."""
-    queues = await app.jobs.declare_queues()
+    queues = await app.jobs.queues.declare()
     if "fetch" in (services := app.services()):
         await services["fetch"].declare_consumers()
     return {name: queue.id for name, queue in queues.items()}

@@ -22,7 +22,7 @@ from typing import Final
 
 from headrace.engines.postgres import Postgres, PostgresBusy
 from headrace.jobs import store
-from headrace.jobs.handling import Outcome, settled_outcome, told_text
+from headrace.jobs.handling import DONE, Outcome, settled_outcome, told_text
 from headrace.jobs.model import (
     OUTCOMES,
     JobsConfig,
@@ -31,9 +31,9 @@ from headrace.jobs.model import (
     leases_lost,
 )
 from headrace.jobs.scans import Scan
-from headrace.jobs.settling import DONE, Held, Part, Unsettled, is_all_done, said_of
+from headrace.jobs.settling import Held, Part, Unsettled, is_all_done, said_of
 from headrace.jobs.slots.messages import Progress, Settled
-from headrace.jobs.store.leases import Claim, Claims, Said, WorkAhead
+from headrace.jobs.store.leases import Claim, Claims, WorkAhead
 from headrace.kernel.backoff import Backoff
 from headrace.kernel.cancels import require_not_cancelled
 from headrace.kernel.crash import crash_point
@@ -214,7 +214,7 @@ class Desk:
 
     async def renew(self) -> None:
         """Renew every lease. Raises: HostLost; PostgresDown, PostgresBusy."""
-        if not await store.hosts.renew_host(self._postgres, self.host_id, self.config.lease_s):
+        if not await store.leases.renew_host(self._postgres, self.host_id, self.config.lease_s):
             await self.abandon()
             raise HostLost
 
@@ -236,13 +236,13 @@ class Desk:
         Seconds until they may begin, counted from the moment this was called; None: refused, nothing was
         spent. Raises: PostgresDown, PostgresBusy.
         """
-        return await store.lanes.spend_of_queue(
+        return await store.queues.spend_of_queue(
             self._postgres, queue_id, lane, starts=starts, wait_max_s=wait_max_s
         )
 
     async def leave(self) -> None:
         """Take the host row away at the end."""
-        await store.hosts.remove_host(self._postgres, self.host_id)
+        await store.leases.remove_host(self._postgres, self.host_id)
 
     def _taken(self, queue_id: int, claims: Claims) -> Claims:
         for claim in claims.leases:
@@ -312,7 +312,7 @@ class Desk:
             )
         return part or self._unsettled.take_one(self._apart) or self._next_part()
 
-    async def _send(self, part: Part) -> store.leases.Fared:
+    async def _send(self, part: Part) -> store.leases.SettleResult:
         self._away += part.jobs
         try:
             crash_point("jobs.before_settle")
@@ -322,7 +322,7 @@ class Desk:
             self._away -= part.jobs
         return fared
 
-    async def _settle_part(self, part: Part) -> store.leases.Fared:
+    async def _settle_part(self, part: Part) -> store.leases.SettleResult:
         progressed: set[int] = set()
         if self._progressed:
             for lease_id in part.done:
@@ -377,7 +377,7 @@ class Desk:
                 final = settled_outcome(
                     rest, attempt=attempt + 1, retries=held.retries, backoff=self.config.backoff
                 )
-                said[job_id] = Said(final.word, final.after_s, final.error)
+                said[job_id] = Outcome(final.word, final.after_s, final.error)
         self._unsettled.add(lease_id, said)
 
     def _put_back(self, riders: Part) -> None:
@@ -440,7 +440,7 @@ class Desk:
                 if not told:
                     continue
                 try:
-                    await store.kept.tell_progress(self._postgres, told)
+                    await store.jobs.write_progress(self._postgres, told)
                 except HeadraceError as error:
                     _often.info("progress_lost", jobs=len(told), error=error.text)
         finally:

@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Final
 
+from headrace.jobs.handling import Outcome
 from headrace.jobs.slots.messages import Settled
-from headrace.jobs.store.leases import Said
-
-DONE: Final = Said("done")
 
 
 @dataclass(slots=True)
@@ -54,7 +51,7 @@ class Part:
 
     done: dict[int, int] = field(default_factory=dict)
     """How many jobs, by lease."""
-    said: dict[int, dict[int, Said]] = field(default_factory=dict)
+    said: dict[int, dict[int, Outcome]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.done or self.said)
@@ -98,7 +95,7 @@ class Unsettled:
         (self._riders if may_ride else self._rest.done)[lease_id] = jobs
         self.jobs += jobs
 
-    def add(self, lease_id: int, said: dict[int, Said]) -> None:
+    def add(self, lease_id: int, said: dict[int, Outcome]) -> None:
         """Something was said of jobs of a lease; what was said first of a job stays."""
         known = self._rest.said.setdefault(lease_id, {})
         before = len(known)
@@ -170,11 +167,11 @@ def _move(
         target[lease_id] = source.pop(lease_id)
 
 
-def said_of(settled: Settled, ids: Sequence[int]) -> dict[int, Said]:
+def said_of(settled: Settled, ids: Sequence[int]) -> dict[int, Outcome]:
     """The words of a message by job; columns that may be left empty are filled up."""
     nothing = [None] * len(ids)
     return {
-        job_id: Said(word, delay_s, error, traceback, result, queue)
+        job_id: Outcome(word, delay_s, error, traceback, result, queue)
         for job_id, word, delay_s, error, traceback, result, queue in zip(
             ids,
             settled.words,

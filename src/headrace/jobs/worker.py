@@ -73,7 +73,7 @@ class LocalCrew:
 
     async def declare(self) -> Sequence[tuple[TaskFacts, int]]:
         """See `Crew`."""
-        queues = await self._jobs.declare_queues()
+        queues = await self._jobs.queues.declare()
         return [(TaskFacts.of(task), queues[task.queue].id) for task in self._jobs.registry]
 
     async def serve(self, dispatcher: Dispatcher) -> None:

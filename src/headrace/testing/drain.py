@@ -41,13 +41,13 @@ async def drain(
     tasks = [task for task in app.jobs.registry if queue in (None, task.queue)]
     if queue is not None and not tasks:
         raise QueueUnknown(queue)
-    rows = await app.jobs.declare_queues()
+    rows = await app.jobs.queues.declare()
     queues = [(task, rows[task.queue].id) for task in tasks]
     ids = [queue_id for _, queue_id in queues]
     postgres = app.engines.postgres
     if not until_empty:
         jobs_max = min(jobs_max, await postgres.value(SQL.count_due, queues=ids))
-    host_id = await store.hosts.add_host(postgres, "drain", ids, LEASE_S)
+    host_id = await store.leases.add_host(postgres, "drain", ids, LEASE_S)
     desk = Desk(postgres, app.jobs.config, host_id)
     slot = _Slot(app.jobs, desk, dict(zip([t.queue for t in tasks], ids, strict=True)), jobs_max)
     await slot.runner.start()

@@ -62,7 +62,7 @@ class Customers:
                 secret = await self._webhooks.set(customer, webhook, tx=tx)
             elif webhook is None:
                 await tx.run(SQL.remove_webhook, customer=customer)
-            await self._jobs.set_lane(
+            await self._jobs.lanes.set(
                 LIMITER,
                 customer,
                 starts_max=starts_max,

@@ -96,7 +96,7 @@ class Urls:
         host = hosts[0] if hosts else None
         job = await self._why_waiting(customer, url) if runs else None
         try:
-            lane = await self._jobs.get_lane(LIMITER, customer)
+            lane = await self._jobs.lanes.get(LIMITER, customer)
         except LaneUnknown:
             lane = None
         return UrlCustomer(

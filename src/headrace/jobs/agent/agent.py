@@ -108,7 +108,7 @@ async def _return_leases(app: Opened, succession: Succession) -> None:
     """Give back at once what the agent before this one held: nothing of it runs any more."""
     for host_id in succession.former.host_ids:
         try:
-            await store.hosts.expire_host(app.engines.postgres, host_id)
+            await store.leases.expire_host(app.engines.postgres, host_id)
             swept = await app.jobs.sweep()
             if swept.jobs_returned:
                 _log.warning("former_leases_returned", host_id=host_id, jobs=swept.jobs_returned)

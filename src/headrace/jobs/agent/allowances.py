@@ -15,7 +15,7 @@ from headrace.engines.postgres import Runner
 from headrace.jobs import store
 from headrace.jobs.agent.lines import Line
 from headrace.jobs.agent.seats import Seat
-from headrace.jobs.fleet.facts import SlotsAsked
+from headrace.jobs.fleet.state import SlotsAsked
 
 
 class Allowances:

@@ -19,7 +19,7 @@ from headrace.jobs import store
 from headrace.jobs.agent import capacity
 from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.lines import Counts, Line, TaskFacts
-from headrace.jobs.fleet.facts import QueueCounts
+from headrace.jobs.fleet.state import QueueCounts
 from headrace.jobs.leases import RECONNECT, Desk, HostLost
 from headrace.jobs.model import JobsConfig
 from headrace.kernel.cancels import require_not_cancelled
@@ -121,7 +121,7 @@ class HostLoop:
         declared = await self._crew.declare()
         lines = [Line(facts, queue_id) for facts, queue_id in declared]
         ids = [line.queue_id for line in lines]
-        host_id = await store.hosts.add_host(
+        host_id = await store.leases.add_host(
             self._postgres,
             self._name,
             ids,

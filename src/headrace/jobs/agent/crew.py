@@ -28,7 +28,7 @@ from headrace.jobs.agent.links import SlotLink
 from headrace.jobs.agent.remains import end_group
 from headrace.jobs.agent.seats import Seat
 from headrace.jobs.agent.succession import Succession
-from headrace.jobs.fleet.facts import Planned
+from headrace.jobs.fleet.state import Planned
 from headrace.jobs.model import JobsConfig, agent_slots, slots_ended
 from headrace.jobs.slots.messages import FromSlot, Left, Measured, Ready, Recycle
 from headrace.kernel.backoff import Backoff

@@ -142,7 +142,7 @@ def newest_of(runs: Iterable[Run]) -> dict[str, RunLine]:
 
 async def _lane(ask: Ask, customer: str) -> Lane | None:
     try:
-        lane: Lane = await ask.service("jobs").get_lane(LIMITER, customer)
+        lane: Lane = await ask.service("jobs").lanes.get(LIMITER, customer)
     except LaneUnknown:
         return None
     return lane

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.console.seeing import Ask
-from headrace.jobs.fleet.load import FleetLoad, QueueLoad
+from headrace.jobs.fleet.state import FleetLoad, QueueLoad
 from headrace.jobs.model import QueueStatus
-from headrace.jobs.tasks.declared import SLOTS_MAX
+from headrace.jobs.tasks.options import SLOTS_MAX
 
 SORTS: Final = ("load", "name", "importance", "waiting", "leased", "failed", "oldest", "slots")
 STATES: Final = ("active", "waiting", "paused", "failed")
@@ -89,7 +89,7 @@ async def see_fleet(ask: Ask) -> FleetView:
     q = ask.query.text("q").strip()
     state = ask.query.choice("state", STATES, "")
     sort = ask.query.choice("sort", SORTS, "load")
-    queues, load = await asyncio.gather(jobs.queues(), jobs.fleet.load())
+    queues, load = await asyncio.gather(jobs.queues.all(), jobs.fleet.load())
     rows = rows_of(queues, load)
     return FleetView(
         rows=sorted(

@@ -9,7 +9,7 @@ from typing import Final
 
 from headrace.console.seeing import Ask
 from headrace.jobs.fleet.alerts import Alert
-from headrace.jobs.fleet.facts import Decision, FleetHost, PlanHead
+from headrace.jobs.fleet.state import Decision, FleetHost, PlanHead
 
 DECISIONS_SHOWN: Final = 100
 FLOATING: Final = "floating"

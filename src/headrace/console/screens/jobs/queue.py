@@ -10,7 +10,7 @@ from typing import Final
 
 from headrace.console.screens.jobs.fleet import QueueRow, rows_of
 from headrace.console.seeing import Ask, Chart, Found, Line, attempt
-from headrace.jobs.fleet.facts import Decision, QueueMinute
+from headrace.jobs.fleet.state import Decision, QueueMinute
 from headrace.jobs.model import JobPage
 
 SPANS: Final = {"1h": 60, "6h": 360, "24h": 1_440}
@@ -35,12 +35,12 @@ class QueueView:
 async def see_queue(ask: Ask) -> QueueView:
     """A queue by name or alias. Raises: QueueUnknown."""
     jobs = ask.service("jobs")
-    status = await jobs.queue(ask.params["queue"])
+    status = await jobs.queues.get(ask.params["queue"])
     span = ask.query.choice("span", tuple(SPANS), "1h")
     from_at = ask.now_at - timedelta(minutes=SPANS[span] + 1)
     load, minutes, failed, decisions = await asyncio.gather(
         jobs.fleet.load(),
-        jobs.minutes(status.queue, from_at=from_at, to_at=ask.now_at + timedelta(minutes=1)),
+        jobs.queues.minutes(status.queue, from_at=from_at, to_at=ask.now_at + timedelta(minutes=1)),
         attempt(jobs.find(queue=status.queue, state="failed", jobs_max=FAILED_SHOWN)),
         jobs.fleet.decisions(decisions_max=DECISIONS_LOOKED_AT),
     )

@@ -60,7 +60,7 @@ async def see_jobs(ask: Ask) -> JobsView:
     given: dict[str, Any] = {name: text or None for name, text in wanted.items()}
     page, queues = await asyncio.gather(
         attempt(jobs.find(**given, before=before or None, jobs_max=JOBS_SHOWN)),
-        attempt(jobs.queues()),
+        attempt(jobs.queues.all()),
     )
     following = page.value.next_before if page.value is not None else None
     return JobsView(

@@ -16,7 +16,7 @@ from headrace.console.screens.overview import systems, wrongs
 from headrace.console.screens.overview.systems import System
 from headrace.console.screens.overview.wrongs import Wrong
 from headrace.console.seeing import Ask, Chart, Found, Line, attempt
-from headrace.jobs.fleet.load import FleetLoad
+from headrace.jobs.fleet.state import FleetLoad
 from headrace.web.http import checks_of
 
 MINUTE_S: Final = 60

@@ -10,7 +10,7 @@ from headrace.console import shown
 from headrace.console.model import PREFIX
 from headrace.console.rates import Rates
 from headrace.console.seeing import Found
-from headrace.jobs.fleet.facts import FleetState
+from headrace.jobs.fleet.state import FleetState
 from headrace.jobs.model import QueueStatus
 
 MEASURING: Final = "measuring"

@@ -12,8 +12,7 @@ from headrace.console.model import PREFIX
 from headrace.console.seeing import Found
 from headrace.jobs.crons import Cron
 from headrace.jobs.fleet.alerts import HOST_RULE, Alert
-from headrace.jobs.fleet.facts import FleetState
-from headrace.jobs.fleet.load import FAILURES_COUNTED_MAX, QueueFailures
+from headrace.jobs.fleet.state import FAILURES_COUNTED_MAX, FleetState, QueueFailures
 from headrace.jobs.model import QueueStatus
 
 VIEWS_LAG_S: Final = 30.0

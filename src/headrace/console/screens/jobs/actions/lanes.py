@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from headrace.console.actions import Action, Field
 from headrace.console.seeing import Ask
-from headrace.jobs.intake import LIMIT_MAX
 from headrace.jobs.model import WEIGHT_MAX, WINDOW_S_MAX
 from headrace.jobs.service.lanes import SLACK_S
+from headrace.jobs.validation import LIMIT_MAX
 
 WRITE: Final = "jobs:write"
 WINDOW_S_MIN: Final = 0.001

@@ -7,7 +7,7 @@ from typing import Any, Final
 from headrace.console.actions import Action, Field
 from headrace.console.seeing import Ask
 from headrace.jobs.model import AT_AWAY_S_MAX, IMPORTANCE_LAST, PRIORITY_LAST, NewJob
-from headrace.jobs.tasks.declared import RETRIES_MAX, SLOTS_MAX
+from headrace.jobs.tasks.options import RETRIES_MAX, SLOTS_MAX
 
 WRITE: Final = "jobs:write"
 QUEUE: Final = Field(name="queue", label="Queue", kind="fixed")
@@ -17,20 +17,20 @@ BOUNDS: Final = ("importance", "slots_min", "slots_max", "retries")
 
 async def pause_queue(ask: Ask, values: dict[str, Any]) -> str:
     """Hand out no more of its jobs."""
-    await ask.service("jobs").pause_queue(values["queue"])
+    await ask.service("jobs").queues.pause(values["queue"])
     return f"queue {values['queue']} is paused: jobs in hand go on, no other starts"
 
 
 async def resume_queue(ask: Ask, values: dict[str, Any]) -> str:
     """Hand its jobs out again."""
-    await ask.service("jobs").resume_queue(values["queue"])
+    await ask.service("jobs").queues.resume(values["queue"])
     return f"queue {values['queue']} goes on"
 
 
 async def set_queue(ask: Ask, values: dict[str, Any]) -> str:
     """Set what wins over the queue's code; what is left empty is as its code says."""
     changes = {name: values[name] for name in BOUNDS}
-    held = await ask.service("jobs").set_queue(values["queue"], **changes)
+    held = await ask.service("jobs").queues.set(values["queue"], **changes)
     return (
         f"queue {held.queue}: importance {held.importance}, {held.slots_min} to {held.slots_max} slots,"
         f" {held.retries} retries"
