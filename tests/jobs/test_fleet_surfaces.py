@@ -55,7 +55,7 @@ async def api(postgres, jobs, fleet):
         config=dataclasses.replace(loaded, sections={"web": web}),
         engines=SimpleNamespace(postgres=postgres, valkey=None, blobs=None),
         services=lambda: {"jobs": jobs},
-        routes=lambda: [*http.fleet.ROUTES, *http.crons.ROUTES],
+        routes=lambda: [*http.fleet.ROUTES],
         secret="a root secret of at least thirty-two characters",
     )
     token = await Tokens(postgres).create("tester", ("jobs:read", "jobs:write"))
