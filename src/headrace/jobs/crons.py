@@ -1,9 +1,9 @@
-"""Crons: when a job that comes again and again is due next.
+"""Schedules of recurring jobs.
 
-`cronsim` reads the five fields, since it follows Debian's cron through changes of the clock, needs nothing but zoneinfo
-and its makers live on it. A job at fixed hours runs once on the day that skips its hour (right after the skip) and once on
-the day that has it twice; one with `*` in minute or hour runs by the time that really passes. Missed while nothing ran:
-one run at once, then the next moment that is still to come.
+`cronsim` parses the five fields. It follows Debian's cron through clock changes. A job at fixed
+hours runs once on a day that skips its hour, and once on a day that has it twice. A job with `*` in
+minute or hour follows elapsed time. Missed moments cause one run, then the next moment in the
+future.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_ZONES: Final = frozenset({"localtime", "posixrules", "Factory"})
 
 
 class NewCron(msgspec.Struct, frozen=True, kw_only=True):
-    """A cron as it is asked for. `spec` has five fields: minute, hour, day, month, day of week."""
+    """A cron to create. `spec` has five fields: minute, hour, day, month, day of week."""
 
     name: str
     spec: str
@@ -37,7 +37,7 @@ class NewCron(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cron(msgspec.Struct, frozen=True, kw_only=True):
-    """A cron as it stands."""
+    """A stored cron."""
 
     name: str
     spec: str
@@ -57,7 +57,7 @@ class Cron(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_moment(spec: str, tz: str, after_at: datetime) -> datetime:
-    """The first moment of `spec` in zone `tz` that is later than `after_at`, in UTC. Raises: InvalidCron."""
+    """The first moment of `spec` in zone `tz` after `after_at`, in UTC. Raises: InvalidCron."""
     zone = _zone(tz)
     if len(spec) > SPEC_CHARACTERS_MAX or len(spec.split()) != 5:
         raise InvalidCron(

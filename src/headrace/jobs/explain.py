@@ -1,7 +1,7 @@
-"""Why a job is where it is, decided from its row and a few facts. No I/O.
+"""Why a job is in its state, decided from its row and a few facts. No I/O.
 
-The first thing that holds it back is told, in the order in which it would have to be mended: pause of its queue, code,
-tag, pause and limits of its lane, slots, and at last its turn.
+The first obstacle is reported, in the order in which an operator has to remove them: pause of the
+queue, missing code, tag, pause and limits of the lane, slots, and finally jobs before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GONE_TEXT: Final = "it ended and was not kept, or its transaction is not committ
 
 
 def explain_wait(job: Job, facts: Any, *, ahead_max: int, retries: int = 0) -> Why:
-    """What keeps the job where it is; `facts` as `store.jobs.why_waiting` gives them of a due job."""
+    """Explain the job's state; `facts` from `store.jobs.why_waiting` for a due job."""
     why = _why_held(job, facts, ahead_max)
     if job.error is None or job.ended_at is not None:
         return why

@@ -1,7 +1,7 @@
-"""Jobs as values: states and their moves, limits, settings, what callers give and get. No I/O.
+"""Jobs as values: states and transitions, limits, settings, arguments and results. No I/O.
 
-`task` is the code, `job` is a row, `queue` is its backlog. What may change into what is the table MOVES;
-everything else in the room keeps to it.
+A `task` is the code, a `job` is a row, a `queue` is its backlog. MOVES lists all transitions of a
+job's state.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STATES_BY_ENDING: Final = ("failed", "cancelled", "quarantined")
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     SCHEDULED = "scheduled"
     READY = "ready"
@@ -78,7 +78,7 @@ MOVES: Final[dict[JobState, frozenset[JobState]]] = {
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job to enqueue. `payload` is anything msgspec encodes as JSON, up to 64 KiB encoded."""
+    """A job to enqueue. `payload` is any JSON value, up to 64 KiB encoded."""
 
     queue: str
     payload: Any = None
@@ -126,7 +126,7 @@ class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it stands; a job that is gone has its id and state only."""
+    """A job in its current state. A job that is gone has only id and state."""
 
     id: int
     state: JobState
@@ -154,7 +154,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a running job is, from 0 to 1, in its own words."""
+    """The progress of a running job: a ratio from 0 to 1 and a text."""
 
     ratio: float
     text: str
@@ -162,7 +162,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which jobs are meant: those that fit all that is given. `q` is looked for in errors of ended jobs."""
+    """Criteria of jobs, all of which must match. `q` searches the errors of ended jobs."""
 
     queue: str | None = None
     state: str | None = None
@@ -174,7 +174,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs without payloads and tracebacks, newest id first; the next page is what comes before `next_before`."""
+    """Jobs without payloads and tracebacks, newest first; continue before `next_before`."""
 
     jobs: list[Job]
     next_before: int | None
@@ -182,7 +182,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BulkDone(msgspec.Struct, frozen=True, kw_only=True):
-    """What one bounded step of a bulk action did; `more`: go on with what comes before `next_before`."""
+    """The result of one bounded step of a bulk action; `more`: continue before `next_before`."""
 
     action: str
     dry_run: bool
@@ -195,7 +195,7 @@ class BulkDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job is where it is, in a code, a sentence and, where it is known, a moment of change."""
+    """Why a job is in its state: a code, a text and, if known, when that changes."""
 
     job_id: int
     state: JobState
@@ -205,7 +205,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for a queue: what its code declares, and over it what a person set (`overridden`)."""
+    """The settings of a queue: declared by code, with the overrides in `overridden`."""
 
     queue: str
     limiter: str
@@ -226,7 +226,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueStatus(QueueSettings, frozen=True, kw_only=True):
-    """A queue with its backlog, counted up to a bound: a number that is capped may be more."""
+    """A queue with its backlog, counted up to a bound: a capped number may be more."""
 
     ready: int
     scheduled: int
@@ -244,7 +244,7 @@ class QueueStatus(QueueSettings, frozen=True, kw_only=True):
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane of a limiter: its limits and what it is doing. None means no limit."""
+    """A lane of a limiter: its limits and current counts. None means no limit."""
 
     limiter: str
     lane: str
@@ -264,7 +264,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limiter(msgspec.Struct, frozen=True, kw_only=True):
-    """A limiter: the limits of its lanes that have none of their own. None means no limit."""
+    """A limiter: the limits of its lanes without limits of their own. None means no limit."""
 
     limiter: str
     starts_max: int | None
@@ -278,7 +278,7 @@ class Limiter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs handed to other code or a person under a lease of their own; none: there was nothing."""
+    """Jobs taken under a lease by other code or a person; none: nothing was due."""
 
     lease_id: int | None
     jobs: list[TakenJob]
@@ -287,7 +287,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakenJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One of them."""
+    """A taken job."""
 
     id: int
     payload: Any
@@ -301,7 +301,7 @@ class TakenJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakenOutcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of a taken job: `done`, `retry`, `fail`, `snooze`, `cancel`, `send_to` or `return`."""
+    """Outcome of a taken job: `done`, `retry`, `fail`, `snooze`, `cancel`, `send_to`, `return`."""
 
     outcome: str = "done"
     after_s: float | None = None
@@ -314,7 +314,7 @@ class TakenOutcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """What one bounded step of tidying did; `more`: call again at once."""
+    """The result of one bounded step of maintenance; `more`: call again at once."""
 
     leases_returned: int
     jobs_returned: int
@@ -399,7 +399,7 @@ class JobsConfig:
 
     @property
     def backoff(self) -> Backoff:
-        """When to retry."""
+        """The backoff of retries."""
         return Backoff(self.retry_first_s, self.retry_max_s)
 
 

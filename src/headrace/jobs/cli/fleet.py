@@ -26,7 +26,7 @@ def fleet() -> None:
 @fleet.command("show", short_help="Show the fleet.")
 @click.pass_obj
 def show(terminal: Terminal) -> None:
-    """Show hosts with their slots, who plans, the last decisions and the newest open alerts."""
+    """Show hosts with their slots, the plan, the newest decisions and open alerts."""
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.state())
     terminal.show(found, _describe(found))
 
@@ -35,7 +35,7 @@ def show(terminal: Terminal) -> None:
 @click.argument("host")
 @click.pass_obj
 def drain(terminal: Terminal, host: str) -> None:
-    """Let HOST finish what it has and take nothing new, until it is started anew."""
+    """Drain HOST until its next start: running jobs finish, no new ones are leased."""
     terminal.run(Jobs, lambda jobs: jobs.fleet.drain(host))
     terminal.show({"host": host, "is_draining": True}, f"host {host} is draining")
 
@@ -44,7 +44,7 @@ def drain(terminal: Terminal, host: str) -> None:
 @click.argument("host")
 @click.pass_obj
 def undrain(terminal: Terminal, host: str) -> None:
-    """Let HOST take part again."""
+    """Stop draining HOST."""
     terminal.run(Jobs, lambda jobs: jobs.fleet.undrain(host))
     terminal.show({"host": host, "is_draining": False}, f"host {host} takes part again")
 
@@ -54,7 +54,7 @@ def undrain(terminal: Terminal, host: str) -> None:
 @click.option("--max", "rows_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 @click.pass_obj
 def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
-    """List why slots moved, newest first."""
+    """List decisions of the plan, newest first."""
     found = terminal.run(
         Jobs, lambda jobs: jobs.fleet.decisions(before=before, decisions_max=rows_max)
     )
@@ -78,7 +78,7 @@ def alerts(terminal: Terminal, *, is_open: bool) -> None:
 def minutes(
     terminal: Terminal, queue: str, from_at: datetime | None, to_at: datetime | None
 ) -> None:
-    """Show what QUEUE did in each minute: of the last hour, or of a span of up to two days."""
+    """Show counts of QUEUE per minute: the last hour, or a span of up to two days."""
     found = terminal.run(
         Jobs, lambda jobs: jobs.queues.minutes(queue, from_at=from_at, to_at=to_at)
     )
@@ -98,7 +98,7 @@ def minutes(
 @fleet.command("load", short_help="Show how loaded queues are.")
 @click.pass_obj
 def load(terminal: Terminal) -> None:
-    """Show what each queue did in the last five minutes and this one."""
+    """Show counts of each queue in the last five minutes."""
     found = terminal.run(Jobs, lambda jobs: jobs.fleet.load())
     head = (
         "queue",
@@ -197,7 +197,7 @@ def _minute_row(minute: QueueMinute) -> tuple[object, ...]:
 
 @click.group("crons")
 def crons() -> None:
-    """Crons: jobs that come again and again."""
+    """Crons: recurring jobs."""
 
 
 @crons.command("ls", short_help="List the crons.")
@@ -217,7 +217,9 @@ def list_crons(terminal: Terminal) -> None:
 @click.option("--priority", default=5, show_default=True, type=int, help="0 first to 9 last.")
 @click.pass_obj
 def add(terminal: Terminal, /, payload: str, **fields: Any) -> None:
-    """Add cron NAME that enqueues into QUEUE at each moment of SPEC, such as '0 4 * * *'; PAYLOAD is JSON."""
+    """Add cron NAME that enqueues into QUEUE on schedule SPEC, such as '0 4 * * *'; PAYLOAD is
+    JSON.
+    """
     try:
         decoded = msgspec.json.decode(payload)
     except RecursionError as error:
@@ -233,7 +235,7 @@ def add(terminal: Terminal, /, payload: str, **fields: Any) -> None:
 @click.argument("name")
 @click.pass_obj
 def run(terminal: Terminal, name: str) -> None:
-    """Enqueue the job of cron NAME now, besides its moments."""
+    """Enqueue the job of cron NAME now, in addition to its schedule."""
     job_id = terminal.run(Jobs, lambda jobs: jobs.crons.run(name))
     terminal.show({"id": job_id}, f"job {job_id}")
 
@@ -242,7 +244,7 @@ def run(terminal: Terminal, name: str) -> None:
 @click.argument("name")
 @click.pass_obj
 def pause(terminal: Terminal, name: str) -> None:
-    """Let cron NAME rest."""
+    """Pause cron NAME."""
     found = terminal.run(Jobs, lambda jobs: jobs.crons.pause(name))
     terminal.show(found, f"cron {name} is paused")
 
@@ -251,7 +253,7 @@ def pause(terminal: Terminal, name: str) -> None:
 @click.argument("name")
 @click.pass_obj
 def resume(terminal: Terminal, name: str) -> None:
-    """Let cron NAME come again from its next moment on; what it missed at rest is not made up for."""
+    """Resume cron NAME at its next moment; missed moments are not made up for."""
     found = terminal.run(Jobs, lambda jobs: jobs.crons.resume(name))
     terminal.show(found, f"cron {name} comes next at {found.next_at:%Y-%m-%d %H:%M:%S} UTC")
 

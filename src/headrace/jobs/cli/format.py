@@ -1,4 +1,4 @@
-"""What the commands of jobs print."""
+"""Text output of the commands of jobs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def describe_queue(status: QueueStatus) -> str:
 
 
 def describe_taken(taken: Taken) -> str:
-    """What a take brought, in lines of text."""
+    """A take in lines of text."""
     if taken.lease_id is None:
         return "nothing is due"
     rows = [
@@ -117,7 +117,7 @@ def describe_taken(taken: Taken) -> str:
 
 
 def duration_s(name: str, text: str, refusal: type[InvalidInput] = InvalidJob) -> float:
-    """Seconds of a duration such as 30s. Raises: `refusal`, that of the verb which is asked for."""
+    """Parse a duration such as 30s. Raises: `refusal`, the error of the calling command."""
     try:
         return parse_duration_s(text)
     except ValueError as error:

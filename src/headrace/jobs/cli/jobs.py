@@ -19,7 +19,7 @@ MOMENT: Final = "%Y-%m-%dT%H:%M:%S%z"
 
 @click.group("jobs")
 def jobs() -> None:
-    """Jobs: add, look, steer, take."""
+    """Jobs: add, show, list, cancel, retry, take."""
 
 
 @jobs.command("add", short_help="Enqueue a job.")
@@ -55,7 +55,7 @@ def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None
 @click.argument("job_id", type=int)
 @click.pass_obj
 def show(terminal: Terminal, job_id: int) -> None:
-    """Show job JOB_ID in whatever state it is."""
+    """Show job JOB_ID in any state."""
     job = terminal.run(Jobs, lambda jobs: jobs.job(job_id))
     terminal.show(job, describe_job(job))
 
@@ -64,7 +64,7 @@ def show(terminal: Terminal, job_id: int) -> None:
 @click.argument("job_id", type=int)
 @click.pass_obj
 def why(terminal: Terminal, job_id: int) -> None:
-    """Say why job JOB_ID is where it is, and until when where that is known."""
+    """Explain why job JOB_ID is in its state, and until when if known."""
     found = terminal.run(Jobs, lambda jobs: jobs.why(job_id))
     terminal.show(found, f"job {job_id} is {found.state.value}: {found.text} [{found.reason}]")
 
@@ -78,7 +78,7 @@ def why(terminal: Terminal, job_id: int) -> None:
 @click.option("--max", "jobs_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 @click.pass_obj
 def list_jobs(terminal: Terminal, /, **choice: Any) -> None:
-    """List jobs in whatever state, newest id first."""
+    """List jobs in any state, newest first."""
     page = terminal.run(Jobs, lambda jobs: jobs.find(**choice))
     rows = [
         (job.id, job.state.value, job.queue, job.lane or "", job.attempt, first_line(job.error))
@@ -103,7 +103,7 @@ def cancel(terminal: Terminal, job_id: int) -> None:
 @click.argument("job_id", type=int)
 @click.pass_obj
 def retry(terminal: Terminal, job_id: int) -> None:
-    """Make job JOB_ID, which ended failed, cancelled or quarantined, ready again."""
+    """Make job JOB_ID ready again; it must have failed or been cancelled or quarantined."""
     terminal.run(Jobs, lambda jobs: jobs.retry(job_id))
     terminal.show({"id": job_id, "state": "ready"}, f"job {job_id} is ready again")
 
@@ -112,7 +112,7 @@ def retry(terminal: Terminal, job_id: int) -> None:
 @click.argument("job_id", type=int)
 @click.pass_obj
 def remove(terminal: Terminal, job_id: int) -> None:
-    """Remove job JOB_ID for good, which must wait or have ended."""
+    """Delete job JOB_ID, which must wait or have ended."""
     terminal.run(Jobs, lambda jobs: jobs.delete(job_id))
     terminal.show({"id": job_id, "state": "gone"}, f"job {job_id} is gone")
 
@@ -128,7 +128,7 @@ def remove(terminal: Terminal, job_id: int) -> None:
 @click.option("--dry-run", is_flag=True, help="Count them only.")
 @click.pass_obj
 def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) -> None:
-    """Do ACTION to all jobs that fit, newest first; stopped and called again it goes on."""
+    """Apply ACTION to all matching jobs, newest first. Safe to interrupt and rerun."""
     older, ids = choice.pop("older"), choice.pop("ids")
     older_than_s = None if older is None else duration_s("--older", older, InvalidFilter)
     wanted = JobFilter(older_than_s=older_than_s, ids=list(ids) or None, **choice)
@@ -163,7 +163,7 @@ SEND_TO: Final = "A job and the queue that it moves to, as it is."
 @click.option("--wait", default="0s", show_default=True, help="Wait so long where none is due.")
 @click.pass_obj
 def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> None:
-    """Take due jobs of QUEUE; unless they are acked in time, they go back."""
+    """Take due jobs of QUEUE. They return unless they are acked in time."""
     lease_s = duration_s("--lease", lease, InvalidTake)
     wait_s = duration_s("--wait", wait, InvalidTake)
     taken = terminal.run(
@@ -185,7 +185,7 @@ def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> No
 @click.option("--why", default="", help="Why they are retried, failed or cancelled.")
 @click.pass_obj
 def ack(terminal: Terminal, /, lease_id: int, **told: Any) -> None:
-    """Say what became of jobs of LEASE_ID; without options all that is left of it is done."""
+    """Record outcomes of jobs of LEASE_ID; without options all its jobs are done."""
     after = told["after"]
     after_s = None if after is None else duration_s("--after", after, InvalidTake)
     given = {
@@ -217,7 +217,7 @@ def ack(terminal: Terminal, /, lease_id: int, **told: Any) -> None:
 @click.option("--lease", default="5m", show_default=True, help="How long from now.")
 @click.pass_obj
 def extend(terminal: Terminal, lease_id: int, lease: str) -> None:
-    """Let LEASE_ID end later."""
+    """Extend LEASE_ID."""
     lease_s = duration_s("--lease", lease, InvalidTake)
     expires_at = terminal.run(Jobs, lambda jobs: jobs.takes.extend(lease_id, lease_s))
     text = f"lease {lease_id} until {expires_at:%Y-%m-%d %H:%M:%S} UTC"

@@ -25,7 +25,7 @@ from headrace.kernel.terminal import Terminal, table
 
 @click.group("queues")
 def queues() -> None:
-    """Queues: their backlog; pause, resume, set."""
+    """Queues: show the backlog; pause, resume, set."""
 
 
 @queues.command("ls", short_help="List the queues.")
@@ -49,7 +49,7 @@ def show_queue(terminal: Terminal, queue: str) -> None:
 @click.argument("queue")
 @click.pass_obj
 def pause(terminal: Terminal, queue: str) -> None:
-    """Hand out no more jobs of QUEUE; those in hand go on."""
+    """Stop leasing jobs of QUEUE; running jobs continue."""
     terminal.run(Jobs, lambda jobs: jobs.queues.pause(queue))
     terminal.show({"queue": queue, "paused": True}, f"queue {queue} is paused")
 
@@ -58,7 +58,7 @@ def pause(terminal: Terminal, queue: str) -> None:
 @click.argument("queue")
 @click.pass_obj
 def resume(terminal: Terminal, queue: str) -> None:
-    """Hand out jobs of QUEUE again."""
+    """Lease jobs of QUEUE again."""
     terminal.run(Jobs, lambda jobs: jobs.queues.resume(queue))
     terminal.show({"queue": queue, "paused": False}, f"queue {queue} is running")
 
@@ -72,7 +72,7 @@ def resume(terminal: Terminal, queue: str) -> None:
 @click.option("--create", is_flag=True, help="Make a queue without code where there is none.")
 @click.pass_obj
 def set_queue(terminal: Terminal, /, queue: str, *, create: bool, **options: Any) -> None:
-    """Set what wins over the code of QUEUE; `none` takes it back to what its code declares."""
+    """Override settings of QUEUE; `none` restores what its code declares."""
     changes = {name: _setting(name, text) for name, text in options.items() if text is not None}
 
     async def change(jobs: Jobs) -> QueueStatus:
@@ -94,7 +94,7 @@ def _setting(name: str, text: str) -> int | None:
 
 @click.group("lanes")
 def lanes() -> None:
-    """Lanes: limits on the jobs of one customer, host or whatever a lane stands for."""
+    """Lanes: limits on the jobs of one customer, host or other key."""
 
 
 @lanes.command("ls", short_help="List lanes of a limiter.")
@@ -114,7 +114,7 @@ def list_lanes(terminal: Terminal, limiter: str, after: str, limit: int) -> None
 @click.argument("lane")
 @click.pass_obj
 def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
-    """Show LANE of LIMITER: its limits and what it is doing."""
+    """Show LANE of LIMITER: its limits and current counts."""
     found = terminal.run(Jobs, lambda jobs: jobs.lanes.get(limiter, lane))
     terminal.show(found, describe_lane(found))
 
@@ -129,9 +129,9 @@ def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.option("--create", is_flag=True, help="Also of a limiter that nothing knows yet.")
 @click.pass_obj
 def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> None:
-    """Set all of LANE of LIMITER anew: what is left out is without limit, of weight 1 and not paused.
+    """Set LANE of LIMITER; what is left out is unlimited, of weight 1 and not paused.
 
-    To stop it and let it go on with the limits that it has: `lanes pause` and `lanes resume`.
+    To stop a lane and keep its limits, use `lanes pause` and `lanes resume`.
     """
     starts_max, window_s = parse_rate(options.pop("rate"))
 
@@ -148,7 +148,7 @@ def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> 
 @click.argument("lane")
 @click.pass_obj
 def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
-    """Forget the own limits, pause and weight of LANE of LIMITER."""
+    """Remove the own limits, pause and weight of LANE of LIMITER."""
 
     async def change(jobs: Jobs) -> Lane:
         await jobs.lanes.reset(limiter, lane)
@@ -163,7 +163,7 @@ def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.argument("lane")
 @click.pass_obj
 def pause_lane(terminal: Terminal, limiter: str, lane: str) -> None:
-    """Hand out no more jobs of LANE of LIMITER; its limits stay, and jobs in hand go on."""
+    """Stop leasing jobs of LANE of LIMITER; running jobs continue, limits stay."""
 
     async def change(jobs: Jobs) -> Lane:
         await jobs.lanes.pause(limiter, lane)
@@ -178,7 +178,7 @@ def pause_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.argument("lane")
 @click.pass_obj
 def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
-    """Hand out jobs of LANE of LIMITER again, within the limits that it has."""
+    """Lease jobs of LANE of LIMITER again, within its limits."""
 
     async def change(jobs: Jobs) -> Lane:
         await jobs.lanes.resume(limiter, lane)
@@ -195,9 +195,9 @@ def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.option("--wait", default="0s", show_default=True, help="How far away they may be.")
 @click.pass_obj
 def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str) -> None:
-    """Take starts out of LANE of LIMITER for what is no job; say how long to wait before they begin.
+    """Consume starts of LANE of LIMITER for other work than jobs; print how long to wait.
 
-    Where it says that they are refused, nothing was taken.
+    If they are refused, nothing was consumed.
     """
     wait_max_s = duration_s("--wait", wait)
     wait_s = terminal.run(
@@ -210,7 +210,7 @@ def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str
 @lanes.command("limiters", short_help="List limiters.")
 @click.pass_obj
 def list_limiters(terminal: Terminal) -> None:
-    """List every limiter with its limits and the queues that it spans."""
+    """List every limiter with its limits and queues."""
     _show_limiters(terminal, terminal.run(Jobs, lambda jobs: jobs.lanes.limiters()))
 
 
@@ -229,9 +229,9 @@ def list_limiters(terminal: Terminal) -> None:
 def limiter_limits(
     terminal: Terminal, /, limiter: str, *, as_declared: bool, **options: Any
 ) -> None:
-    """Show the limits of LIMITER's lanes that have none of their own; with options set them all, live.
+    """Show the limits of LIMITER; with options override them.
 
-    Once they are set here, what code declares changes nothing, until they are given back by --as-declared.
+    An override wins over what code declares, until --as-declared removes it.
     """
     if as_declared:
         _give_back(terminal, limiter, options)
@@ -267,7 +267,7 @@ def _give_back(terminal: Terminal, limiter: str, options: dict[str, Any]) -> Non
 
 
 def parse_rate(text: str | None) -> tuple[int | None, float | None]:
-    """Starts and window in seconds of `600/m` or `10/30s`; nothing of None. Raises: InvalidJob."""
+    """Starts and window in seconds of `600/m` or `10/30s`; None: no limits. Raises: InvalidJob."""
     if text is None:
         return None, None
     match = re.fullmatch(r"([0-9]{1,9})/([0-9.]*)([a-z]{1,2})", text)

@@ -1,4 +1,13 @@
-"""WEBHOOK"""
+"""Alerts by webhook: a signed POST per event, retried on a schedule of its own.
+
+The body and the time of sending are signed with a key derived from the root secret. The receiver
+computes HMAC-SHA256 of `<t>.<body>` and compares it with `v1` of the header `Headrace-Signature:
+t=...,key=...,v1=...`. Its key in hex is `derive_key(SECRET, "alerts-webhook").secret.hex()` of
+`headrace.kernel.secrets`.
+
+A refused event delays no other: the most refused come last, and one step is bounded in time. The
+schedules live in the leader; a new leader starts afresh.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +33,15 @@ USE: Final = "alerts-webhook"
 
 
 class WebhookFailed(PeerFailed):
-    """The webhook for alerts did not take one; it is sent again for an hour."""
+    """The alert webhook did not accept an event. It is retried for an hour."""
 
     code = "jobs.webhook_failed"
 
 
 async def send_alert(url: str, key: Key, alert: Alert, *, is_raise: bool) -> None:
-    """Send one alert and wait until it is taken. The receiver may see it twice: its `event` says which it is.
+    """Send one event and wait until it is accepted.
 
-    Raises: WebhookFailed.
+    The receiver may get it twice; `event` identifies it. Raises: WebhookFailed.
     """
     word = "raised" if is_raise else "cleared"
     document = {"event": f"{alert.id}-{word}", "state": word, **msgspec.to_builtins(alert)}
@@ -58,7 +67,7 @@ def signature(key: Key, body: bytes, at_s: float) -> str:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Leaves a redirect as the answer: an address that we were not given is not asked."""
+    """Returns a redirect as the response, since only the configured address may be called."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -90,7 +99,7 @@ _log: Final = logger(__name__)
 
 
 class AlertSender:
-    """Sends what the webhook has not taken yet."""
+    """Sends the events that the webhook has not accepted."""
 
     def __init__(self, postgres: Postgres, url: str, key: Key, *, retry: Backoff = RETRY) -> None:
         self._postgres = postgres
@@ -100,7 +109,7 @@ class AlertSender:
         self._refused: dict[tuple[int, bool], tuple[int, float]] = {}
 
     async def send_due(self) -> None:
-        """Send up to 20 events whose time has come; what is not taken is sent again for an hour."""
+        """Send up to 20 due events. A refused event is retried for an hour."""
         untold = await store.fleet.unsent_alerts(
             self._postgres, age_s=TOLD_AGE_S, alerts_max=UNTOLD_SEEN
         )

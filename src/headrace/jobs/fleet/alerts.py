@@ -1,8 +1,7 @@
-"""Alerts: rules over what the leader sees at each plan, with patience before one is raised and before it is cleared.
+"""Alert rules over what the leader observes at each plan. No I/O.
 
-Pure: a `Watch` is told a `Sight` and answers what changed. A rule has to be broken several times in a row, and kept several
-times in a row, so that a value on its edge does not ring all night; the fleet's short troubles, which the next
-plan mends, never ring.
+A rule must be violated several times in a row to raise an alert, and met several times in a row to
+clear it. A value at its threshold and short troubles that the next plan corrects raise none.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MINUTES_SEEN: Final = 10
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """One time that a rule was broken, by a queue or a host."""
+    """A violation of a rule by a queue or a host."""
 
     id: int
     rule: str
@@ -40,7 +39,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a deployment may set."""
+    """Configurable thresholds."""
 
     active_min: int
     oldest_s: float
@@ -48,7 +47,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueSight(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue at an evaluation."""
+    """The state of a queue at an evaluation."""
 
     active: int
     leased: int
@@ -67,7 +66,7 @@ class QueueSight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is evaluated at once."""
+    """The state of the fleet at an evaluation."""
 
     at_s: float
     queues: Mapping[str, QueueSight]
@@ -76,7 +75,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(NamedTuple):
-    """A rule that a subject broke, or keeps again."""
+    """An alert to raise or to clear."""
 
     rule: str
     subject: str
@@ -85,7 +84,7 @@ class Change(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """`broken(now, before, limits)` tells in words what is wrong with a queue; `before` is some ten minutes older."""
+    """`broken(now, before, limits)` returns the violation as text; `before` is ten minutes old."""
 
     broken: Callable[[QueueSight, QueueSight | None, Limits], str | None]
     raise_after: int
@@ -170,7 +169,7 @@ open_alerts = gauge("jobs_alerts_open", "Alerts that are open, as the leader see
 
 
 class Watch:
-    """The state of all rules: how often in a row each was broken or kept."""
+    """The state of all rules: how often in a row each was violated or met."""
 
     def __init__(self, limits: Limits, open_now: Iterable[tuple[str, str]] = ()) -> None:
         self._limits = limits
@@ -184,14 +183,14 @@ class Watch:
 
     @property
     def open_counts(self) -> dict[str, int]:
-        """How many alerts are open, by rule."""
+        """Number of open alerts by rule."""
         counts = dict.fromkeys(RULES, 0)
         for rule, _ in self._open:
             counts[rule] = counts.get(rule, 0) + 1
         return counts
 
     def observe(self, sight: Sight) -> list[Change]:
-        """Evaluate every rule; what is to be raised and cleared now."""
+        """Evaluate every rule. Return the alerts to raise and to clear."""
         before = self._before(sight)
         found = {
             (rule, queue): text
@@ -207,7 +206,7 @@ class Watch:
         return [*self._raised(found), *self._cleared(found)]
 
     def _missing_hosts(self, sight: Sight) -> set[str]:
-        """Hosts that fell silent and are not back. A dead host's row is swept away soon, so they are kept in mind."""
+        """Hosts that became silent and have not returned. They outlive their deleted rows."""
         for host, is_silent in sight.hosts.items():
             if is_silent:
                 self._missing.setdefault(host, sight.at_s)
@@ -235,7 +234,7 @@ class Watch:
                 yield Change(*key, is_raised=False, text="all is well again")
 
     def _before(self, sight: Sight) -> Mapping[str, QueueSight]:
-        """What was seen some ten minutes ago; nothing while we look for less long."""
+        """The state ten minutes ago; empty if observation began later."""
         old: Mapping[str, QueueSight] = {}
         for at_s, queues in self._past:
             if at_s > sight.at_s - GROWTH_S:

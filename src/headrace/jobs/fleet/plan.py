@@ -1,4 +1,9 @@
-"""PLAN"""
+"""The plan: how many slots each queue gets, on which hosts, and why. No I/O.
+
+Slots are shared by weighted water-filling between a lower and an upper bound. In a shortage every
+queue gives up slots, unimportant queues more, and none with a lower bound starves. Everything is in
+whole slots; ties are broken by position, so the result is deterministic.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +19,10 @@ BISECTIONS = 50
 
 
 def fill(lo: Sequence[int], hi: Sequence[int], weights: Sequence[float], room: int) -> list[int]:
-    """What each gets of `room`: `level * weight * hi` between its `lo` and `hi`, one level for all.
+    """Share `room` as `level * weight * hi` between `lo` and `hi`, with one level for all.
 
-    `lo[i] <= hi[i]` and `sum(lo) <= room` are the caller's; the answer sums up to `room` or, if
-    that is less, to `sum(hi)`.
+    Requires `lo[i] <= hi[i]` and `sum(lo) <= room`. The result sums up to `room` or, if less, to
+    `sum(hi)`.
     """
     if sum(hi) <= room:
         return list(hi)
@@ -32,7 +37,7 @@ def fill(lo: Sequence[int], hi: Sequence[int], weights: Sequence[float], room: i
 
 
 def divide(amount: int, among: Sequence[int]) -> list[int]:
-    """Whole parts of `amount <= sum(among)`, in proportion to `among` and none above its own."""
+    """Divide `amount <= sum(among)` into whole parts in proportion to `among`."""
     total = sum(among)
     if amount >= total:
         return list(among)
@@ -40,7 +45,7 @@ def divide(amount: int, among: Sequence[int]) -> list[int]:
 
 
 def first_served(wanted: Sequence[int], room: int, *, classes: Sequence[int]) -> list[int]:
-    """`wanted` as far as `room` goes, class after class; in proportion where one fits no longer."""
+    """`wanted` while `room` lasts, class by class; in proportion within the last class."""
     given = [0] * len(wanted)
     for rank in sorted(set(classes)):
         members = [i for i, c in enumerate(classes) if c == rank]
@@ -56,7 +61,7 @@ def _clip(value: float, low: float, high: float) -> float:
 
 
 def _whole(exact: Sequence[float], hi: Sequence[int], total: int) -> list[int]:
-    """Round to whole numbers that sum up to `total`: the largest remainders get one more."""
+    """Round to whole numbers with the sum `total`: the largest remainders get one more."""
     parts = [floor(value) for value in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (parts[i] - exact[i], i))
     missing = total - sum(parts)
@@ -80,7 +85,7 @@ DRAIN_SLOTS_MAX: Final = 10
 
 
 class QueueNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a queue when a plan is made."""
+    """The needs of a queue when a plan is made."""
 
     queue: str
     importance: int = 5
@@ -100,7 +105,7 @@ class QueueNeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tuning(NamedTuple):
-    """The numbers of one importance."""
+    """The parameters of one importance."""
 
     hot: float
     """Share of its slots' time that a queue may be busy before it needs more."""
@@ -119,7 +124,7 @@ class Tuning(NamedTuple):
 
 
 class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan decided for a queue."""
+    """The decision of the plan for a queue."""
 
     floor: int
     wish: int
@@ -133,7 +138,7 @@ class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """How a queue's slots on a host change, with the reason as a code and as a sentence."""
+    """A change of a queue's slots on a host, with its reason as code and text."""
 
     queue: str
     host: str
@@ -144,7 +149,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The new map, what changes from the current one, and what was decided by queue."""
+    """The new map, its changes, and the decision by queue."""
 
     slots: dict[str, dict[str, int]]
     """By host and queue; a draining host has none."""
@@ -157,17 +162,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queues_at_max(self) -> tuple[str, ...]:
-        """Queues that need more than their maximum: worth an alert."""
+        """Queues that need more than their maximum."""
         return tuple(queue for queue, share in self.queues.items() if share.is_at_max)
 
     @property
     def queues_short(self) -> tuple[str, ...]:
-        """Queues that the fleet has too little room for."""
+        """Queues for which the fleet has too little room."""
         return tuple(queue for queue, share in self.queues.items() if share.is_short)
 
 
 def tuning(importance: int) -> Tuning:
-    """The numbers that the simulated days found best, by importance."""
+    """The parameters for an importance, found by simulation."""
     p = min(max(importance, 0), IMPORTANCE_LAST)
     return Tuning(
         hot=0.80 + 0.02 * p,
@@ -184,7 +189,7 @@ TUNINGS: Final = tuple(tuning(importance) for importance in range(IMPORTANCE_LAS
 
 
 class _Queue(NamedTuple):
-    """A queue with what follows from its need alone."""
+    """A queue with the values that follow from its needs."""
 
     need: QueueNeed
     tuning: Tuning
@@ -201,11 +206,10 @@ def plan(
     hosts: Iterable[HostRoom],
     current: Mapping[str, Mapping[str, int]],
 ) -> Plan:
-    """Plan the slots of the queues in `needs` on `hosts`, changing `current` as little as they allow.
+    """Plan the slots of the queues in `needs` on `hosts`, with few changes to `current`.
 
     `current` is by host and queue. Its queues that are not in `needs` keep their slots; hosts that
-    are not in `hosts` are gone. Deterministic whatever the order of its arguments. Cost for 150
-    queues and 40 hosts: 3 ms where nothing moves, 16 ms where most of 3,500 slots do.
+    are not in `hosts` no longer exist. The order of arguments does not matter.
     """
     queues = [_judged(need) for need in needs]
     queues.sort(key=lambda queue: (queue.need.importance, queue.need.queue))
@@ -243,7 +247,7 @@ def plan(
 
 
 def _judged(need: QueueNeed) -> _Queue:
-    """Floor and wish of a queue, from its work and its backlog."""
+    """A queue with its lower bound and its demand."""
     tuned = TUNINGS[min(max(need.importance, 0), IMPORTANCE_LAST)]
     work = need.rate_per_s * need.handler_s
     # By Little's law `work` jobs run at any time: where handlers take over a second they are no
@@ -269,7 +273,7 @@ def _judged(need: QueueNeed) -> _Queue:
 
 
 class _Sharing:
-    """How many slots each queue should have: the room shared out, compared with what is there."""
+    """The number of slots per queue: room shared out, compared with the current map."""
 
     def __init__(self, queues: Sequence[_Queue], board: Board) -> None:
         self.queues = queues
@@ -293,11 +297,11 @@ class _Sharing:
         """By queue that loses slots: in which step it gave the last of them up."""
 
     def tolerated(self, queue: _Queue) -> float:
-        """Below so many slots the queue lacks some that it cannot be given."""
+        """The lower bound below which a queue counts as short."""
         return queue.floor / (1 + queue.tuning.up * SHORT_TOLERANCE)
 
     def targets(self) -> dict[str, int]:
-        """Slots by queue; the same again when asked with the map that came of it."""
+        """Slots by queue; stable when called again with its own result."""
         counts = [self.board.counts[queue.need.queue] for queue in self.queues]
         gets = [self._is_lacking(i, count) for i, count in enumerate(counts)]
         target = [
@@ -312,7 +316,7 @@ class _Sharing:
         return {queue.need.queue: target[i] for i, queue in enumerate(self.queues)}
 
     def _base(self) -> list[int]:
-        """The floors, as far as there is room for them; minimums before everything."""
+        """The lower bounds, while there is room; minimums first."""
         low = [queue.low for queue in self.queues]
         high = [queue.floor for queue in self.queues]
         for members, room in self.rooms:
@@ -326,7 +330,7 @@ class _Sharing:
         return high
 
     def _wish(self) -> list[int]:
-        """The wishes if all of them fit, else comfort for none."""
+        """The demands if all of them fit; else the lower bounds."""
         wish = [max(base, queue.wish) for base, queue in zip(self.base, self.queues, strict=True)]
         for members, room in self.rooms:
             if sum(wish[i] for i in members) > room:
@@ -335,7 +339,7 @@ class _Sharing:
         return wish
 
     def _use_spare(self) -> None:
-        """Give what nobody wishes to backlogs that their queues would take long over."""
+        """Give spare slots to backlogs that would otherwise take long."""
         late = [queue.late for queue in self.queues]
         for members, room in self.rooms:
             spare = max(0, room - sum(self.wish[i] for i in members))
@@ -350,15 +354,13 @@ class _Sharing:
                 self.base[i] = self.wish[i]
 
     def _is_lacking(self, i: int, count: int) -> bool:
-        """Whether a queue with `count` slots is so far below its floor that it gets some."""
+        """Whether `count` slots are so far below the lower bound that the queue gets more."""
         queue, base = self.queues[i], self.base[i]
         tolerance = queue.tuning.up * (SHORT_TOLERANCE if i in self.crowded else 1.0)
         return base - count > tolerance * count or count < min(base, queue.low)
 
     def _cut(self, target: list[int], gets: list[bool], members: list[int], room: int) -> None:
-        """Take what is over `room`, of whatever is above the wish: what is far above it first, late
-        from the important. That is enough, since all wishes fit.
-        """
+        """Remove what exceeds `room`, from queues above their demand, important ones last."""
         over = sum(target[i] for i in members) - room
         for code in ("idle_surplus", "surplus"):
             for importance in range(IMPORTANCE_LAST, -1, -1):
@@ -376,14 +378,14 @@ class _Sharing:
                             self.given_up[self.queues[i].need.queue] = "comfort"
 
     def _kept(self, i: int, code: str) -> int:
-        """What a queue keeps in a step of giving up."""
+        """Slots that a queue keeps in one step of giving up."""
         if code == "surplus":
             return self.wish[i]
         return ceil(self.wish[i] * (1 + self.queues[i].tuning.down))
 
 
 class _Reasons:
-    """Why each slot moved, in a code and in words."""
+    """The reason of each change, as code and text."""
 
     def __init__(
         self,
@@ -407,7 +409,7 @@ class _Reasons:
         return Move(queue=queue, host=host, before=before, after=before + delta, code=code, why=why)
 
     def _counted(self, name: str, step: str) -> tuple[str, str]:
-        """Why a queue gets more slots or fewer: the same on every host."""
+        """Why a queue gets more slots or fewer; the same on every host."""
         if (name, step) not in self._told:
             told = self._added(name) if step == "added" else self._removed(name)
             self._told[name, step] = told
@@ -451,7 +453,7 @@ _STANDING: Final = {
 
 
 def _slots_moved(net: Iterable[Change], board: Board) -> int:
-    """On each living host the greater of what came and what left."""
+    """Slots moved: on each live host the greater of added and removed."""
     came = dict.fromkeys(board.hosts, 0)
     left = dict.fromkeys(board.hosts, 0)
     for change in net:

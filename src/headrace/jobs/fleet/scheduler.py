@@ -1,13 +1,13 @@
-"""The scheduler: any number run, one leads. It plans the fleet, lets crons come, sweeps, raises alerts.
+"""The scheduler: any number run, one leads. It plans the fleet, fires crons, sweeps and alerts.
 
-Whoever holds the lead (a row with an end, renewed at each plan by the database's clock) gathers facts, plans and writes
-the map in one statement that names its term; one that was stopped meanwhile and wakes up is refused there. The
-others look four times a period whether the lead is free, and keep their windows warm by gathering facts as well,
-so that a new leader plans as the old one would have: within two periods of its end. A leader that has no
-full window yet leaves a map that there is as it is: an empty window would cut every queue down to its minimum.
+The lead is a row with an end, renewed at each plan by the database's clock. The leader gathers a
+snapshot, plans, and writes the map in one statement that names its term; a leader that was
+suspended is refused there. Standbys check the lead four times per period and gather snapshots too,
+so a new leader plans like the old one within two periods. A leader without a full window leaves the
+map as it is.
 
-Crons and sweeps need no leader: rows are locked, and each is done by whoever comes first. A sweep every 3 s and the
-30 s after which a silent host expires make a dead host's jobs ready again in at most 35 s.
+Crons and sweeps need no leader: rows are locked, and any scheduler processes them. A sweep every 3
+s and host expiry after 30 s make a dead host's jobs ready within 35 s.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _often: Final = SparseLogger(_log)
 
 
 class Scheduler:
-    """All loops of one scheduler process."""
+    """The loops of one scheduler process."""
 
     def __init__(
         self, postgres: Postgres, jobs: Jobs, *, name: str, secret: str | None = None
@@ -76,7 +76,7 @@ class Scheduler:
         self._declared_s: float | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Do all of it until `stop`; then let another lead at once."""
+        """Run all loops until `stop`, then give up the lead."""
         async with asyncio.TaskGroup() as group:
             for name, step in (
                 ("sweep", self.sweep),
@@ -90,14 +90,14 @@ class Scheduler:
             await self.planner.stop_leading()
 
     async def sweep(self) -> float:
-        """One bounded step of tidying; seconds until the next."""
+        """Do one step of maintenance. Return the seconds until the next."""
         swept = await self._jobs.sweep()
         if swept.jobs_returned:
             _log.warning("leases_returned", leases=swept.leases_returned, jobs=swept.jobs_returned)
         return 0.0 if swept.more else self._config.sweep_every_s
 
     async def fire_crons(self) -> float:
-        """Let due crons come; seconds until the next look. Declares those of this app's code first, and now and then."""
+        """Declare this app's crons now and then, fire due ones. Return seconds until the next step."""
         now_s = time.monotonic()
         if self._declared_s is None or now_s - self._declared_s > DECLARE_EVERY_S:
             await self._jobs.crons.declare()
@@ -108,7 +108,7 @@ class Scheduler:
         return self._config.cron_every_s
 
     async def forget_old(self) -> float:
-        """Forget statistics and decisions that were kept long enough; seconds until the next time."""
+        """Delete expired statistics and decisions. Return the seconds until the next step."""
         if not self.planner.leads:
             return UPKEEP_EVERY_S
         config = self._config
@@ -125,14 +125,14 @@ class Scheduler:
         return 1.0 if ROWS_PER_STEP in forgotten else UPKEEP_EVERY_S
 
     async def tell_alerts(self) -> float:
-        """Send the webhook what it has not taken yet; seconds until the next time."""
+        """Send pending alert events. Return the seconds until the next step."""
         if self._alert_sender is not None and self.planner.leads:
             await self._alert_sender.send_due()
         return TELL_EVERY_S
 
 
 class Planner:
-    """Plans where it leads; else stands by with warm windows."""
+    """Plans while it leads; otherwise keeps its rate windows up to date."""
 
     def __init__(self, postgres: Postgres, jobs: Jobs, name: str) -> None:
         self.leads = False
@@ -146,7 +146,7 @@ class Planner:
         self._watch: Watch | None = None
 
     async def run_once(self) -> float:
-        """One look, and one plan where it leads; seconds until the next."""
+        """Check the lead; plan if leading. Return the seconds until the next step."""
         every_s = self._config.plan_every_s
         began_s = time.monotonic()
         term = await store.fleet.lead_fleet(
@@ -164,13 +164,13 @@ class Planner:
         return max(0.0, every_s - (time.monotonic() - began_s))
 
     async def stop_leading(self) -> None:
-        """Let another lead at once."""
+        """Give up the lead at once."""
         if self.leads:
             self._note_lead(is_leader=False)
             await store.fleet.stop_leading(self._postgres, self._name)
 
     async def gather(self) -> Facts:
-        """All that a plan is made from: four statements, and one that is cut short where it would take long."""
+        """Gather the snapshot for a plan; the count of waiting jobs is bounded in time."""
         await self._count_waiting()
         return Facts(
             queues=await store.fleet.fleet_queues(self._postgres, self._waiting),
@@ -189,7 +189,7 @@ class Planner:
         return facts
 
     async def _count_waiting(self) -> None:
-        """Count what waits. Beside a long transaction the index is full of the dead: then the last count holds."""
+        """Count waiting jobs; keep the last count if a long transaction slows the index."""
         try:
             async with asyncio.timeout(self._config.plan_every_s / 4):
                 self._waiting = await store.fleet.fleet_waiting(
@@ -199,7 +199,7 @@ class Planner:
             _often.warning("waiting_not_counted", limit_s=self._config.plan_every_s / 4)
 
     async def _plan(self, facts: Facts, term: int) -> Plan | None:
-        """Plan and write the map; None where there is nothing to plan with, or the lead is lost."""
+        """Plan and write the map. None if there is nothing to plan with or the lead is lost."""
         head = await store.fleet.find_plan(self._postgres)
         asked = question(facts, self._rates.rates())
         if not asked.rooms or not (self._rates.is_ready or head.version == 0):
@@ -223,7 +223,7 @@ class Planner:
         return planned
 
     async def _watch_over(self, facts: Facts, planned: Plan | None) -> None:
-        """Evaluate the rules, and note what they say."""
+        """Evaluate the alert rules and store their changes."""
         if self._watch is None:
             known = await store.fleet.find_alerts(self._postgres, is_open=True, alerts_max=10_000)
             self._watch = Watch(self._limits(), [(alert.rule, alert.subject) for alert in known])
@@ -263,9 +263,9 @@ class Planner:
 
 
 def sight(facts: Facts, planned: Plan | None, outcomes: Mapping[int, tuple[int, int]]) -> Sight:
-    """What the rules are evaluated over; `outcomes`: jobs lately done and failed, by id of queue.
+    """The input of the alert rules; `outcomes`: recent done and failed jobs by queue id.
 
-    Queues that no code works or ever worked are left out: people take their time.
+    Queues without code now or ever are left out: people work at their own pace.
     """
     shares = {} if planned is None else planned.queues
     loaded = facts.loaded_queue_ids
@@ -313,7 +313,7 @@ def _without_code(asked: Question) -> list[Move]:
 
 
 async def _repeat(name: str, step: Callable[[], Awaitable[float]], stop: asyncio.Event) -> None:
-    """Take the step until `stop`, each after the seconds that the last one said; a database away is waited for."""
+    """Repeat a step until `stop`, after the seconds it returns; wait for an absent database."""
     failures = 0
     while not stop.is_set():
         require_not_cancelled()

@@ -1,4 +1,9 @@
-"""STATE"""
+"""The state of the fleet as values, and the plan's input derived from it. No I/O.
+
+Hosts report themselves and their counts. Waiting jobs are counted through an index up to a bound. A
+queue may use the hosts whose code serves it and that have its tag; each such set of hosts, unless
+it is all of them, is one tag to the plan.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ CPU_PRESSURE_MAX: Final = 0.8
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host's slots did for a queue since its last report, as far as claims and settlements do not count it."""
+    """Counts of a host's slots for a queue that claims and settlements do not record."""
 
     queue_id: int
     ended: int = 0
@@ -31,7 +36,7 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan wants of a host: slots by queue; the rest float. A draining host takes nothing new."""
+    """A host's part of the plan: slots by queue; the rest float."""
 
     version: int
     slots: dict[str, int]
@@ -39,7 +44,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotsAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host requests of a queue's maximum."""
+    """A host's request for slots of a queue with a maximum."""
 
     queue_id: int
     used: int
@@ -50,7 +55,7 @@ class SlotsAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot as its host reports it; what else it says is kept and shown nowhere."""
+    """A slot as its host reports it."""
 
     queue: str | None = None
     """None: it floats."""
@@ -60,7 +65,7 @@ class HostSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
-    """A host that runs handlers. Silent: it missed its reports, and the plan does without it."""
+    """A host that runs handlers. Silent: it missed its reports and is not planned for."""
 
     name: str
     kind: str
@@ -82,7 +87,7 @@ class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Who plans, and how recent the plan is. `version` grows with each change of the map."""
+    """The leader and age of the plan. `version` grows with each change of the map."""
 
     leader: str | None
     term: int
@@ -92,7 +97,7 @@ class PlanHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a queue's slots on a host changed."""
+    """A change of a queue's slots on a host, with its reason."""
 
     id: int
     at: datetime
@@ -106,7 +111,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet as it stands: its hosts, who plans it, the last decisions and the open alerts.
+    """The fleet: hosts, plan, newest decisions and open alerts.
 
     `alerts` has the newest 100 of `alerts_open`.
     """
@@ -119,7 +124,7 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueMinute(msgspec.Struct, frozen=True, kw_only=True):
-    """What a queue did in the minute that begins at `minute`; minutes without work have none."""
+    """Counts of a queue in the minute that begins at `minute`. Idle minutes have none."""
 
     minute: datetime
     done: int
@@ -138,12 +143,12 @@ class QueueMinute(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wait_mean_s(self) -> float | None:
-        """From due to claimed, of a job; None where none was claimed."""
+        """Mean time from due to claimed; None if nothing was claimed."""
         return self.wait_s / self.claimed if self.claimed else None
 
 
 class QueueSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue when facts were gathered; its counts are totals since ever."""
+    """A queue in a snapshot; its counts are totals since its creation."""
 
     id: int
     name: str
@@ -166,7 +171,7 @@ class QueueSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def active(self) -> int:
-        """What waits and is due, and what is in hand."""
+        """Due and running jobs."""
         return self.waiting + self.leased
 
     @property
@@ -176,14 +181,14 @@ class QueueSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A host when facts were gathered, with the queues that its code knows."""
+    """A host in a snapshot, with the queues that its code serves."""
 
     shown: FleetHost
     queue_ids: frozenset[int]
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a plan is made from, but the rates."""
+    """A snapshot of the fleet for one plan, without rates."""
 
     at_s: float
     """By this process's monotonic clock."""
@@ -194,13 +199,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loaded_queue_ids(self) -> frozenset[int]:
-        """Queues that some living host knows whose CPU pressure keeps it from adding slots."""
+        """Queues of live hosts whose CPU pressure forbids further slots."""
         loaded = (h for h in self.hosts_alive if h.shown.cpu_pressure > CPU_PRESSURE_MAX)
         return frozenset(queue_id for host in loaded for queue_id in host.queue_ids)
 
     @property
     def hosts_alive(self) -> list[HostSeen]:
-        """Hosts that have room and reported lately."""
+        """Live hosts with room and a recent report."""
         return [
             host
             for host in self.hosts
@@ -209,7 +214,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What `plan` is asked."""
+    """The arguments of `plan`."""
 
     needs: list[QueueNeed]
     rooms: list[HostRoom]
@@ -219,10 +224,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def readings(facts: Facts, before: Mapping[str, Reading]) -> dict[str, Reading]:
-    """A reading of each queue, with the time of calls that still run.
+    """A reading of each queue, including the time of running calls.
 
-    A host's counts and its slots are not read at one moment: a call that ended between the two would be missing from
-    both, so the time spent never falls below what was read `before`.
+    Counts and slots of a host are not read at one moment. A call that ended in between would be in
+    neither, so the time never decreases below the reading `before`.
     """
     running_s: dict[str, float] = {}
     for host in facts.hosts_alive:
@@ -240,7 +245,7 @@ def readings(facts: Facts, before: Mapping[str, Reading]) -> dict[str, Reading]:
 
 
 def question(facts: Facts, rates: Mapping[str, Rate]) -> Question:
-    """Needs, rooms and the current map, of the queues that some living host's code knows."""
+    """Needs, rooms and the current map of the queues that live hosts serve."""
     alive = facts.hosts_alive
     everyone = frozenset(host.shown.name for host in alive)
     tags: dict[frozenset[str], str] = {}
@@ -295,7 +300,7 @@ def _need(queue: QueueSeen, rate: Rate | None, tag: str | None) -> QueueNeed:
 
 
 def _minimum_room(seen: HostSeen, facts: Facts) -> int:
-    """This host's share of the minimums of all queues that it can work, rounded up for each."""
+    """This host's share of the minimums of all its queues, rounded up."""
     room = 0
     for queue in facts.queues:
         if queue.slots_min and not queue.is_paused and _may_work(seen, queue):
@@ -328,7 +333,7 @@ FAILURES_COUNTED_MAX: Final = 1000
 
 
 class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What a queue did in the span of `FleetLoad.span_s`."""
+    """Counts of a queue in the span of `FleetLoad.span_s`."""
 
     queue: str
     done: int
@@ -347,19 +352,19 @@ class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def run_mean_s(self) -> float | None:
-        """Slot time of a job; None where none ran."""
+        """Slot time per job; None if none ran."""
         ran = self.done + self.failed + self.retried
         return self.run_s / ran if ran else None
 
     @property
     def wait_mean_s(self) -> float | None:
-        """From due to claimed, of a job; None where none was claimed."""
+        """Mean time from due to claimed; None if nothing was claimed."""
         return self.wait_s / self.claimed if self.claimed else None
 
     def ratio(self, waiting: int) -> float | None:
-        """Slot time wanted by what ran and by the `waiting` jobs that are due, against what slots there were.
+        """Slot time needed by finished and `waiting` jobs, relative to slot time available.
 
-        Over 1 the queue falls behind. None: not known, since it had no slots, or nothing ran of what waits.
+        Above 1 the queue falls behind. None: unknown, since it had no slots or no job ran.
         """
         mean_s = self.run_mean_s
         if not self.slot_s or (waiting and mean_s is None):
@@ -368,7 +373,7 @@ class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetMinute(msgspec.Struct, frozen=True, kw_only=True):
-    """What all queues did in the minute that begins at `minute`; minutes without work have none."""
+    """Counts of all queues in the minute that begins at `minute`. Idle minutes have none."""
 
     minute: datetime
     done: int
@@ -380,7 +385,7 @@ class FleetMinute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueFailures(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of a queue that failed, or were quarantined, in the last FAILURES_SPAN_S."""
+    """Failed or quarantined jobs of a queue in the last FAILURES_SPAN_S."""
 
     queue: str
     state: str
@@ -392,7 +397,7 @@ class QueueFailures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What each queue did lately, and all of them in the minutes of the last hour, oldest first."""
+    """Recent counts of each queue, and of all queues per minute of the last hour."""
 
     span_s: float
     """Of `queues`: LOAD_MINUTES and the minute under way, or since there are minutes here at all."""

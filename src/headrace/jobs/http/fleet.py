@@ -22,7 +22,7 @@ from headrace.kernel.once import Once
 
 @get("/v1/fleet", operation_id="getFleet", summary="Show the fleet", opt=READ)
 async def get_fleet(jobs: NamedDependency[Jobs]) -> FleetState:
-    """Show hosts with their slots, who plans, the last decisions, how many alerts are open and the newest 100 of them."""
+    """Show hosts with their slots, the plan, the newest decisions and open alerts."""
     return await jobs.fleet.state()
 
 
@@ -37,7 +37,7 @@ async def list_decisions(
     before: FromQuery[int | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
 ) -> list[Decision]:
-    """List why slots moved, newest first; the next page is `before` the last id."""
+    """List decisions of the plan, newest first; the next page is `before` the last id."""
     return await jobs.fleet.decisions(before=before, decisions_max=limit)
 
 
@@ -47,13 +47,13 @@ async def list_alerts(
     *,
     is_open: Annotated[bool, QueryParameter(name="open")] = False,
 ) -> list[Alert]:
-    """List the newest 100 alerts; with `open` only those not cleared."""
+    """List the newest 100 alerts; with `open` only open ones."""
     return await jobs.fleet.alerts(is_open=is_open)
 
 
 @get("/v1/fleet/load", operation_id="getFleetLoad", summary="Show how loaded queues are", opt=READ)
 async def get_load(jobs: NamedDependency[Jobs]) -> FleetLoad:
-    """Show what each queue did in the last five minutes and this one, and all of them in each minute of the last hour."""
+    """Show counts of each queue in the last five minutes, and of all per minute of the last hour."""
     return await jobs.fleet.load()
 
 
@@ -65,7 +65,7 @@ async def get_load(jobs: NamedDependency[Jobs]) -> FleetLoad:
     opt=WRITE,
 )
 async def drain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
-    """Let a host finish what it has and take nothing new."""
+    """Drain a host: running jobs finish, no new ones are leased."""
     await jobs.fleet.drain(host)
 
 
@@ -77,7 +77,7 @@ async def drain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
     opt=WRITE,
 )
 async def undrain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
-    """Let a host take part again."""
+    """Stop draining a host."""
     await jobs.fleet.undrain(host)
 
 
@@ -93,7 +93,7 @@ async def list_minutes(
     from_at: Annotated[datetime | None, QueryParameter(name="from")] = None,
     to_at: Annotated[datetime | None, QueryParameter(name="to")] = None,
 ) -> list[QueueMinute]:
-    """Show what a queue did in each minute of a span of up to two days; without `from` and `to` the last hour."""
+    """Show counts of a queue per minute, in a span of up to two days or in the last hour."""
     return await jobs.queues.minutes(queue, from_at=from_at, to_at=to_at)
 
 
@@ -109,7 +109,7 @@ class CronToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CronChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to change of a cron; of one that code declares `paused` only."""
+    """Changes of a cron; a cron declared by code accepts `paused` only."""
 
     spec: str | UnsetType = UNSET
     queue: str | UnsetType = UNSET
@@ -120,7 +120,7 @@ class CronChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class CronJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that a cron was asked for."""
+    """The job enqueued for a cron."""
 
     id: int
 
@@ -140,7 +140,7 @@ async def list_crons(jobs: NamedDependency[Jobs]) -> list[Cron]:
 async def add_cron(
     jobs: NamedDependency[Jobs], once: NamedDependency[Once], data: JSONBody[CronToAdd]
 ) -> Cron:
-    """Add a cron; it comes first at its next moment."""
+    """Add a cron. Its first job comes at its next moment."""
     cron = NewCron(**msgspec.structs.asdict(data))
 
     async def add(tx: Any) -> Cron:
@@ -159,7 +159,7 @@ async def get_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> Cron:
 async def put_cron(
     jobs: NamedDependency[Jobs], name: FromPath[str], data: JSONBody[CronChange]
 ) -> Cron:
-    """Change, pause or resume a cron; what is left out stays."""
+    """Change, pause or resume a cron. Fields left out stay."""
     asked = msgspec.structs.asdict(data)
     return await jobs.crons.change(name, **{k: v for k, v in asked.items() if v is not UNSET})
 
@@ -180,7 +180,7 @@ async def remove_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> None:
 async def run_cron(
     jobs: NamedDependency[Jobs], once: NamedDependency[Once], name: FromPath[str]
 ) -> CronJob:
-    """Enqueue the cron's job now, besides its moments."""
+    """Enqueue the cron's job now, in addition to its schedule."""
 
     async def run(tx: Any) -> CronJob:
         return CronJob(id=await jobs.crons.run(name, tx=tx))

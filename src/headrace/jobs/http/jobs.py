@@ -29,14 +29,14 @@ WRITE: Final = {"scope": "jobs:write"}
 
 
 def parse_job_id(text: str) -> int:
-    """An id as it is written in paths: digits alone, not all that `int` takes. Raises: JobUnknown."""
+    """Parse a job id in a path: digits only. Raises: JobUnknown."""
     if re.fullmatch(r"[0-9]{1,19}", text) is None:
         raise JobUnknown(text)
     return int(text)
 
 
 def parse_lease_id(text: str) -> int:
-    """The same for a lease. Raises: LeaseLost."""
+    """Parse a lease id in a path. Raises: LeaseLost."""
     if re.fullmatch(r"[0-9]{1,19}", text) is None:
         raise LeaseLost(text)
     return int(text)
@@ -59,7 +59,7 @@ class JobToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class JobsListed(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of jobs without payloads and tracebacks; no `next_cursor`: that was all."""
+    """A page of jobs without payloads and tracebacks. No `next_cursor`: it is the last page."""
 
     jobs: list[Job]
     next_cursor: str | None
@@ -98,7 +98,7 @@ async def enqueue_jobs(
 
 @get("/v1/jobs/{job_id:str}", operation_id="getJob", summary="Show a job", opt=READ)
 async def get_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> Job:
-    """Show a job in whatever state; `gone` if it ended and was not kept."""
+    """Show a job in any state; `gone` if it ended and was not kept."""
     return await jobs.job(parse_job_id(job_id))
 
 
@@ -109,7 +109,7 @@ async def get_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> Job:
     opt=READ,
 )
 async def why_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> Why:
-    """Say why a job is where it is."""
+    """Explain why a job is in its state."""
     return await jobs.why(parse_job_id(job_id))
 
 
@@ -126,9 +126,9 @@ async def list_jobs(
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_ROWS_MAX)] = 100,
 ) -> Response[JobsListed]:
-    """List jobs of a queue, state and lane, newest id first; `q` is looked for in errors of ended jobs.
+    """List jobs by queue, state and lane, newest first; `q` searches the errors of ended jobs.
 
-    Go on with `next_cursor`, also where a page is short: a search that costs too much is cut off.
+    Continue with `next_cursor` even after a short page: expensive searches are cut off.
     """
     asked = {"queue": queue, "state": in_state, "lane": lane, "q": q}
     before = None if cursor is None else read_cursor(cursor_key, LISTING, asked, cursor)
@@ -150,7 +150,7 @@ async def list_jobs(
 async def cancel_job(
     jobs: NamedDependency[Jobs], job_id: FromPath[str], *, keep: FromQuery[bool] = True
 ) -> None:
-    """Cancel a job that is scheduled or ready; with `keep=false` remove it for good, also one that ended."""
+    """Cancel a waiting job; with `keep=false` delete a waiting or ended one."""
     if keep:
         await jobs.cancel(parse_job_id(job_id))
     else:
@@ -165,7 +165,7 @@ async def cancel_job(
     opt=WRITE,
 )
 async def retry_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> None:
-    """Make a job ready again that ended failed, cancelled or quarantined."""
+    """Make a failed, cancelled or quarantined job ready again."""
     await jobs.retry(parse_job_id(job_id))
 
 
@@ -173,7 +173,7 @@ BULK_LISTING: Final = "jobs.bulk"
 
 
 class BulkToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`retry`, `cancel` or `delete` the jobs that fit; `dry_run` counts them only."""
+    """`retry`, `cancel` or `delete` matching jobs; `dry_run` only counts them."""
 
     action: str
     filter: JobFilter
@@ -183,7 +183,7 @@ class BulkToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class BulkTold(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done; with `more`, send the same again with `cursor` = `next_cursor`."""
+    """The result of a step. If `more`, send the request again with `cursor` = `next_cursor`."""
 
     action: str
     dry_run: bool
@@ -204,7 +204,7 @@ class BulkTold(msgspec.Struct, frozen=True, kw_only=True):
 async def bulk_jobs(
     jobs: NamedDependency[Jobs], cursor_key: NamedDependency[Key], data: JSONBody[BulkToDo]
 ) -> BulkTold:
-    """Do one bounded step, some seconds long, over the jobs that fit, newest first."""
+    """Apply one bounded step of an action to matching jobs, newest first."""
     asked = {
         "action": data.action,
         "dry_run": data.dry_run,
@@ -229,14 +229,14 @@ async def bulk_jobs(
 
 
 class Acked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of the jobs of a lease: by id, and `rest` of those not named; without it those stay."""
+    """Outcomes of jobs by id. `rest` applies to jobs not named; without it they stay leased."""
 
     outcomes: dict[int, TakenOutcome] = {}
     rest: TakenOutcome | None = None
 
 
 class Extended(msgspec.Struct, frozen=True, kw_only=True):
-    """When the lease ends now."""
+    """The new end of the lease."""
 
     lease_id: int
     expires_at: datetime
@@ -257,7 +257,7 @@ async def take_jobs(
     lease: FromQuery[str] = "5m",
     wait: FromQuery[str] = "0s",
 ) -> Taken:
-    """Take up to `n` due jobs for `lease`; where there are none, wait for some up to `wait`, 30 s at most."""
+    """Take up to `n` due jobs for `lease`; wait up to `wait`, at most 30 s, for the first."""
     lease_s, wait_s = _duration_s("lease", lease), _duration_s("wait", wait)
     return await jobs.takes.take(queue, n, lease_s=lease_s, wait_s=wait_s)
 
@@ -272,7 +272,7 @@ async def take_jobs(
 async def ack_lease(
     jobs: NamedDependency[Jobs], lease_id: FromPath[str], data: JSONBody[Acked]
 ) -> None:
-    """Say what became of jobs of a lease; sending the same again changes nothing while others are left."""
+    """Record outcomes of jobs of a lease. Repeating has no effect while other jobs are left."""
     number = parse_lease_id(lease_id)
     if not is_row_id(number):
         raise LeaseLost(lease_id)
@@ -293,7 +293,7 @@ async def ack_lease(
 async def extend_lease(
     jobs: NamedDependency[Jobs], lease_id: FromPath[str], lease: FromQuery[str] = "5m"
 ) -> Extended:
-    """Let a lease end `lease` from now."""
+    """Extend a lease to `lease` from now."""
     number = parse_lease_id(lease_id)
     expires_at = await jobs.takes.extend(number, _duration_s("lease", lease))
     return Extended(lease_id=number, expires_at=expires_at)

@@ -19,7 +19,7 @@ from headrace.kernel.limits import PAGE_ROWS_MAX
 
 
 class QueueChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to change of a queue; what is left out stays, null is what its code declares."""
+    """Changes of a queue. Fields left out stay; null restores what its code declares."""
 
     paused: bool | UnsetType = UNSET
     importance: int | UnsetType | None = UNSET
@@ -47,7 +47,7 @@ async def set_queue(
     data: JSONBody[QueueChange],
     create: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
 ) -> QueueStatus:
-    """Pause or resume a queue and set what wins over its code; `create`: make one without code if need be."""
+    """Pause or resume a queue and override its settings; `create` makes one without code."""
     asked = msgspec.structs.asdict(data)
     changes = {name: value for name, value in asked.items() if value is not UNSET}
     await jobs.queues.set(queue, create=create, **changes)
@@ -55,7 +55,7 @@ async def set_queue(
 
 
 class LaneLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All limits of a lane; what is left out is without limit."""
+    """All limits of a lane; what is left out is unlimited."""
 
     starts_max: int | None = None
     window_s: float | None = None
@@ -65,7 +65,7 @@ class LaneLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class LimiterLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All limits of a limiter; what is left out is without limit."""
+    """All limits of a limiter; what is left out is unlimited."""
 
     starts_max: int | None = None
     window_s: float | None = None
@@ -74,27 +74,27 @@ class LimiterLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class StartsToSpend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Starts to take out of a lane for what is no job."""
+    """Starts of a lane to consume for other work than jobs."""
 
     starts: int = 1
     wait_max_s: float = 0.0
 
 
 class StartsSpent(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds from the call until they may begin; null: refused, nothing was taken."""
+    """Seconds from the call until they may begin; null: refused, nothing was consumed."""
 
     wait_s: float | None
 
 
 @get("/v1/limiters", operation_id="listLimiters", summary="List limiters", opt=READ)
 async def list_limiters(jobs: NamedDependency[Jobs]) -> Sequence[Limiter]:
-    """List every limiter with its limits and the queues that it spans, by name."""
+    """List every limiter with its limits and queues, by name."""
     return await jobs.lanes.limiters()
 
 
 @get("/v1/limiters/{limiter:str}", operation_id="getLimiter", summary="Show a limiter", opt=READ)
 async def get_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> Limiter:
-    """Show the limits of the lanes of a limiter that have none of their own."""
+    """Show a limiter: the limits of its lanes without limits of their own."""
     return await jobs.lanes.get_limiter(limiter)
 
 
@@ -107,7 +107,7 @@ async def get_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> Li
 async def put_limiter(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], data: JSONBody[LimiterLimits]
 ) -> Limiter:
-    """Set all limits of the lanes that have none of their own, live; what code declares no longer counts."""
+    """Override the limits of a limiter and of all lanes that follow it."""
     await jobs.lanes.set_limiter(limiter, **msgspec.structs.asdict(data))
     return await jobs.lanes.get_limiter(limiter)
 
@@ -119,7 +119,7 @@ async def put_limiter(
     opt=WRITE,
 )
 async def reset_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> None:
-    """Forget the limits that were set; those that code declares hold again, or none."""
+    """Remove the override of a limiter; declared limits hold again."""
     await jobs.lanes.reset_limiter(limiter)
 
 
@@ -148,7 +148,7 @@ async def list_lanes(
 async def get_lane(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
 ) -> Lane:
-    """Show a lane's limits and what it is doing."""
+    """Show a lane's limits and current counts."""
     return await jobs.lanes.get(limiter, lane)
 
 
@@ -166,7 +166,7 @@ async def put_lane(
     *,
     create: FromQuery[bool] = False,
 ) -> Lane:
-    """Set all limits of a lane, live; what is left out is without limit. `create`: of a limiter nobody knows yet."""
+    """Set all limits of a lane; what is left out is unlimited. `create`: allow a new limiter."""
     await jobs.lanes.set(limiter, lane, create=create, **msgspec.structs.asdict(data))
     return await jobs.lanes.get(limiter, lane)
 
@@ -180,7 +180,7 @@ async def put_lane(
 async def reset_lane(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
 ) -> None:
-    """Forget a lane's own limits, pause and weight; its limiter's limits count again."""
+    """Remove a lane's own limits, pause and weight; it follows its limiter again."""
     await jobs.lanes.reset(limiter, lane)
 
 
@@ -194,7 +194,7 @@ async def reset_lane(
 async def pause_lane(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
 ) -> Lane:
-    """Hand out no more jobs of a lane, whose limits and weight stay; those in hand go on."""
+    """Stop leasing a lane's jobs; running jobs continue, limits and weight stay."""
     await jobs.lanes.pause(limiter, lane)
     return await jobs.lanes.get(limiter, lane)
 
@@ -209,7 +209,7 @@ async def pause_lane(
 async def resume_lane(
     jobs: NamedDependency[Jobs], limiter: FromPath[str], lane: FromPath[str]
 ) -> Lane:
-    """Hand out the jobs of a lane again, within the limits that it has."""
+    """Lease a lane's jobs again, within its limits."""
     await jobs.lanes.resume(limiter, lane)
     return await jobs.lanes.get(limiter, lane)
 
@@ -227,7 +227,7 @@ async def spend_lane(
     lane: FromPath[str],
     data: JSONBody[StartsToSpend],
 ) -> StartsSpent:
-    """Take starts out of a lane for what is no job, now or within `wait_max_s`."""
+    """Consume starts of a lane for other work than jobs, now or within `wait_max_s`."""
     wait_s = await jobs.lanes.spend(limiter, lane, data.starts, wait_max_s=data.wait_max_s)
     return StartsSpent(wait_s=wait_s)
 

@@ -1,9 +1,9 @@
-"""Looking at jobs and steering them, one or many.
+"""Lists of jobs, and actions on many jobs at once.
 
-A list is a search that is cut off where it would cost too much: each statement looks at a bounded number of rows
-in the order of an index, and a page that took `SEARCH_S` is handed over as short as it is, with the place to go on
-from. A bulk action is such a search whose finds are changed in transactions of `JOBS_PER_STEP`, so that it never
-holds many locks, can be stopped at any point, and goes on where it stopped.
+A list is a bounded search: each statement reads a bounded number of rows in the order of an index,
+and a page that took `SEARCH_S` is returned short, with the id to continue from. A bulk action
+applies such a search in transactions of `JOBS_PER_STEP`, so it never holds many locks and is safe
+to interrupt and rerun.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ ListRows = Callable[..., Awaitable[list[Row]]]
 
 
 class BulkActions:
-    """The verbs; `Jobs` has them under the same names."""
+    """Searches and bulk actions behind `Jobs.find` and `Jobs.bulk`."""
 
     def __init__(self, postgres: Postgres) -> None:
         self._postgres = postgres
 
     async def find(self, wanted: JobFilter, *, before: int | None, jobs_max: int) -> JobPage:
-        """A page of jobs that fit. Raises: InvalidFilter, QueueUnknown."""
+        """A page of matching jobs. Raises: InvalidFilter, QueueUnknown."""
         require_page("jobs_max", jobs_max)
         sought = await self._sought(wanted, LISTED)
         rows, left = await self._search(store.jobs.list_jobs, sought, before, jobs_max)
@@ -68,7 +68,7 @@ class BulkActions:
     async def apply(
         self, action: str, wanted: JobFilter, *, dry_run: bool, before: int | None
     ) -> BulkDone:
-        """One bounded step of an action. Raises: InvalidFilter, QueueUnknown."""
+        """Apply one bounded step of an action. Raises: InvalidFilter, QueueUnknown."""
         _require_action(action, wanted)
         sought = await self._sought(wanted, CHANGEABLE[action], f"which {action} can change")
         ends_s = time.monotonic() + BULK_S
@@ -93,7 +93,7 @@ class BulkActions:
         )
 
     async def _change(self, action: str, ids: list[int], states: Sequence[str]) -> int:
-        """How many were changed; what went on to other states since it was found is left alone."""
+        """Change jobs that are still in `states`. Return how many."""
         if action == "retry":
             retried, _ = await store.jobs.retry_jobs(self._postgres, ids, states)
             return len(retried)
@@ -104,7 +104,7 @@ class BulkActions:
     async def _search(
         self, list_rows: ListRows, sought: Sought, before: int | None, rows_max: int
     ) -> tuple[list[Row], int | None]:
-        """Up to `rows_max` rows, newest id first, and before which id to go on; None: that was all."""
+        """Up to `rows_max` rows, newest first, and the id to continue before; None: complete."""
         found: list[Row] = []
         left = JOB_ID_LAST if before is None else max(0, min(before, JOB_ID_LAST))
         ends_s = time.monotonic() + SEARCH_S
@@ -128,7 +128,7 @@ class BulkActions:
     async def _sought(
         self, wanted: JobFilter, states: Sequence[str], whose: str = "of a job"
     ) -> Sought:
-        """What is looked for. Raises: InvalidFilter, with every fault; QueueUnknown."""
+        """The criteria of `wanted`. Raises: InvalidFilter, with every fault; QueueUnknown."""
         _refuse(_faults(wanted, states, whose))
         queue_id = None
         if wanted.queue is not None:
@@ -164,7 +164,7 @@ def not_waiting(job: Job, wanted: str) -> JobNotWaiting:
 
 
 def _require_action(action: str, wanted: JobFilter) -> None:
-    """Refuse what is no action, and an action on whatever there is. Raises: InvalidFilter."""
+    """Refuse unknown actions and filters that match every job. Raises: InvalidFilter."""
     if action not in CHANGEABLE:
         _refuse([("action", f"expected one of {', '.join(CHANGEABLE)}, got {str(action)[:40]!r}")])
     if (wanted.queue, wanted.state, wanted.lane, wanted.ids) == (None, None, None, None):

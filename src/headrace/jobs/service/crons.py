@@ -1,8 +1,8 @@
-"""Crons: declare, add, steer, and let those that are due come. Any number of schedulers may do so at once.
+"""Crons: declare, add, change, and enqueue the jobs of those that are due.
 
-A due row is locked, past those that others hold; the job is enqueued and the next moment written in that transaction.
-So each moment has one job, whoever dies when. A scheduler that is stopped in the middle is ended there by the server, so
-that another may go on.
+Any number of schedulers may do so at once. One transaction locks a due row, enqueues its job and
+writes the next moment, so each moment has exactly one job. The server ends the transaction of a
+suspended scheduler, so that another can continue.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Enqueue(Protocol):
 
 
 class Crons:
-    """The verbs of crons."""
+    """The crons of an app; `Jobs.crons`."""
 
     def __init__(
         self, postgres: Postgres, registry: Registry, queues: Queues, enqueue: Enqueue
@@ -65,7 +65,7 @@ class Crons:
         return found[0]
 
     async def add(self, cron: NewCron, *, tx: Transaction | None = None) -> Cron:
-        """Store a new cron, in the caller's transaction if `tx` is given.
+        """Store a new cron, inside `tx` if given.
 
         Raises: CronExists, InvalidCron, InvalidId, InvalidJob, QueueUnknown.
         """
@@ -76,9 +76,9 @@ class Crons:
         return await self.get(cron.name, tx=tx)
 
     async def change(self, name: str, **changes: Any) -> Cron:
-        """Change fields of a cron: those of `NewCron` but its name, and `paused`.
+        """Change `paused` or any field of `NewCron` except its name.
 
-        A cron that code declares can be paused and resumed only.
+        A cron declared by code can only be paused and resumed.
         Raises: CronUnknown, CronFixed, InvalidCron, InvalidJob, QueueUnknown.
         """
         found = await self.get(name)
@@ -94,13 +94,13 @@ class Crons:
         return await self.get(name)
 
     async def pause(self, name: str) -> Cron:
-        """Let a cron rest. Raises: CronUnknown."""
+        """Pause a cron. Raises: CronUnknown."""
         if not await store.crons.pause_cron(self._postgres, require_id("cron", name)):
             raise CronUnknown(name)
         return await self.get(name)
 
     async def resume(self, name: str) -> Cron:
-        """Let a cron come again, from its next moment on; what it missed at rest is not made up for.
+        """Resume a cron at its next moment; missed moments are not made up for.
 
         Raises: CronUnknown, InvalidCron.
         """
@@ -116,7 +116,10 @@ class Crons:
             raise CronFixed(name)
 
     async def run(self, name: str, *, tx: Transaction | None = None) -> int:
-        """Enqueue the cron's job now, besides its moments; return its id. Raises: CronUnknown."""
+        """Enqueue the cron's job now, in addition to its schedule; return its id.
+
+        Raises: CronUnknown.
+        """
         if tx is None:
             async with self._postgres.transaction() as own:
                 return await self.run(name, tx=own)
@@ -126,7 +129,7 @@ class Crons:
         return job_id
 
     async def declare(self) -> int:
-        """Store the crons of this app's code; how many. One that is invalid is logged and left out."""
+        """Store the crons of this app's code. Return how many; invalid ones are logged."""
         count = 0
         for declared in self._registry.crons.values():
             cron = NewCron(
@@ -148,18 +151,21 @@ class Crons:
         return count
 
     async def fire_due(self) -> int:
-        """Enqueue the jobs of crons that are due, each in its own short transaction; how many, at most 100."""
+        """Enqueue the jobs of due crons, each in its own transaction. Return how many, at most 100."""
         for fired in range(FIRED_PER_STEP):
             if not await self._fire_one():
                 return fired
         return FIRED_PER_STEP
 
     async def forget(self) -> int:
-        """Drop crons that no running code has declared for 30 days; how many."""
+        """Delete crons that no running code has declared for 30 days. Return how many."""
         return await store.crons.drop_undeclared(self._postgres, kept_s=UNDECLARED_KEPT_S)
 
     async def _fire_one(self) -> bool:
-        """Whether one was due. One that has become invalid pauses itself and says why."""
+        """Enqueue the job of one due cron. Return whether one was due.
+
+        A cron that has become invalid is paused with its error.
+        """
         name = None
         try:
             async with self._postgres.transaction() as tx:
@@ -183,7 +189,7 @@ class Crons:
         return True
 
     async def _require_valid(self, cron: NewCron) -> datetime:
-        """Check a cron as its job will be checked; its next moment."""
+        """Check a cron the way its job will be checked. Return its next moment."""
         require_id("cron", cron.name)
         if not cron.name.strip("."):
             raise InvalidCron(

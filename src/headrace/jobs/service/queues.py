@@ -1,9 +1,8 @@
-"""Queues as code declares them and as people set them.
+"""Queues as declared by code and overridden by operators.
 
-Whoever starts last says what a queue is: a process that enqueues or works declares the queues of its code, once,
-and what differs from the stored is written. What a person set is kept beside it and wins. A queue whose code
-gave it another name is renamed in place, so that what waits in it goes along; older code reaches it by its
-alias and changes nothing of it.
+A process that enqueues or works declares the queues of its code once; the last declaration wins.
+Overrides are stored beside the declared values and win over them. A queue with a new name in the
+code is renamed in place, so that its jobs follow. Older code reaches it by its alias.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ MINUTES_SPAN_MAX: Final = timedelta(days=2)
 
 
 class Queues:
-    """The queues of a registry and their stored ids."""
+    """The queues of a registry and their stored ids; `Jobs.queues`."""
 
     def __init__(self, postgres: Postgres, registry: Registry, lanes: Lanes) -> None:
         self._postgres = postgres
@@ -52,9 +51,9 @@ class Queues:
         self._declaring: dict[asyncio.AbstractEventLoop, asyncio.Task[dict[str, QueueRow]]] = {}
 
     async def declare(self) -> dict[str, QueueRow]:
-        """Store the queues and limiters of the registry; return the rows of all known queues, by name and alias.
+        """Store the queues and limiters of the registry. Return all queues by name and alias.
 
-        Raises: LimiterFixed where a task moves a queue with lanes to another limiter.
+        Raises: LimiterFixed if a task moves a queue with lanes to another limiter.
         """
         declared = self._registry.declared()
         try:
@@ -77,7 +76,7 @@ class Queues:
         return rows
 
     async def ids(self, jobs: JobColumns) -> list[int]:
-        """The queue's id of each job, by name or alias, stored or declared. Raises: QueueUnknown, InvalidJob."""
+        """The queue id of each job, by name or alias. Raises: QueueUnknown, InvalidJob."""
         names = jobs.queues
         if not self._rows.keys() >= set(names):
             # Committed on its own connection: a queue must not vanish with a caller's rollback.
@@ -97,7 +96,7 @@ class Queues:
         return [rows[name].id for name in names]
 
     async def _declared_once(self, names: Sequence[str]) -> dict[str, QueueRow]:
-        """What `declare` gives, once for all who ask on this loop at a time: many first enqueues are one storm."""
+        """Call `declare` once for all concurrent callers of this loop (single-flight)."""
         loop = asyncio.get_running_loop()
         declaring = self._declaring.get(loop)
         if declaring is not None:
@@ -113,7 +112,7 @@ class Queues:
         return await asyncio.shield(declaring)
 
     async def settings(self, name: str) -> QueueSettings:
-        """What holds for a queue. Raises: QueueUnknown."""
+        """The settings of a queue by name or alias. Raises: QueueUnknown."""
         found = await self._find(name)
         if found is None and self._registry.find(name) is not None:
             await self.declare()
@@ -150,7 +149,7 @@ class Queues:
         await self.set(name, paused=False)
 
     async def create(self, name: str) -> None:
-        """Make a queue without code, unless there is one of that name or alias. Raises: InvalidSetting."""
+        """Create a queue without code, unless the name or alias exists. Raises: InvalidSetting."""
         if USER_ID.fullmatch(name) is None:
             raise InvalidSetting(
                 f"queue {name[:160]!r} cannot be made: names are 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -"
@@ -209,7 +208,7 @@ class Queues:
         return await store.queues.find_settings(self._postgres, name)
 
     async def _limited(self, queue: QueueDeclared, row: QueueRow) -> QueueRow:
-        """The row with the limiter that its code wants; renamed queues keep the one of their old name."""
+        """The row with its declared limiter. A renamed queue keeps the limiter of its old name."""
         is_kept = queue.limiter == queue.name and row.limiter in queue.aliases
         if row.limiter == queue.limiter or row.is_alias or is_kept:
             return row

@@ -1,4 +1,4 @@
-"""One bounded step of tidying, which any number of processes may do at once."""
+"""Maintenance in bounded steps. Any number of processes may sweep at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _often: Final = SparseLogger(_log)
 
 
 class Sweeper:
-    """Returns leases of dead hosts, moves due jobs into their lanes, adds up counts, forgets what is over."""
+    """Returns leases of dead hosts, moves due jobs into lanes, folds counts, drops expired rows."""
 
     def __init__(self, postgres: Postgres, config: JobsConfig, lanes: Lanes) -> None:
         self._postgres = postgres
@@ -36,7 +36,7 @@ class Sweeper:
         self._busy: dict[int, None] = {}
 
     async def run_once(self) -> Sweep:
-        """One step; each lease is its own short transaction."""
+        """Do one step. Each lease is returned in its own short transaction."""
         stuck = await store.leases.end_stuck_claims(self._postgres, lease_s=self._config.lease_s)
         if stuck:
             _log.warning("stuck_claims_ended", claims=stuck)
@@ -68,10 +68,10 @@ class Sweeper:
         )
 
     async def _return_leases(self) -> list[int]:
-        """How many jobs of each lease went back. One that somebody's lock holds up does not hold up the others.
+        """Return expired leases. Return the number of jobs of each.
 
-        Such a one is tried again after all others, one a sweep; after a few new ones the sweep goes on to
-        the rest of its work.
+        A locked lease does not block the others. It is retried after them, one per sweep; after a
+        few newly locked ones the sweep continues with its other work.
         """
         found = await store.leases.expired_leases(
             self._postgres, leases_max=LEASES_PER_SWEEP + len(self._busy)
@@ -95,7 +95,7 @@ class Sweeper:
         return returned
 
     async def _tend(self) -> None:
-        """Now and then: partitions of kept jobs, groups whose process died."""
+        """Maintain partitions and drop abandoned groups, once a minute."""
         now_s = time.monotonic()
         if self._tended_s is None or now_s - self._tended_s > TEND_EVERY_S:
             self._tended_s = now_s

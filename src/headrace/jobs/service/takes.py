@@ -1,8 +1,7 @@
-"""Jobs for other languages and for people: taken under a lease of their own, acked one by one or together.
+"""Jobs for other languages and for people: taken under a lease, acked one by one or together.
 
-Each take is a host row of its own whose expiry is the lease, so whoever goes away without a word gives his jobs
-back by that. It costs them no loss: a moderator who closed his browser is no crash. Lanes keep their
-limits, counted at the take.
+Each take has a host row whose expiry is the lease, so jobs of a client that disappears return by
+themselves. They count no loss: a closed browser is no crash. The limits of lanes apply at the take.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ WORDS: Final = {
 
 
 class Takes:
-    """Takes, acks and extensions as their users see them; `Jobs.takes`."""
+    """Takes, acks and extensions; `Jobs.takes`."""
 
     def __init__(self, postgres: Postgres, config: JobsConfig) -> None:
         self._postgres = postgres
@@ -63,9 +62,9 @@ class Takes:
     async def take(
         self, queue: str, n: int = 1, *, lease_s: float = 300.0, wait_s: float = 0.0
     ) -> Taken:
-        """Take up to `n` due jobs of a queue for `lease_s`; where nothing is due, wait for some up to `wait_s`.
+        """Take up to `n` due jobs of a queue for `lease_s`; wait up to `wait_s` for the first.
 
-        A job whose process died before comes alone. Raises: QueueUnknown, InvalidTake.
+        A job whose process died before is taken alone. Raises: QueueUnknown, InvalidTake.
         """
         if not 0 <= wait_s <= WAIT_S_MAX:
             _refuse(f"queue {queue[:160]!r}", [("wait_s", f"expected 0 to {WAIT_S_MAX:.0f} s")])
@@ -109,11 +108,10 @@ class Takes:
         *,
         rest: TakenOutcome | None = None,
     ) -> None:
-        """Say what became of jobs of a taken lease; those not named stay with it, or fare as `rest` says.
+        """Record outcomes of jobs of a taken lease. Jobs not named get `rest`, or stay leased.
 
-        Repeating changes nothing.
-
-        Raises: LeaseLost, where the lease is over or settled whole; InvalidTake, with every fault.
+        Repeating has no effect.
+        Raises: LeaseLost if the lease has ended or is settled; InvalidTake, with every fault.
         """
         if not is_row_id(lease_id):
             raise LeaseLost(lease_id)
@@ -131,7 +129,7 @@ class Takes:
             await store.leases.end_take(tx, taken.host_id)
 
     async def extend(self, lease_id: int, lease_s: float = 300.0) -> datetime:
-        """Give a taken lease `lease_s` from now; return when it ends then.
+        """Extend a taken lease to `lease_s` from now. Return its new end.
 
         Raises: LeaseLost, InvalidTake.
         """
@@ -144,7 +142,7 @@ class Takes:
         return expires_at
 
     async def _claim(self, tx: Tx, host_id: int, queue_id: int, n: int) -> Claims | None:
-        """Jobs of lanes and jobs without, in turns."""
+        """Claim from lanes and from other jobs alternately."""
         self._is_lanes_turn = not self._is_lanes_turn
         if self._is_lanes_turn:
             claims = await self._claim_lanes(tx, host_id, queue_id, n)
@@ -171,7 +169,7 @@ class Takes:
     async def _said(
         self, tx: Tx, lease_id: int, taken: TakenJobs, outcomes: Mapping[int, TakenOutcome]
     ) -> dict[int, Outcome]:
-        """What is recorded for `outcomes`. Raises: InvalidTake, QueueUnknown."""
+        """The outcomes to record. Raises: InvalidTake, QueueUnknown."""
         problems = []
         for job_id, outcome in outcomes.items():
             faults = _outcome_faults(outcome)

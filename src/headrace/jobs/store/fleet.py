@@ -42,7 +42,10 @@ async def report_host(
     cpu_pressure: float = 0.0,
     slots: Sequence[Mapping[str, Any]],
 ) -> bool:
-    """Say what a host can hold and what its slots do, as dicts of `HostSlot`'s fields; whether it still is alive."""
+    """Store a host's capacity, load and slots (dicts of `HostSlot` fields).
+
+    Return whether the host is still registered.
+    """
     row = await runner.one(
         SQL.report_host,
         host=host_id,
@@ -55,7 +58,7 @@ async def report_host(
 
 
 async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]) -> None:
-    """Add what a host's slots did since its last call, and fold the counts of all hosts. One round trip."""
+    """Add a host's counts since its last call and fold the counts of all hosts."""
     await runner.run(
         SQL.add_counts,
         host=host_id,
@@ -70,7 +73,7 @@ async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]
 async def allow_slots(
     runner: Runner, host_id: int, call: int, asked: Sequence[SlotsAsked]
 ) -> dict[int, int | None]:
-    """Slots that the host may work at once, by id of queue; None: the queue has no maximum.
+    """Request slots of queues; return the allowance by queue id. None: no maximum.
 
     `call` grows with each call of the host.
     """
@@ -87,7 +90,7 @@ async def allow_slots(
 
 
 async def planned_slots(runner: Runner, host_name: str) -> Planned | None:
-    """What the plan gives a host (nothing, where it does not know it yet); None: nobody planned so far."""
+    """A host's part of the plan, empty if it is unknown. None: there is no plan yet."""
     row = await runner.one(SQL.planned_slots, host=host_name)
     if row is None:
         return None
@@ -96,19 +99,19 @@ async def planned_slots(runner: Runner, host_name: str) -> Planned | None:
 
 
 async def set_draining(runner: Runner, host_name: str, *, is_draining: bool = True) -> bool:
-    """Let a host give up its slots, or take part again, until it is started anew; whether there is such a host."""
+    """Start or stop draining a host until its next start. Return whether it exists."""
     row = await runner.one(SQL.set_draining, host=host_name, is_draining=is_draining)
     return row is not None
 
 
 async def fleet_hosts(runner: Runner, *, silent_s: float) -> list[HostSeen]:
-    """The newest row of every host that runs handlers, by name; silent after `silent_s` without a report."""
+    """The newest row of every handler host, by name. Silent: no report for `silent_s`."""
     rows = await runner.all(SQL.fleet_hosts, silent_s=silent_s)
     return [HostSeen(shown=_host(row), queue_ids=frozenset(row["queues"])) for row in rows]
 
 
 async def fleet_queues(runner: Runner, waiting: Mapping[int, tuple[int, float]]) -> list[QueueSeen]:
-    """Every queue by name with its totals and what is in hand; `waiting` as `fleet_waiting` gave it."""
+    """Every queue by name with its totals and leased jobs; `waiting` from `fleet_waiting`."""
     leased = {row["queue"]: row["jobs"] for row in await runner.all(SQL.fleet_leased)}
     rows = await runner.all(SQL.fleet_queues)
     return [
@@ -135,19 +138,22 @@ async def fleet_queues(runner: Runner, waiting: Mapping[int, tuple[int, float]])
 
 
 async def fleet_waiting(runner: Runner, *, count_max: int) -> dict[int, tuple[int, float]]:
-    """By id of queue how many due jobs wait, counted up to `count_max`, and how long the oldest; not of paused ones."""
+    """Due jobs, counted up to `count_max`, and age of the oldest, by queue id.
+
+    Paused queues are left out.
+    """
     rows = await runner.all(SQL.fleet_waiting, count_max=count_max)
     return {row["queue"]: (row["jobs"], row["oldest_age_s"] or 0.0) for row in rows}
 
 
 async def slot_map(runner: Runner) -> dict[str, dict[str, int]]:
-    """The plan's map by host and name of queue."""
+    """The plan's map by host and queue name."""
     rows = await runner.all(SQL.slot_map)
     return by_host((row["host"], row["name"], row["slots"]) for row in rows)
 
 
 async def find_plan(runner: Runner) -> PlanHead:
-    """Who plans, and how recent the plan is."""
+    """The plan's head: leader, term, version."""
     row = await runner.one(SQL.find_plan)
     assert row is not None, "fleet_plan has one row since its migration"
     return PlanHead(
@@ -160,13 +166,13 @@ async def find_plan(runner: Runner) -> PlanHead:
 
 
 async def lead_fleet(runner: Runner, leader: str, *, lead_s: float) -> int | None:
-    """Begin or go on to lead for `lead_s`: the term; None while another leads."""
+    """Become or stay leader for `lead_s`. Return the term; None while another leads."""
     term = await runner.value(SQL.lead_fleet, leader=leader, lead_s=lead_s)
     return None if term is None else int(term)
 
 
 async def stop_leading(runner: Runner, leader: str) -> None:
-    """Let another lead at once."""
+    """Give up the lead at once."""
     await runner.run(SQL.stop_leading, leader=leader)
 
 
@@ -179,7 +185,7 @@ async def write_plan(
     queue_ids: Mapping[str, int],
     moves: Sequence[Move],
 ) -> int | None:
-    """Replace the map and note why: its version; None where `leader` does not lead in `term` any more."""
+    """Replace the map and store its decisions. Return the version; None if no longer leading."""
     rows = [
         (host, queue_ids[queue], count)
         for host, there in sorted(slots.items())
@@ -210,7 +216,7 @@ async def decisions(runner: Runner, *, before: int | None, decisions_max: int) -
 
 
 async def drop_decisions(runner: Runner, *, kept_s: float, rows_max: int) -> int:
-    """Forget decisions that were kept long enough; how many."""
+    """Delete decisions older than `kept_s`. Return how many."""
     return await runner.run(SQL.drop_decisions, kept_s=kept_s, rows_max=rows_max)
 
 
@@ -235,7 +241,7 @@ def _host(row: Row) -> FleetHost:
 async def queue_minutes(
     runner: Runner, queue_id: int, *, from_at: datetime, to_at: datetime, minutes_max: int
 ) -> list[QueueMinute]:
-    """What the queue did from `from_at` up to before `to_at`, oldest minute first; idle minutes have no row."""
+    """Counts of the queue per minute, oldest first. Idle minutes have no row."""
     rows = await runner.all(
         SQL.queue_minutes, queue=queue_id, from_at=from_at, to_at=to_at, minutes_max=minutes_max
     )
@@ -243,7 +249,7 @@ async def queue_minutes(
 
 
 async def fleet_load(runner: Runner, *, minutes: int, minutes_shown: int) -> FleetLoad:
-    """What each queue did in the last `minutes`, and all of them in each of the last `minutes_shown`."""
+    """Counts of each queue in the last `minutes`, and of all in each of `minutes_shown`."""
     span_s = await runner.value(SQL.load_span, minutes=minutes)
     queues = await runner.all(SQL.queue_loads, minutes=minutes)
     shown = await runner.all(SQL.fleet_minutes, minutes=minutes_shown)
@@ -255,60 +261,60 @@ async def fleet_load(runner: Runner, *, minutes: int, minutes_shown: int) -> Fle
 
 
 async def recent_failures(runner: Runner, *, span_s: float, jobs_max: int) -> list[QueueFailures]:
-    """Failures of the last `span_s`, the newest `jobs_max`, by queue and state."""
+    """Failures of the last `span_s` by queue and state, from the newest `jobs_max`."""
     rows = await runner.all(SQL.recent_failures, span_s=span_s, jobs_max=jobs_max)
     return [QueueFailures(**row) for row in rows]
 
 
 async def recent_outcomes(runner: Runner, *, minutes: int) -> dict[int, tuple[int, int]]:
-    """By id of queue how many jobs ended done, and otherwise, in the last minutes."""
+    """Done and otherwise ended jobs of the last minutes, by queue id."""
     rows = await runner.all(SQL.recent_outcomes, minutes=minutes)
     return {row["queue"]: (row["done"], row["failed"]) for row in rows}
 
 
 async def fold_counts(runner: Runner, *, rows_max: int) -> int:
-    """Add counts that are not yet added up to minutes and totals, the oldest first; how many rows."""
+    """Fold pending counts into minutes and totals, oldest first. Return how many rows."""
     return int(await runner.value(SQL.fold_counts, rows_max=rows_max))
 
 
 async def drop_minutes(runner: Runner, *, kept_s: float, rows_max: int) -> int:
-    """Forget minutes that were kept long enough; how many."""
+    """Delete minutes older than `kept_s`. Return how many."""
     return await runner.run(SQL.drop_minutes, kept_s=kept_s, rows_max=rows_max)
 
 
 async def raise_alert(runner: Runner, rule: str, subject: str, text: str) -> Alert | None:
-    """Note that a rule is broken; None where that is noted already."""
+    """Open an alert. None if it is open already."""
     row = await runner.one(SQL.raise_alert, rule=rule, subject=subject, text=text)
     return Alert(rule=rule, subject=subject, text=text, **row) if row is not None else None
 
 
 async def clear_alert(runner: Runner, rule: str, subject: str) -> Alert | None:
-    """Note that a rule is kept again; None where it was not known as broken."""
+    """Clear an alert. None if it is not open."""
     row = await runner.one(SQL.clear_alert, rule=rule, subject=subject)
     return Alert(rule=rule, subject=subject, **row) if row is not None else None
 
 
 async def find_alerts(runner: Runner, *, is_open: bool, alerts_max: int) -> list[Alert]:
-    """Alerts, newest first; with `is_open` only those not cleared."""
+    """Alerts, newest first; with `is_open` only open ones."""
     rows = await runner.all(SQL.alerts, is_open=is_open, alerts_max=alerts_max)
     return [Alert(**row) for row in rows]
 
 
 async def count_open_alerts(runner: Runner) -> int:
-    """How many alerts are open."""
+    """Number of open alerts."""
     [row] = await runner.all(SQL.count_open_alerts)
     return int(row["alerts"])
 
 
 async def drop_alerts(runner: Runner, *, kept_s: float) -> int:
-    """Forget cleared alerts that were kept long enough; how many."""
+    """Delete alerts that were cleared `kept_s` ago. Return how many."""
     return await runner.run(SQL.drop_alerts, kept_s=kept_s)
 
 
 async def unsent_alerts(
     runner: Runner, *, age_s: float, alerts_max: int
 ) -> list[tuple[Alert, bool]]:
-    """What the webhook has not taken yet, none older than `age_s`; true: that it was raised, else that it was cleared."""
+    """Events of the last `age_s` that the webhook has not accepted. True: a raise, else a clear."""
     rows = await runner.all(SQL.unsent_alerts, age_s=age_s, alerts_max=alerts_max)
     found = []
     for row in rows:
@@ -319,5 +325,5 @@ async def unsent_alerts(
 
 
 async def mark_sent(runner: Runner, alert_id: int, *, is_raise: bool) -> None:
-    """Note that the webhook took it."""
+    """Record that the webhook accepted the event."""
     await runner.run(SQL.mark_sent, alert=alert_id, is_raise=is_raise)

@@ -45,7 +45,7 @@ async def enqueue(
 
 
 def _are_alike(rows: JobColumns, queue_ids: list[int]) -> bool:
-    """Whether they differ in their payloads alone, and nothing hangs on them."""
+    """Whether the jobs differ only in payload and have no lane, key or group."""
     if len(rows) == 1:
         return rows.lanes[0] is None and rows.keys[0] is None
     alike: tuple[list[Any], ...] = (
@@ -59,10 +59,7 @@ def _are_alike(rows: JobColumns, queue_ids: list[int]) -> bool:
 async def _enqueue_alike(
     runner: Runner, rows: JobColumns, queue_id: int, traceparent: str, *, is_hinted: bool
 ) -> list[int]:
-    """Two statements of their own, for most calls are such: a job costs a half to three quarters of the function's time.
-
-    The function looks at eleven arrays, and the driver at each element of those that it sends, 0.2 us each.
-    """
+    """Insert jobs without the general function: a quarter to half of its cost per job."""
     alike = {
         "queue": queue_id,
         "priority": rows.priorities[0],
@@ -79,14 +76,14 @@ async def _enqueue_alike(
 
 
 def _none_if_empty(column: list[Any]) -> list[Any] | None:
-    """The column, or None where it says nothing: the driver looks at every element, 0.2 us each."""
+    """The column, or None if it has no value: the driver visits every element."""
     return None if column.count(None) == len(column) else column
 
 
 async def add_groups(
     tx: Runner, pending: list[int], callbacks: JobColumns, *, queue_ids: list[int], traceparent: str
 ) -> list[int]:
-    """Insert groups with `pending` members each; return their ids in order."""
+    """Insert groups with `pending` members each. Return their ids in order."""
     ids = await tx.value(
         SQL.add_groups,
         pending=pending,
@@ -104,7 +101,7 @@ async def add_groups(
 
 
 async def move_due(runner: Runner, *, jobs_max: int) -> int:
-    """Move due jobs of lanes into their lanes; how many."""
+    """Move due jobs of lanes into their lanes. Return how many."""
     return int(await runner.value(SQL.move_due, jobs_max=jobs_max))
 
 
@@ -117,9 +114,9 @@ async def add_members(
     traceparent: str,
     is_hinted: bool,
 ) -> list[int] | None:
-    """Insert `rows`, each as a member of its group; ids in order, None where a group is not there.
+    """Insert `rows` as members of their groups. Return ids; None if a group does not exist.
 
-    For a unique key that is taken the id is that of a job which is no member.
+    For a taken unique key the id is that of a job which is no member.
     """
     ids = await runner.value(
         SQL.add_members,
@@ -139,32 +136,32 @@ async def add_members(
 
 
 async def seal_groups(runner: Runner, group_ids: list[int]) -> None:
-    """Let open groups end with their members; those whose members ended already call back now."""
+    """Close groups to new members. A group whose members have all ended calls back now."""
     await runner.run(SQL.seal_groups, groups=group_ids)
 
 
 async def drop_group(runner: Runner, group_id: int) -> None:
-    """Forget a group with its callback."""
+    """Delete a group with its callback."""
     await runner.run(SQL.drop_group, group=group_id)
 
 
 async def mark_group_open(runner: Runner, group_id: int) -> None:
-    """Note that the group's block is open from now on."""
+    """Record that the group's block is open."""
     await runner.run(SQL.mark_group_open, group=group_id)
 
 
 async def mark_group_closed(runner: Runner, group_id: int) -> bool:
-    """Whether the group is still there; its block has ended."""
+    """Record that the group's block has ended. Return whether the group exists."""
     return await runner.one(SQL.mark_group_closed, group=group_id) is not None
 
 
 async def drop_abandoned_groups(runner: Runner, *, open_s: float, groups_max: int) -> int:
-    """Forget groups whose block has been open for so long, since its process died in it; how many."""
+    """Delete groups whose block has been open for `open_s`. Return how many."""
     return await runner.run(SQL.drop_abandoned_groups, open_s=open_s, groups_max=groups_max)
 
 
 async def find_job(runner: Runner, job_id: int) -> Job | None:
-    """The job wherever it is, if it still is."""
+    """The job from any table, if it exists."""
     row = await runner.one(SQL.find_job, job=job_id)
     row = row or await runner.one(SQL.find_leased_job, job=job_id)
     if row is None:
@@ -177,23 +174,23 @@ async def find_job(runner: Runner, job_id: int) -> Job | None:
 
 
 async def newest_job_id(runner: Runner) -> int:
-    """The greatest id given so far."""
+    """The greatest id assigned so far."""
     return int(await runner.value(SQL.newest_job))
 
 
 async def why_waiting(runner: Runner, job_id: int, *, count_max: int) -> Row | None:
-    """Fields that bear on a due job; None where it moved on."""
+    """What keeps a due job waiting. None if it moved on."""
     return await runner.one(SQL.why_waiting, job=job_id, count_max=count_max)
 
 
 async def retries_of(runner: Runner, queue: str) -> int:
-    """How often a failed job of a stored queue runs again."""
+    """Retries of a stored queue's failed jobs."""
     return int(await runner.value(SQL.retries_of, queue=queue))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sought:
-    """Which jobs are looked for. None: whatever it is."""
+    """Criteria of a search. None: any."""
 
     states: tuple[str, ...]
     queue_id: int | None = None
@@ -204,15 +201,15 @@ class Sought:
 
 
 async def list_jobs(runner: Runner, sought: Sought, **page: int) -> list[Row]:
-    """Jobs that fit and lie before id `before`: up to `jobs_max` of each place, out of `window` rows of it.
+    """Matching jobs below id `before`: up to `jobs_max` per table, out of `window` rows of it.
 
-    A row without a state tells where the search of a place was cut off.
+    A row without a state marks where the search of a table was cut off.
     """
     return await runner.all(SQL.list_jobs, **_filter_arguments(sought), **page)
 
 
 async def list_ids(runner: Runner, sought: Sought, **page: int) -> list[Row]:
-    """The same with ids and states alone."""
+    """Ids and states of `list_jobs`."""
     return await runner.all(SQL.list_ids, **_filter_arguments(sought), **page)
 
 
@@ -228,7 +225,7 @@ def _filter_arguments(sought: Sought) -> dict[str, Any]:
 
 
 async def drop_failed(runner: Runner, *, kept_s: float, jobs_max: int) -> int:
-    """Forget ended jobs that were kept long enough; how many."""
+    """Delete ended jobs older than `kept_s`. Return how many."""
     return await runner.run(SQL.drop_failed, kept_s=kept_s, jobs_max=jobs_max)
 
 
@@ -270,22 +267,22 @@ PROGRESS_CHARACTERS_MAX: Final = 500
 
 
 async def find_done(runner: Runner, job_id: int) -> Row | None:
-    """The fields of a done job that is kept, as `lookup.job_from_row` takes them, and its `result`."""
+    """The row of a kept done job."""
     return await runner.one(SQL.find_done, job=job_id)
 
 
 async def maintain_done_partitions(runner: Runner) -> int:
-    """Make partitions ahead of need and drop old ones whole; how many of both."""
+    """Create partitions ahead of need and drop expired ones. Return how many of both."""
     return int(await runner.value(SQL.maintain_done_partitions))
 
 
 async def drop_expired_done(runner: Runner, *, jobs_max: int) -> int:
-    """Forget jobs that are kept in no partition of their own and whose time is over; how many."""
+    """Delete expired done jobs of the default partition. Return how many."""
     return await runner.run(SQL.drop_expired_done, jobs_max=jobs_max)
 
 
 async def write_progress(runner: Runner, told: Sequence[tuple[int, Progress]]) -> None:
-    """Write how far jobs are, each once in `told`, with its lease; nothing for one that is settled."""
+    """Store progress reports with their leases. Reports of settled jobs are ignored."""
     await runner.run(
         SQL.write_progress,
         leases=[lease_id for lease_id, _ in told],
@@ -296,14 +293,14 @@ async def write_progress(runner: Runner, told: Sequence[tuple[int, Progress]]) -
 
 
 async def find_progress(runner: Runner, job_id: int) -> JobProgress | None:
-    """How far the job said that it is."""
+    """The progress that the job reported last."""
     row: Any = await runner.one(SQL.find_progress, job=job_id)
     return None if row is None else JobProgress(ratio=row["ratio"], text=row["text"], at=row["at"])
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a job ended: `done` with a result, if there was one, or otherwise with an error."""
+    """How a job ended: `done` with or without a result, or another state with an error."""
 
     state: str
     error: str
@@ -311,24 +308,24 @@ class Ending:
 
 
 async def find_ending(runner: Runner, job_id: int) -> Ending | None:
-    """How the job ended, if it did and that is kept."""
+    """How the job ended, if that is kept."""
     row = await runner.one(SQL.find_ending, job=job_id)
     return None if row is None else Ending(row["state"], row["error"], row["result"])
 
 
 async def cancel_jobs(runner: Runner, ids: Sequence[int]) -> list[int]:
-    """Cancel those of the jobs that wait; which they were."""
+    """Cancel waiting jobs. Return which."""
     return list(await runner.value(SQL.end_waiting, ids=list(ids), is_kept=True))
 
 
 async def retry_jobs(
     runner: Runner, ids: Sequence[int], states: Sequence[str]
 ) -> tuple[list[int], list[int]]:
-    """Make those of the jobs ready that ended in `states`: which, and which stay since their key is taken."""
+    """Make jobs that ended in `states` ready. Return which, and which have a taken key."""
     row: Any = await runner.one(SQL.retry_jobs, ids=list(ids), states=list(states))
     return list(row["retried"] or ()), list(row["taken"] or ())
 
 
 async def delete_jobs(runner: Runner, ids: Sequence[int], states: Sequence[str]) -> list[int]:
-    """Remove those of the jobs for good that are in `states`, leased ones never; which they were."""
+    """Delete jobs in `states`, never leased ones. Return which."""
     return list(await runner.value(SQL.delete_jobs, ids=list(ids), states=list(states)))

@@ -43,12 +43,12 @@ async def add_host(
 
 
 async def renew_host(runner: Runner, host_id: int, lease_s: float) -> bool:
-    """Whether the host still was there to be renewed."""
+    """Renew a host's leases. Return whether it was still registered."""
     return await runner.value(SQL.renew_host, host=host_id, lease_s=lease_s) is not None
 
 
 async def extend_take(runner: Runner, lease_id: int, lease_s: float) -> datetime | None:
-    """Give a taker's lease `lease_s` from now; when it ends then, or None where it is over."""
+    """Extend a taker's lease to `lease_s` from now. Return its end; None if it has ended."""
     expires_at: datetime | None = await runner.value(
         SQL.extend_take, lease=lease_id, lease_s=lease_s
     )
@@ -56,23 +56,23 @@ async def extend_take(runner: Runner, lease_id: int, lease_s: float) -> datetime
 
 
 async def expires_at(runner: Runner, host_id: int) -> datetime:
-    """When the host's leases end unless they are renewed."""
+    """When the host's leases expire unless renewed."""
     moment: datetime = await runner.value(SQL.host_expires_at, host=host_id)
     return moment
 
 
 async def remove_host(runner: Runner, host_id: int) -> None:
-    """Take the host away."""
+    """Delete the host."""
     await runner.run(SQL.remove_host, host=host_id)
 
 
 async def end_take(runner: Runner, host_id: int) -> None:
-    """Take a taker away if it holds nothing any more."""
+    """Delete a taker that holds no lease."""
     await runner.run(SQL.end_take, host=host_id)
 
 
 async def expire_host(runner: Runner, host_id: int) -> None:
-    """Let the host expire now."""
+    """Expire the host now."""
     await runner.run(SQL.expire_host, host=host_id)
 
 
@@ -86,7 +86,7 @@ PRIORITIES: Final = tuple(range(PRIORITY_LAST + 1))
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A lease that a claim brought, with its jobs as columns."""
+    """A claimed lease with its jobs as columns."""
 
     lease_id: int
     is_plain: bool
@@ -102,7 +102,7 @@ class Claim:
     payloads: Sequence[bytes]
 
     def as_work(self, queue: str, retries: int, start_before_s: float | None) -> Work:
-        """What a slot is given of it."""
+        """The lease as a message for a slot."""
         return Work(
             queue=queue,
             lease_id=self.lease_id,
@@ -120,7 +120,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a claim brought: leases, the most urgent first, or none; and how the acks it carried fared."""
+    """The result of a claim: leases, most urgent first, and the result of the acks it carried."""
 
     leases: list[Claim]
     claimed_at: datetime
@@ -139,7 +139,7 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class SettleResult:
-    """Which leases of a settlement were gone, and which somebody's transaction holds."""
+    """Leases that no longer exist, and leases that another transaction holds."""
 
     lost: Sequence[int] = ()
     busy: Sequence[int] = ()
@@ -147,7 +147,7 @@ class SettleResult:
 
 @dataclass(frozen=True, slots=True)
 class WorkAhead:
-    """Which queues have work that is due, and when the next of what is known will be."""
+    """Queues with due work, and when the next job becomes due."""
 
     ready: frozenset[int]
     """Queues with due jobs that are in no lane."""
@@ -173,7 +173,7 @@ async def claim_ready(
     marks: Sequence[tuple[datetime, int]],
     done: Iterable[int] = (),
 ) -> Claims:
-    """Ack the leases `done`, then lease due jobs past the scan `marks`, one (run_at, id) a priority."""
+    """Ack the leases `done`, then lease due jobs after the scan `marks`, one per priority."""
     rows: list[Any] = await runner.all(
         SQL.claim_ready,
         host=host_id,
@@ -259,7 +259,7 @@ async def settle(
 ) -> SettleResult:
     """Record `jobs`, by lease and id, and `word` for every job left of the leases `whole`.
 
-    One statement. Settling a job again changes nothing.
+    One statement. Settling a job again has no effect.
     """
     settled = [
         (lease, job, outcome)
@@ -287,42 +287,42 @@ async def settle(
 
 
 async def is_lease_held(tx: Runner, lease_id: int) -> bool:
-    """Hold the lease row until the transaction ends, if it is there."""
+    """Lock the lease row until the transaction ends. Return whether it exists."""
     return await tx.value(SQL.lock_lease, lease=lease_id) is not None
 
 
 async def held_leases(tx: Runner, lease_ids: Iterable[int]) -> set[int]:
-    """Hold those of the lease rows that are there until the transaction ends; their ids."""
+    """Lock lease rows until the transaction ends. Return the ids of those that exist."""
     return {row["id"] for row in await tx.all(SQL.lock_leases, leases=sorted(set(lease_ids)))}
 
 
 async def leases_of_host(runner: Runner, host_id: int) -> set[int]:
-    """Ids of the leases that the host has."""
+    """Ids of the host's leases."""
     return {row["id"] for row in await runner.all(SQL.leases_of_host, host=host_id)}
 
 
 async def expired_leases(runner: Runner, *, leases_max: int) -> list[int]:
-    """Leases of hosts that expired or are gone, but for those that a transaction holds."""
+    """Leases of expired or missing hosts, except those that a transaction holds."""
     return [row["id"] for row in await runner.all(SQL.expired_leases, leases_max=leases_max)]
 
 
 async def end_stuck_claims(runner: Runner, *, lease_s: float) -> int:
-    """End claims that nobody has read for `lease_s`; how many. Their jobs wait again at once.
+    """Terminate claims whose result no client has read for `lease_s`. Return how many.
 
-    An answer over a socket's buffer (200 KiB) is sent before its transaction commits, and no time limit of the
-    server's ends a statement that waits for its client.
+    A result larger than the socket's buffer is sent before its transaction commits, and no server
+    timeout ends a statement that waits for its client.
     """
     return int(await runner.value(SQL.end_stuck_claims, lease_s=lease_s))
 
 
 async def return_lease(runner: Runner, lease_id: int, losses_max: int) -> int:
-    """Return a dead host's lease; how many jobs went back (or into quarantine)."""
+    """Return a dead host's lease. Return how many jobs it had."""
     return int(await runner.value(SQL.return_lease, lease=lease_id, losses_max=losses_max))
 
 
 @dataclass(frozen=True, slots=True)
 class TakenJobs:
-    """What is left of a taker's lease."""
+    """The jobs of a taker's lease."""
 
     host_id: int
     attempts: Mapping[int, int]
@@ -331,7 +331,7 @@ class TakenJobs:
 
 
 async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
-    """The jobs of a taker's lease, settled ones too; None: it is gone, or no taker's."""
+    """The jobs of a taker's lease, settled ones included. None: the lease has ended."""
     row = await runner.one(SQL.taken_jobs, lease=lease_id)
     if row is None:
         return None
@@ -340,6 +340,6 @@ async def taken_jobs(runner: Runner, lease_id: int) -> TakenJobs | None:
 
 
 async def work_ahead(runner: Runner, queue_ids: Iterable[int]) -> WorkAhead:
-    """Which of the queues have work now, and when the next will be due. Index probes alone."""
+    """Queues with work now, and when the next job is due. Index probes only."""
     row: Any = await runner.one(SQL.work_ahead, queues=list(queue_ids))
     return WorkAhead(frozenset(row["ready"] or ()), frozenset(row["laned"] or ()), row["wait_s"])

@@ -1,4 +1,4 @@
-"""The options of queues, tasks, limiters and crons: their names, their bounds, and what is stored of them."""
+"""Options of queues, tasks, limiters and crons: names, bounds and checked values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CRON_PREFIX: Final = "cron."
 
 
 class QueueOptions(TypedDict, total=False):
-    """What a queue may be declared with, whoever works it."""
+    """Options of a queue."""
 
     batch: int | None
     """Jobs of one call; None: one job a call."""
@@ -55,7 +55,7 @@ class QueueOptions(TypedDict, total=False):
 
 
 class JobOptions(TypedDict, total=False):
-    """What may be said alike of all jobs of a call."""
+    """Options that all jobs of one call share."""
 
     at: datetime | None
     """When they are due."""
@@ -67,7 +67,7 @@ class JobOptions(TypedDict, total=False):
 
 
 class TaskOptions(QueueOptions, total=False):
-    """What a task may be declared with."""
+    """Options of a task."""
 
     concurrency: int
     """Calls at once in a slot."""
@@ -80,7 +80,7 @@ class TaskOptions(QueueOptions, total=False):
 
 
 class LimiterOptions(TypedDict, total=False):
-    """What a limiter may be declared with, for every lane that is not given limits of its own."""
+    """Options of a limiter, for every lane without limits of its own."""
 
     rate: str | None
     """Starts a window, such as 600/m or 10/30s."""
@@ -92,7 +92,7 @@ class LimiterOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDeclared:
-    """A queue as code declares it; what a person set for it wins."""
+    """A queue as code declares it. Overrides by operators win."""
 
     name: str
     limiter: str
@@ -111,7 +111,7 @@ class QueueDeclared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimiterDeclared:
-    """The limits of lanes that were not given their own. None: no limit."""
+    """Declared limits of lanes without limits of their own. None: no limit."""
 
     name: str
     starts_max: int | None
@@ -203,7 +203,10 @@ def declared_cron(name: str, spec: str, tz: str) -> CronDeclared:
 
 
 def parse_rate(name: str, text: str | None) -> tuple[int | None, float | None]:
-    """Starts and window in seconds of `600/m` or `10/30s`; no limits of None. Raises: InvalidTask."""
+    """Starts and window in seconds of `600/m` or `10/30s`; None: no limits.
+
+    Raises: InvalidTask.
+    """
     if text is None:
         return None, None
     match = re.fullmatch(r"([0-9]{1,9})/([0-9.]*)(ms|s|m|h|d)", text.replace(" ", ""))
@@ -217,7 +220,7 @@ def parse_rate(name: str, text: str | None) -> tuple[int | None, float | None]:
 
 
 def require_known(name: str, options: Mapping[str, Any], kind: type) -> None:
-    """Refuse options that there are not. Raises: InvalidTask."""
+    """Refuse unknown options. Raises: InvalidTask."""
     known = get_type_hints(kind)
     unknown = sorted(options.keys() - known.keys())
     if unknown:
@@ -227,7 +230,7 @@ def require_known(name: str, options: Mapping[str, Any], kind: type) -> None:
 
 
 def require_within(name: str, what: str, value: float, bounds: tuple[float, float]) -> None:
-    """Refuse what is no number within `bounds`. Raises: InvalidTask."""
+    """Refuse values that are no number within `bounds`. Raises: InvalidTask."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not bounds[0] <= value <= bounds[1]:
         raise InvalidTask(
@@ -236,7 +239,10 @@ def require_within(name: str, what: str, value: float, bounds: tuple[float, floa
 
 
 def _needs_lane(name: str, options: QueueOptions) -> bool:
-    """Whether jobs must have a lane: as `lane` says, else where a limiter is named. Raises: InvalidTask."""
+    """Whether jobs must have a lane: option `lane`, else whether a limiter is named.
+
+    Raises: InvalidTask.
+    """
     lane = options.get("lane")
     if lane not in (None, "required", "optional"):
         raise InvalidTask(
@@ -247,7 +253,7 @@ def _needs_lane(name: str, options: QueueOptions) -> bool:
 
 
 def _kept(name: str, options: QueueOptions) -> tuple[float | None, bool]:
-    """How long done jobs are kept, and whether their results are."""
+    """How long done jobs are kept, and whether results are kept."""
     keep_done, keep_result = options.get("keep_done"), options.get("keep_result", False)
     kept_s = [
         _duration_s(name, what, text)

@@ -1,4 +1,4 @@
-"""A queue to enqueue into, and with a handler a task: what an app's decorators give back."""
+"""Queues and tasks: the objects that the decorators of an app return."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CELERY: Final = ("delay", "apply_async")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One handler call, as a middleware sees it."""
+    """One handler call, as passed to middleware."""
 
     task: Task
     queue: str
@@ -43,7 +43,7 @@ class Call:
 
 
 class Queue:
-    """A queue whose jobs are taken by whoever asks for them; `Registry.queue` makes it able to enqueue."""
+    """A queue without a handler. `Registry.queue` connects it to an app."""
 
     version: int = 1
 
@@ -57,7 +57,7 @@ class Queue:
 
     @property
     def sync(self) -> View:
-        """The same verbs for sync code: `task.sync.enqueue(...)` returns what awaiting it would.
+        """The same methods for sync code: `task.sync.enqueue(...)`.
 
         Raises: InvalidTask.
         """
@@ -80,9 +80,9 @@ class Queue:
         spread: str | None = None,
         **fields: Any,
     ) -> NewJob:
-        """A job of this queue, not enqueued yet. Raises: InvalidTask where the arguments do not fit.
+        """A job of this queue, not enqueued yet. Raises: InvalidTask if the arguments do not fit.
 
-        As a group's `on_done` it may leave out the field `group`, which is added then.
+        A job for a group's `on_done` may leave out the field `group`, which is added then.
         """
         if others:
             raise InvalidTask(self._told_by_name((payload, *others)))
@@ -114,10 +114,10 @@ class Queue:
         group: Group | None = None,
         **options: Any,
     ) -> JobRef:
-        """Enqueue one job, in the caller's transaction if `tx` is given, as a member of `group` if it is.
+        """Enqueue one job, inside `tx` if given, as a member of `group` if given.
 
-        Options: `at`, `after_s`, `spread`, `priority`, `unique`, `lane`; other names are fields of the
-        payload. The answer is the job's id, and what can be asked of the job.
+        Options: `at`, `after_s`, `spread`, `priority`, `unique`, `lane`; other names are fields of
+        the payload. Return the job's id as a handle.
         """
         if others:
             raise InvalidTask(self._told_by_name((payload, *others)))
@@ -135,9 +135,9 @@ class Queue:
         group: Group | None = None,
         **options: Unpack[JobOptions],
     ) -> list[JobRef]:
-        """Enqueue a job for each payload in one round trip, all with `options`.
+        """Enqueue a job per payload in one round trip, all with `options`.
 
-        A payload may be a job, `task.job(...)`, which has its own options. Raises: InvalidTask.
+        A payload may be a job, `task.job(...)`, with options of its own. Raises: InvalidTask.
         """
         new = self._jobs_of(payloads, options)
         jobs = self.service()
@@ -146,7 +146,7 @@ class Queue:
         return [JobRef.of(job_id, origin) for job_id in ids]
 
     def service(self) -> JobService:
-        """Where its jobs go. Raises: InvalidTask, where it belongs to no app."""
+        """The service that its jobs go to. Raises: InvalidTask if it belongs to no app."""
         if self.jobs is None:
             raise InvalidTask(
                 f"task {self.queue!r} belongs to no app yet: declare it with @app.task"
@@ -165,7 +165,7 @@ class Queue:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def _jobs_of(self, payloads: Iterable[Any], options: JobOptions) -> list[NewJob]:
-        """A job for each payload, all with `options`; what is a job already stays as it is."""
+        """A job per payload, all with `options`; jobs are passed through."""
         self._require_common(options)
         shared: dict[str, Any] = {**options}
         if "spread" in shared:
@@ -196,7 +196,7 @@ class Queue:
             )
 
     def _told_by_name(self, given: Sequence[Any]) -> str:
-        """How to say `given` by name."""
+        """The error text for positional payloads."""
         return (
             f"task {self.queue!r}: {len(given)} payloads where one is taken: for many jobs use"
             " enqueue_many([...])"
@@ -206,10 +206,10 @@ class Queue:
         return Origin(jobs, self.declared.keep_result, self.bridge)
 
     def _require_fit(self, payload: Any) -> None:
-        """Nothing is known of what a queue without code holds."""
+        """Check the payload's fields. A queue without code accepts any."""
 
     def _require_whole(self, payload: Any) -> None:
-        """The same, where no group adds anything."""
+        """Check the fields of a job that is no group callback."""
 
     def _spread_s(self, spread: str | None) -> float | None:
         if spread is None:
@@ -223,7 +223,7 @@ class Queue:
 
 
 class Task(Queue):
-    """A handler and how it is run. Immutable once made; `Registry.add` makes it able to enqueue."""
+    """A handler with its options. `Registry.add` connects it to an app."""
 
     def __init__(
         self, *, queue: str, handler: Callable[..., Any], **options: Unpack[TaskOptions]
@@ -261,13 +261,13 @@ class Task(Queue):
 
     @property
     def takes_job(self) -> bool:
-        """Whether the handler is given the job in hand."""
+        """Whether the handler takes the job context."""
         return self.payloads.takes_job
 
     def decode(self, payload: bytes, version: int | None = None) -> Any:
-        """The payload as the handler's type, upgraded where it is of an older version.
+        """Decode a payload as the handler's type, upgraded if its version is older.
 
-        Raises: ValueError, PayloadNewer, and what an upgrade raises.
+        Raises: ValueError, PayloadNewer, and errors of an upgrade.
         """
         if version is None or version == self.version:
             return self.payloads.decode(payload)
@@ -276,7 +276,7 @@ class Task(Queue):
         return self.payloads.upgrade(payload, version, self._upgrades)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the handler itself, as if it were not a task."""
+        """Call the handler directly."""
         return self.handler(*arguments, **named)
 
     def _told_by_name(self, given: Sequence[Any]) -> str:
@@ -316,6 +316,6 @@ class Task(Queue):
 
 
 def _group_field(handler: Callable[..., Any]) -> str | None:
-    """`group`, where the handler takes such a field and has no value for it."""
+    """`group` if the handler requires such a field."""
     found = inspect.signature(handler).parameters.get("group")
     return "group" if found is not None and found.default is found.empty else None
