@@ -64,7 +64,7 @@ def test_a_decorator_without_its_name_is_refused(registry):
 @pytest.mark.parametrize(
     ("handler", "options", "told"),
     [
-        (lambda at, to: None, {}, "takes at, which `enqueue` takes for its own options"),
+        (lambda at, to: None, {}, "takes at, options of `enqueue`"),
         (lambda unique, lane: None, {}, "takes unique, lane, which"),
         (lambda tx: None, {}, "takes tx, which"),
         (lambda *args: None, {}, r"takes only \*args"),
@@ -320,7 +320,7 @@ async def test_options_of_enqueue_many_hold_for_all_its_jobs(jobs, registry):
     ):
         with pytest.raises(InvalidTask, match=told):
             await people.enqueue_many([{}], **options)
-    with pytest.raises(InvalidTask, match=r"a job has its own options: say \['lane'\]"):
+    with pytest.raises(InvalidTask, match=r"a job has its own options: give \['lane'\]"):
         await people.enqueue_many([people.job({})], lane="a")
 
 
@@ -454,7 +454,7 @@ async def test_a_task_with_a_limiter_refuses_jobs_without_a_lane(jobs, registry,
     async def send_mail(to: str) -> None: ...
 
     registry.queue("told")
-    told = "/1/lane: queue 'mail' has limiter 'smtp', which limits jobs with a lane only"
+    told = "/1/lane: queue 'mail' has limiter 'smtp', which limits only jobs with a lane"
     good = send_mail.job(to="ann", lane="smtp")
     with pytest.raises(InvalidJob, match=told):
         await send_mail.enqueue_many([good, send_mail.job(to="bob")])

@@ -3,18 +3,19 @@
     queue ---- job_ready --claim--> job_lease --settle--> (deleted) | job_ready | job_failed
       lanes: lane_job + lane_event (journal) --fold, claim--> the same leases
 
-**Promise.** A job whose enqueue returned, or whose transaction committed, is never lost. A job leaves
-its lease exactly once, and a group calls back exactly once. A handler may run more than once: after
-a lost lease, an error, or an ack without an answer. A dead worker's jobs are ready again within 35 s.
-A lane never starts more than its limit in any window, measured at handler start.
+**Promise.** A job whose enqueue returned, or whose transaction committed, is never lost. A job
+leaves its lease exactly once, and a group calls back exactly once. A handler may run more than
+once: after a lost lease, an error, or an ack without an answer. A dead worker's jobs are ready
+again within 35 s. A lane never starts more than its limit in any window, measured at handler start.
 
 **Everything is in PostgreSQL**, whose clock alone decides what is due and expired: two tables for
 waiting jobs, one lease row per batch, a claim cursor, and lanes with a journal.
 
 **The life of a job**: `tasks/` (declare, enqueue), `validation.py`, `service/jobs.py` and
-`store/jobs.py` (insert), `sql/migrations/` (claim and settle), `leases.py` (claims and acks of a host),
-`agent/` and `slots/` (processes that run handlers). `handle.py` is what enqueue returns, `bridge.py`
-serves sync code, `explain.py` explains waits, `fleet/` plans slots. `model.py` has values and limits.
+`store/jobs.py` (insert), `sql/migrations/` (claim and settle), `leases.py` (claims and acks of a
+host), `agent/` and `slots/` (processes that run handlers). `handle.py` is what enqueue returns,
+`bridge.py` serves sync code, `explain.py` explains waits, `fleet/` plans slots. `model.py` has
+values and limits.
 """
 
 from __future__ import annotations

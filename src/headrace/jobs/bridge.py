@@ -7,8 +7,8 @@
 
 One thread per process runs an event loop, from the first call to the end of the process; a forked
 child starts its own. While the caller waits, its thread also runs statements on the caller's own
-blocking connection, which Django forbids to any other thread. A call from inside an event loop would
-block that loop, so it is refused: use `await` there.
+blocking connection, which Django forbids to any other thread. A call from inside an event loop
+would block that loop, so it is refused: use `await` there.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class AwaitInstead(InvalidInput):
 
     def __init__(self) -> None:
         super().__init__(
-            "this thread runs an event loop, which a sync call would stop: use `await` and leave `sync`"
-            " out, or make the call in a thread (asyncio.to_thread, sync_to_async)"
+            "this thread runs an event loop, which a sync call would block: use `await` without"
+            " `sync`, or make the call in a thread (asyncio.to_thread, sync_to_async)"
         )
 
 
@@ -56,8 +56,8 @@ class BridgeClosed(Unavailable):
 
     def __init__(self) -> None:
         super().__init__(
-            "the sync call ended before its answer came, for the app was closed or the caller was"
-            " interrupted: look whether its effect is there before you call again"
+            "the sync call ended without a result, since the app was closed or the caller was"
+            " interrupted: check whether it took effect before you call again"
         )
 
 

@@ -20,8 +20,8 @@ class QueueUnknown(NotFound):
     def __init__(self, queue: str) -> None:
         super().__init__(
             f"queue {queue[:160]!r} is not known: declare it with @app.task({queue[:40]!r}) and"
-            " start that app once, make one without code with `headrace queues set NAME --create`"
-            " (PUT /v1/queues/NAME?create=true), or see `headrace queues ls` for the names there are"
+            " start that app once, create one without code with `headrace queues set NAME --create`"
+            " (PUT /v1/queues/NAME?create=true), or list the names with `headrace queues ls`"
         )
 
 
@@ -53,8 +53,8 @@ class LimiterUnknown(NotFound):
 
     def __init__(self, limiter: str) -> None:
         super().__init__(
-            f"limiter {limiter[:160]!r} does not exist: set it with `headrace lanes limiter`, or its lane"
-            " with --create (?create=true); `headrace lanes limiters` names those there are"
+            f"limiter {limiter[:160]!r} does not exist: set it with `headrace lanes limiter`, or"
+            " its lane with --create (?create=true), or list them with `headrace lanes limiters`"
         )
 
 
@@ -95,8 +95,8 @@ class LeaseLost(Conflict):
 
     def __init__(self, lease_id: int | str) -> None:
         super().__init__(
-            f"lease {str(lease_id)[:40]} is over: its jobs were given back or settled, and this result was"
-            " not recorded; undo its effects or let the next run repeat them"
+            f"lease {str(lease_id)[:40]} is over: its jobs were returned or settled, and this"
+            " result was not recorded; undo its effects or let the next run repeat them"
         )
 
 
@@ -137,8 +137,8 @@ class LaneExhausted(LimitExceeded):
 
     def __init__(self, lane: str, starts: int, wait_max_s: float) -> None:
         super().__init__(
-            f"lane {lane[:160]!r} has no {starts} further starts within {wait_max_s:g} s: wait longer,"
-            " or let this error pass and the job runs again later, without an attempt",
+            f"lane {lane[:160]!r} has no {starts} further starts within {wait_max_s:g} s: wait"
+            " longer, or do not catch this error, and the job runs later without an attempt",
             retry_after_s=wait_max_s,
         )
 
@@ -186,7 +186,7 @@ class CronFixed(Conflict):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"cron {name[:160]!r} is declared in code: change it there; here it can be paused"
+            f"cron {name[:160]!r} is declared in code: change it there; here it can only be paused"
         )
 
 
@@ -212,8 +212,8 @@ class PayloadNewer(Conflict):
 
     def __init__(self, queue: str, version: int, known: int) -> None:
         super().__init__(
-            f"task {queue!r}: the payload is of version {version} and this code knows {known}: start"
-            " the newer code, which takes it"
+            f"task {queue!r}: the payload has version {version}, this code supports {known}: start"
+            " the newer code, which runs it"
         )
 
 
@@ -234,8 +234,8 @@ class ResultGone(NotFound):
 
     def __init__(self, job_id: int) -> None:
         super().__init__(
-            f"job {job_id} ended and its result is kept no more: ask sooner, or let its task keep"
-            ' results longer with keep_result="24h"'
+            f"job {job_id} ended and its result is no longer kept: read it sooner, or let its task"
+            ' keep results longer with keep_result="24h"'
         )
 
 
@@ -257,7 +257,7 @@ class ResultLate(Unavailable, TimeoutError):
 
     def __init__(self, job_id: int, timeout_s: float) -> None:
         super().__init__(
-            f"job {job_id} did not end within {timeout_s:g} s: it goes on, ask again later"
+            f"job {job_id} did not end within {timeout_s:g} s: it is still running, call again"
         )
 
 
@@ -278,8 +278,8 @@ class ApplicationBroken(InvalidInput):
     code = "jobs.application_broken"
 
     def __init__(self, text: str, exit_code: int = InvalidInput.exit_code) -> None:
-        super().__init__(f"the application cannot be run, mend it and try again:\n{text}")
-        self.exit_code = exit_code  # type: ignore[misc]  # the process ends as the application's own error says
+        super().__init__(f"the application cannot be run, fix it and try again:\n{text}")
+        self.exit_code = exit_code  # type: ignore[misc]  # the exit code of the application's error
 
 
 class NotDeclared(Unavailable):

@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.jobs.model import Job, JobState, Why
 
-ERROR_CHARACTERS_TOLD: Final = 200
+ERROR_CHARACTERS_SHOWN: Final = 200
 GONE_TEXT: Final = "it ended and was not kept, or its transaction is not committed"
 
 
@@ -21,9 +21,9 @@ def explain_wait(job: Job, facts: Any, *, ahead_max: int, retries: int = 0) -> W
     why = _why_held(job, facts, ahead_max)
     if job.error is None or job.ended_at is not None:
         return why
-    error = job.error.partition("\n")[0][:ERROR_CHARACTERS_TOLD]
-    told = f"failed {job.attempt} of {retries + 1} times: {error}; {why.text}"
-    return msgspec.structs.replace(why, text=told)
+    error = job.error.partition("\n")[0][:ERROR_CHARACTERS_SHOWN]
+    text = f"failed {job.attempt} of {retries + 1} times: {error}; {why.text}"
+    return msgspec.structs.replace(why, text=text)
 
 
 def _why_held(job: Job, facts: Any, ahead_max: int) -> Why:
@@ -44,7 +44,7 @@ def _why_held(job: Job, facts: Any, ahead_max: int) -> Why:
 
 def _why_ready(job: Job, facts: Any, ahead_max: int) -> Why:
     if facts is None:
-        return _why(job, "on_the_move", "it is being handed out or moved just now: look again")
+        return _why(job, "on_the_move", "it is being leased or moved right now: look again")
     if facts["is_paused"]:
         text = f"queue {job.queue!r} is paused: `headrace queues resume {job.queue}`"
         return _why(job, "queue_paused", text)
@@ -59,12 +59,15 @@ def _why_ready(job: Job, facts: Any, ahead_max: int) -> Why:
 def _why_no_code(job: Job, facts: Any) -> Why | None:
     if not facts["tagged_hosts"] and facts["tag"] is not None:
         tag = facts["tag"]
-        text = f"no host has tag {tag} and knows queue {job.queue!r}: start `headrace agent ... --tag {tag}`"
+        text = (
+            f"no host with tag {tag} serves queue {job.queue!r}:"
+            f" start `headrace agent ... --tag {tag}`"
+        )
         return _why(job, "no_tag", text)
     if not facts["hosts"]:
         text = (
-            f"no running code knows queue {job.queue!r}: start an agent whose app has it, or take its"
-            f" jobs with `headrace jobs take {job.queue}`"
+            f"no running code serves queue {job.queue!r}: start an agent whose app has it, or take"
+            f" its jobs with `headrace jobs take {job.queue}`"
         )
         return _why(job, "no_code", text)
     return None
@@ -90,7 +93,7 @@ def _why_no_slot(job: Job, facts: Any) -> Why | None:
     if facts["slots_max"] == 0:
         text = "its queue may have no slots: `headrace queues set` gives it more than --slots-max 0"
     elif not facts["open_hosts"]:
-        text = "every host that knows its queue is being drained: start another, or undrain one"
+        text = "every host that serves its queue is draining: start another, or undrain one"
     elif facts["is_reported"] and not facts["slots"]:
         text = "no slot is bound to its queue and none floats: see `headrace fleet show`"
     return None if text is None else _why(job, "no_slot", text)

@@ -52,7 +52,7 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
     QUARANTINED = "quarantined"
     GONE = "gone"
-    """Ended and not kept: what a done job answers."""
+    """Ended and not kept, such as most done jobs."""
 
 
 MOVES: Final[dict[JobState, frozenset[JobState]]] = {
@@ -141,16 +141,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     unique: str | None = None
     group_id: int | None = None
     host: str | None = None
-    """Which host holds its lease."""
+    """The host that holds its lease."""
     lease_id: int | None = None
     ended_at: datetime | None = None
     error: str | None = None
     traceback: str | None = None
     payload: Any = None
     result: Any = None
-    """What its handler returned, where its queue keeps that."""
+    """The return value of its handler, if its queue keeps results."""
     progress: JobProgress | None = None
-    """Of a leased job: how far it last said that it is."""
+    """The last reported progress of a leased job."""
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +189,7 @@ class BulkDone(msgspec.Struct, frozen=True, kw_only=True):
     matched: int
     changed: int
     skipped: int
-    """Matched, but not in a place for it any more, or to be retried while another job has the unique key."""
+    """Matched, but changed meanwhile, or not retried since another job has the unique key."""
     more: bool
     next_before: int | None
 
@@ -240,7 +240,7 @@ class QueueStatus(QueueSettings, frozen=True, kw_only=True):
     slots: int
     """Slots of the fleet that are bound to it now; floating ones not counted."""
     is_known: bool
-    """The code of a living host knows it."""
+    """A live host serves it."""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,7 +273,7 @@ class Limiter(msgspec.Struct, frozen=True, kw_only=True):
     """How long after its claim was sent a job may start; a start counts for window and slack."""
     concurrency: int | None
     is_set: bool
-    """A person set them: what code declares does not change them."""
+    """Set by an operator: declarations do not change them."""
     queues: list[str]
 
 
@@ -283,7 +283,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: int | None
     jobs: list[TakenJob]
     expires_at: datetime | None
-    """When they go back unless they are acked or the lease is extended."""
+    """When they return to the queue unless acked or extended."""
 
 
 class TakenJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -330,20 +330,20 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 class JobsConfig:
     """Section `jobs`."""
 
-    lease_s: float = setting(
-        "30s", "A host that was silent so long has lost its jobs.", parse_duration_s
-    )
-    heartbeat_s: float = setting("10s", "How often a host says that it lives.", parse_duration_s)
+    lease_s: float = setting("30s", "A host silent for so long loses its jobs.", parse_duration_s)
+    heartbeat_s: float = setting("10s", "How often a host renews its leases.", parse_duration_s)
     poll_s: float = setting(
         "1s", "Longest wait before an idle worker looks again.", parse_duration_s
     )
     sweep_every_s: float = setting(
-        "3s", "How often leases of dead hosts are looked for.", parse_duration_s
+        "3s", "How often leases of dead hosts are returned.", parse_duration_s
     )
     grace_s: float = setting(
         "8s", "How long a stopping worker lets its handlers finish.", parse_duration_s
     )
-    losses_max: int = setting("3", "A job whose process died so often is quarantined.", parse_count)
+    losses_max: int = setting(
+        "3", "A job whose process died this many times is quarantined.", parse_count
+    )
     retry_first_s: float = setting("2s", "Delay before the first retry.", parse_duration_s)
     retry_max_s: float = setting("1h", "Longest delay before a retry.", parse_duration_s)
     failed_kept_s: float = setting(
@@ -360,7 +360,7 @@ class JobsConfig:
     count_max: int = setting(
         "20000", "Waiting jobs of a queue that a plan counts at most.", parse_count
     )
-    cron_every_s: float = setting("1s", "How often due crons are looked for.", parse_duration_s)
+    cron_every_s: float = setting("1s", "How often due crons are fired.", parse_duration_s)
     minutes_kept_s: float = setting("8d", "How long minute statistics are kept.", parse_duration_s)
     decisions_kept_s: float = setting(
         "7d", "How long decisions of the plan and cleared alerts are kept.", parse_duration_s
@@ -390,7 +390,7 @@ class JobsConfig:
     )
     slot_private_max_bytes: int = setting(
         "256MiB",
-        "A slot that alone holds more memory is replaced after the work in hand.",
+        "A slot that alone holds more memory is replaced after its current work.",
         parse_size_bytes,
     )
     slot_silent_max_s: float = setting(
@@ -417,13 +417,15 @@ OUTCOMES: Final = (
     "quarantined",
 )
 jobs_finished = counter(
-    "jobs_finished_total", "Jobs that this process gave back, by outcome.", outcome=OUTCOMES
+    "jobs_finished_total", "Jobs that this process settled, by outcome.", outcome=OUTCOMES
 )
 jobs_run_seconds = histogram("jobs_run_seconds", "Run time of handler calls.")
 jobs_wait_seconds = histogram(
     "jobs_wait_seconds", "From due to claimed, of the first job of each lease."
 )
-leases_lost = counter("jobs_leases_lost_total", "Leases that were gone when this process acked.")
+leases_lost = counter(
+    "jobs_leases_lost_total", "Leases that no longer existed when this process acked."
+)
 agent_slots = gauge("agent_slots", "Slots of this agent.")
 SLOT_ENDS: Final = ("left", "died", "overtime")
 slots_ended = counter("agent_slots_ended_total", "Slots that ended, by how.", how=SLOT_ENDS)

@@ -155,8 +155,8 @@ def _encoded(index: int, payload: Any) -> bytes:
         ) from error
     if len(encoded) > PAYLOAD_BYTES_MAX:
         raise PayloadTooLarge(
-            f"/{index}/payload: {len(encoded)} bytes, at most {PAYLOAD_BYTES_MAX} are taken: put the"
-            " bytes into the object store and their key into the payload"
+            f"/{index}/payload: {len(encoded)} bytes, at most {PAYLOAD_BYTES_MAX} are allowed: put"
+            " the bytes into the object store and their key into the payload"
         )
     # JSON has neither NaN nor Infinity, and the encoder writes null for them.
     if payload is not None and b"null" in encoded:
@@ -307,7 +307,7 @@ def require_lane(
 def is_number(value: Any, least: float, most: float) -> bool:
     """Whether `value` is a number from `least` to `most`; NaN is none."""
     is_any = isinstance(value, int | float) and not isinstance(value, bool)
-    # No `isfinite`: it fails for whole numbers beyond what a float holds, and comparisons refuse the rest.
+    # No `isfinite`: it fails for integers that no float can hold.
     return is_any and least <= value <= most
 
 

@@ -1,4 +1,4 @@
-"""Commands of jobs: `headrace jobs|queues|lanes|crons|fleet ...`. Each calls one verb and prints."""
+"""Commands `headrace jobs|queues|lanes|crons|fleet ...`. Each calls one verb and prints."""
 
 from __future__ import annotations
 

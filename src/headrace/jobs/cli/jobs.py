@@ -60,7 +60,7 @@ def show(terminal: Terminal, job_id: int) -> None:
     terminal.show(job, describe_job(job))
 
 
-@jobs.command("why", short_help="Say why a job is where it is.")
+@jobs.command("why", short_help="Explain why a job is in its state.")
 @click.argument("job_id", type=int)
 @click.pass_obj
 def why(terminal: Terminal, job_id: int) -> None:
@@ -114,7 +114,7 @@ def retry(terminal: Terminal, job_id: int) -> None:
 def remove(terminal: Terminal, job_id: int) -> None:
     """Delete job JOB_ID, which must wait or have ended."""
     terminal.run(Jobs, lambda jobs: jobs.delete(job_id))
-    terminal.show({"id": job_id, "state": "gone"}, f"job {job_id} is gone")
+    terminal.show({"id": job_id, "state": "gone"}, f"job {job_id} deleted")
 
 
 @jobs.command("bulk", short_help="Retry, cancel or delete many jobs.")
@@ -149,8 +149,8 @@ def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) ->
     done = terminal.run(Jobs, run)
     changed = f"{action}: {done.changed} {'job' if done.changed == 1 else 'jobs'}"
     fit = "1 job fits" if done.matched == 1 else f"{done.matched} jobs fit"
-    told = fit if dry_run else changed
-    terminal.show(done, f"{told}, {done.skipped} skipped" if done.skipped else told)
+    text = fit if dry_run else changed
+    terminal.show(done, f"{text}, {done.skipped} skipped" if done.skipped else text)
 
 
 SEND_TO: Final = "A job and the queue that it moves to, as it is."
@@ -172,16 +172,16 @@ def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> No
     terminal.show(taken, describe_taken(taken))
 
 
-@jobs.command("ack", short_help="Say what became of taken jobs.")
+@jobs.command("ack", short_help="Record outcomes of taken jobs.")
 @click.argument("lease_id", type=int)
 @click.option("--done", multiple=True, type=int, help="A job that is done.")
 @click.option("--retry", multiple=True, type=int, help="A job to run again.")
 @click.option("--snooze", multiple=True, type=int, help="A job to run later, without an attempt.")
 @click.option("--after", default=None, help="When to run those again, such as 1m.")
 @click.option("--fail", multiple=True, type=int, help="A job that failed for good.")
-@click.option("--cancel", multiple=True, type=int, help="A job that nobody wants any more.")
+@click.option("--cancel", multiple=True, type=int, help="A job that is cancelled.")
 @click.option("--send-to", multiple=True, type=(int, str), metavar="JOB QUEUE", help=SEND_TO)
-@click.option("--back", multiple=True, type=int, help="A job to give back as it was.")
+@click.option("--back", multiple=True, type=int, help="A job to return unchanged.")
 @click.option("--why", default="", help="Why they are retried, failed or cancelled.")
 @click.pass_obj
 def ack(terminal: Terminal, /, lease_id: int, **told: Any) -> None:
@@ -202,7 +202,7 @@ def ack(terminal: Terminal, /, lease_id: int, **told: Any) -> None:
     ]
     outcomes = dict(named)
     if len(outcomes) < len(named):
-        raise InvalidTake("a job is named twice: say one thing of each")
+        raise InvalidTake("a job is named twice: give one outcome per job")
     if not named and (after is not None or told["why"]):
         raise InvalidTake("--after and --why go with --retry ID or --fail ID: name the jobs")
     rest = None if named else TakenOutcome(outcome="done")

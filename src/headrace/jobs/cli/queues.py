@@ -126,7 +126,7 @@ def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
 @click.option("--concurrency", default=None, type=int, help="Jobs at once.")
 @click.option("--weight", default=1, show_default=True, type=int, help="Share against other lanes.")
 @click.option("--paused", is_flag=True, help="Hand out none; its limits are those given beside it.")
-@click.option("--create", is_flag=True, help="Also of a limiter that nothing knows yet.")
+@click.option("--create", is_flag=True, help="Allow a new limiter.")
 @click.pass_obj
 def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> None:
     """Set LANE of LIMITER; what is left out is unlimited, of weight 1 and not paused.
@@ -223,7 +223,7 @@ def list_limiters(terminal: Terminal) -> None:
 @click.option(
     "--as-declared",
     is_flag=True,
-    help="What its code says, from now on; no limits where it says none.",
+    help="Restore what its code declares, or no limits.",
 )
 @click.pass_obj
 def limiter_limits(

@@ -51,7 +51,7 @@ async def send_alert(url: str, key: Key, alert: Alert, *, is_raise: bool) -> Non
     except (OSError, HTTPException, ValueError) as error:
         raise WebhookFailed(
             f"the webhook for alerts does not answer ({type(error).__name__}): check"
-            " jobs.alerts_webhook_url and whoever listens there"
+            " jobs.alerts_webhook_url and the server behind it"
         ) from error
     if not 200 <= status < 300:
         raise WebhookFailed(
@@ -91,9 +91,9 @@ def _post(url: str, body: bytes, signed: str) -> int:
             return int(error.code)
 
 
-TOLD_AGE_S: Final = 3600.0
-TOLD_PER_STEP: Final = 20
-UNTOLD_SEEN: Final = 10_000
+SEND_AGE_S: Final = 3600.0
+EVENTS_PER_STEP: Final = 20
+UNSENT_MAX: Final = 10_000
 RETRY: Final = Backoff(2.0, 300.0)
 _log: Final = logger(__name__)
 
@@ -110,23 +110,23 @@ class AlertSender:
 
     async def send_due(self) -> None:
         """Send up to 20 due events. A refused event is retried for an hour."""
-        untold = await store.fleet.unsent_alerts(
-            self._postgres, age_s=TOLD_AGE_S, alerts_max=UNTOLD_SEEN
+        unsent = await store.fleet.unsent_alerts(
+            self._postgres, age_s=SEND_AGE_S, alerts_max=UNSENT_MAX
         )
         began_s = time.monotonic()
         refused = self._refused
         self._refused = {
             event: refused[event]
-            for alert, is_raise in untold
+            for alert, is_raise in unsent
             if (event := (alert.id, is_raise)) in refused
         }
         due = []
-        for alert, is_raise in untold:
+        for alert, is_raise in unsent:
             failures, next_s = self._refused.get((alert.id, is_raise), (0, began_s))
             if next_s <= began_s:
                 due.append((failures, alert, is_raise))
         due.sort(key=lambda one: one[0])
-        for failures, alert, is_raise in due[:TOLD_PER_STEP]:
+        for failures, alert, is_raise in due[:EVENTS_PER_STEP]:
             try:
                 await send_alert(self._url, self._key, alert, is_raise=is_raise)
                 await store.fleet.mark_sent(self._postgres, alert.id, is_raise=is_raise)
@@ -137,4 +137,4 @@ class AlertSender:
 
     def _note_refused(self, event: tuple[int, bool], failures: int, error: WebhookFailed) -> None:
         self._refused[event] = (failures, time.monotonic() + self._retry.delay_s(failures))
-        _log.warning("alert_not_told", alert=event[0], error=error.text, failures=failures)
+        _log.warning("alert_not_sent", alert=event[0], error=error.text, failures=failures)

@@ -96,15 +96,17 @@ class Rule(NamedTuple):
 def _active_grows(now: QueueSight, before: QueueSight | None, limits: Limits) -> str | None:
     if before is None or now.active < max(limits.active_min, ACTIVE_GROWTH * before.active):
         return None
-    return f"{now.active} jobs are active, ten minutes ago {before.active}: more come than are done"
+    return (
+        f"{now.active} jobs are active, ten minutes ago {before.active}: more arrive than are done"
+    )
 
 
 def _leased_grows(now: QueueSight, before: QueueSight | None, _: Limits) -> str | None:
     if before is None or now.leased < max(LEASED_MIN, LEASED_GROWTH * before.leased):
         return None
     return (
-        f"{now.leased} jobs are in hand, ten minutes ago {before.leased}: do handlers hang, or have"
-        " they become slow?"
+        f"{now.leased} jobs are in progress, ten minutes ago {before.leased}: check whether"
+        " handlers hang or have become slow"
     )
 
 
@@ -145,8 +147,8 @@ def _is_below_min(now: QueueSight, _: QueueSight | None, __: Limits) -> str | No
         "their slots are short of CPU" if now.is_loaded else "by memory and cores they hold no more"
     )
     return (
-        f"it has {now.slots} of its minimum of {now.slots_min} slots: the hosts that can work it have no"
-        f" room ({why}): add hosts, or lower minimums"
+        f"it has {now.slots} of its minimum of {now.slots_min} slots: the hosts that can work it"
+        f" have no room ({why}): add hosts, or lower minimums"
     )
 
 
@@ -200,7 +202,8 @@ class Watch:
         }
         for host in self._missing_hosts(sight):
             found[HOST_RULE, host] = (
-                "it reports no more: its jobs go to others, and it gets no slots until it is back"
+                "it stopped reporting: its jobs return to the queues, and it gets no slots"
+                " until it is back"
             )
         self._remember(sight)
         return [*self._raised(found), *self._cleared(found)]
@@ -231,7 +234,7 @@ class Watch:
             self._open[key] = 0 if key in found else self._open[key] + 1
             if self._open[key] >= _patience(key[0])[1]:
                 del self._open[key]
-                yield Change(*key, is_raised=False, text="all is well again")
+                yield Change(*key, is_raised=False, text="the rule is met again")
 
     def _before(self, sight: Sight) -> Mapping[str, QueueSight]:
         """The state ten minutes ago; empty if observation began later."""

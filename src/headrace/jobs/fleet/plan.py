@@ -93,7 +93,7 @@ class QueueNeed(msgspec.Struct, frozen=True, kw_only=True):
     slots_min: int = 0
     slots_max: int = 1_000_000
     batch: int = 1
-    """Jobs that a slot has in hand at once: its batch, or the concurrency of an async task."""
+    """Jobs that a slot runs at once: its batch, or the concurrency of an async task."""
     tag: str | None = None
     """Only hosts with this tag can work the queue."""
     active: int = 0
@@ -114,7 +114,7 @@ class Tuning(NamedTuple):
     spare: float
     """Slots for chance: times the root of the work."""
     drain_s: float
-    """Within which a backlog should be gone."""
+    """Time within which a backlog should be worked off."""
     up: float
     """Lacks below this share of the slots are tolerated."""
     down: float
@@ -279,7 +279,7 @@ class _Sharing:
         self.queues = queues
         self.board = board
         tags = sorted({queue.need.tag for queue in queues if queue.need.tag is not None})
-        # Hosts with a tag are a room within the room: whoever needs the tag has to fit there first.
+        # Hosts with a tag are a subset of the room: queues that need the tag must fit there first.
         self.rooms: list[tuple[list[int], int]] = [
             ([i for i, queue in enumerate(queues) if queue.need.tag == tag], board.room(tag))
             for tag in tags
@@ -424,7 +424,8 @@ class _Reasons:
             return "below_min", f"{text}: it now has {share.slots}"
         need = queue.need
         text = (
-            f"{name} had {share.before} slots and needs {share.floor} for {need.rate_per_s:.3g} jobs/s"
+            f"{name} had {share.before} slots and needs {share.floor} for"
+            f" {need.rate_per_s:.3g} jobs/s"
             f" of {need.handler_s:.3g} s with {need.active} active: it now has {share.slots}"
         )
         return "below_need", text
@@ -436,16 +437,16 @@ class _Reasons:
             "over_max": f"its maximum is {queue.need.slots_max}",
             "idle_surplus": f"far above the {share.wish} it wishes, and others lack some",
             "surplus": f"above the {share.wish} it wishes, and others lack some",
-            "comfort": f"it can do with fewer than the {share.wish} it wishes, and others lack some",
+            "comfort": f"it needs fewer than the {share.wish} it would use, and others lack some",
         }[code]
         return code, f"{name} had {share.before} slots, {limit}: it now has {share.slots}"
 
 
 _STANDING: Final = {
-    "host_gone": "{host} is gone, and with it its slots of {queue}",
+    "host_gone": "{host} no longer exists, nor do its slots of {queue}",
     "host_draining": "{host} is draining: {queue} leaves it",
     "host_shrunk": "{host} has room for fewer slots than it had: some of {queue} leave it",
-    "tag_missing": "{host} lacks the tag that {queue} asks for",
+    "tag_missing": "{host} lacks the tag that {queue} requires",
     "spread": "{queue} is spread more evenly, so that a lost host costs it less",
     "swapped": "{queue} changes places on {host} with a queue that is spread more evenly",
     "made_way": "{queue} makes way for a queue that only hosts with its tag can work",

@@ -18,7 +18,7 @@ import msgspec
 SLOW_S: Final = 60.0
 FAST_S: Final = 10.0
 GAP_S_MAX: Final = 3 * SLOW_S
-"""After a longer silence what was before says nothing."""
+"""Older readings are ignored after a longer gap."""
 SPAN_S_MIN: Final = 1.0
 FINISHED_MIN: Final = 5
 HANDLER_S_DEFAULT: Final = 0.1
@@ -28,7 +28,7 @@ class Reading(msgspec.Struct, frozen=True):
     """Cumulative counts of a queue at a moment."""
 
     at_s: float
-    """By the clock of whoever counted; only differences matter."""
+    """By the clock of the reader; only differences matter."""
     finished: int
     """Jobs that ever left `active`, in whatever way."""
     active: int

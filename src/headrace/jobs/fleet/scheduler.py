@@ -63,7 +63,7 @@ class Scheduler:
     def __init__(
         self, postgres: Postgres, jobs: Jobs, *, name: str, secret: str | None = None
     ) -> None:
-        # Two that share a name, such as process 1 of two containers, must not both take themselves for the leader.
+        # Unique: two processes with one name, such as two containers, must not both lead.
         self.name = f"{name}:{token_hex(4)}"
         self.planner = Planner(postgres, jobs, self.name)
         self._postgres = postgres
@@ -97,7 +97,7 @@ class Scheduler:
         return 0.0 if swept.more else self._config.sweep_every_s
 
     async def fire_crons(self) -> float:
-        """Declare this app's crons now and then, fire due ones. Return seconds until the next step."""
+        """Declare this app's crons now and then, fire due ones. Return seconds to wait."""
         now_s = time.monotonic()
         if self._declared_s is None or now_s - self._declared_s > DECLARE_EVERY_S:
             await self._jobs.crons.declare()

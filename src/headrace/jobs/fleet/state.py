@@ -30,7 +30,7 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs done, failed, cancelled or quarantined: counted for the host, not for the queue."""
     calls: int = 0
     run_s: float = 0.0
-    """Slot time of handler calls; where c calls may run side by side in a slot, their time divided by c."""
+    """Slot time of handler calls: call time divided by the concurrency of the slot."""
     slot_s: float = 0.0
     """How long slots belonged to the queue, busy or not."""
 
@@ -50,7 +50,7 @@ class SlotsAsked(msgspec.Struct, frozen=True, kw_only=True):
     used: int
     """Slots that work the queue now."""
     kept: int
-    """Slots that the host stays within from now on, until an answer allows more."""
+    """Slots that the host does not exceed until an answer allows more."""
     wanted: int
 
 
@@ -81,7 +81,7 @@ class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
     reported_at: datetime | None
     slots: list[HostSlot]
     cpu_pressure: float = 0.0
-    """Share of the last minute in which processes waited for a core, 0 to 1; 0 while the slots use few cores."""
+    """Share of the last minute in which processes waited for a core; 0 while slots use few."""
     planned: dict[str, int] = msgspec.field(default_factory=dict)
     """Slots by queue that the plan gives it."""
 
@@ -220,7 +220,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     rooms: list[HostRoom]
     current: dict[str, dict[str, int]]
     without_code: list[tuple[str, str, int]]
-    """Host, queue and slots of queues that no living host's code knows any more: they go."""
+    """Host, queue and slots of queues that no live host serves any more: they are dropped."""
 
 
 def readings(facts: Facts, before: Mapping[str, Reading]) -> dict[str, Reading]:
@@ -400,6 +400,6 @@ class FleetLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Recent counts of each queue, and of all queues per minute of the last hour."""
 
     span_s: float
-    """Of `queues`: LOAD_MINUTES and the minute under way, or since there are minutes here at all."""
+    """Span of `queues`: LOAD_MINUTES and the current minute, or less in a new database."""
     queues: list[QueueLoad]
     minutes: list[FleetMinute]

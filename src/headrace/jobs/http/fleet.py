@@ -53,7 +53,7 @@ async def list_alerts(
 
 @get("/v1/fleet/load", operation_id="getFleetLoad", summary="Show how loaded queues are", opt=READ)
 async def get_load(jobs: NamedDependency[Jobs]) -> FleetLoad:
-    """Show counts of each queue in the last five minutes, and of all per minute of the last hour."""
+    """Show counts of each queue in the last five minutes, and of all per minute of an hour."""
     return await jobs.fleet.load()
 
 

@@ -46,7 +46,7 @@ LISTING: Final = "jobs"
 
 
 class JobToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job to enqueue: `at` is a moment with time zone, `after_s` a delay; priority 0 first to 9."""
+    """A job to enqueue: `at` is a moment with time zone, `after_s` a delay; priority 0 is first."""
 
     payload: Any = None
     at: datetime | None = None
@@ -105,7 +105,7 @@ async def get_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> Job:
 @get(
     "/v1/jobs/{job_id:str}/why",
     operation_id="whyJob",
-    summary="Say why a job is where it is",
+    summary="Explain why a job is in its state",
     opt=READ,
 )
 async def why_job(jobs: NamedDependency[Jobs], job_id: FromPath[str]) -> Why:
@@ -160,7 +160,7 @@ async def cancel_job(
 @post(
     "/v1/jobs/{job_id:str}/retry",
     operation_id="retryJob",
-    summary="Give a failed job another life",
+    summary="Retry a failed job",
     status_code=204,
     opt=WRITE,
 )
@@ -179,7 +179,7 @@ class BulkToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     filter: JobFilter
     dry_run: bool = False
     cursor: str | None = None
-    """The `next_cursor` of the answer before, to go on."""
+    """The `next_cursor` of the previous response."""
 
 
 class BulkTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,7 +265,7 @@ async def take_jobs(
 @post(
     "/v1/leases/{lease_id:str}/ack",
     operation_id="ackLease",
-    summary="Say what became of taken jobs",
+    summary="Record outcomes of taken jobs",
     status_code=204,
     opt={**WRITE, "large_body": True},
 )
@@ -278,7 +278,7 @@ async def ack_lease(
         raise LeaseLost(lease_id)
     if not data.outcomes and data.rest is None:
         raise InvalidTake(
-            'nothing is said: send `outcomes` by id, or `rest` such as {"outcome": "done"}'
+            'no outcome is given: send `outcomes` by id, or `rest` such as {"outcome": "done"}'
         )
     await jobs.takes.ack(number, data.outcomes, rest=data.rest)
 

@@ -202,7 +202,7 @@ async def pause_lane(
 @post(
     "/v1/limiters/{limiter:str}/lanes/{lane:str}/resume",
     operation_id="resumeLane",
-    summary="Let a lane go on",
+    summary="Resume a lane",
     status_code=200,
     opt=WRITE,
 )

@@ -152,7 +152,7 @@ class BulkActions:
         )
 
 
-def not_waiting(job: Job, wanted: str) -> JobNotWaiting:
+def not_waiting(job: Job, action: str) -> JobNotWaiting:
     match job.state:
         case JobState.LEASED:
             advice = f"{job.host} runs it: wait for its end, or let its handler end it"
@@ -160,7 +160,7 @@ def not_waiting(job: Job, wanted: str) -> JobNotWaiting:
             advice = "it ended and nothing is kept of it"
         case _:
             advice = "only a job that is scheduled or ready can be"
-    return JobNotWaiting(f"job {job.id} is {job.state.value} and cannot be {wanted}: {advice}")
+    return JobNotWaiting(f"job {job.id} is {job.state.value} and cannot be {action}: {advice}")
 
 
 def _require_action(action: str, wanted: JobFilter) -> None:

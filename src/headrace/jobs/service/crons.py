@@ -27,7 +27,7 @@ from headrace.kernel.ids import require_id
 from headrace.kernel.logs import logger
 
 FORGOTTEN_S: Final = 3600.0
-"""A cron that no running code declared for so long stops coming; its row stays, should that code return."""
+"""A cron that no running code has declared for this long stops firing; its row stays."""
 UNDECLARED_KEPT_S: Final = 30 * 86_400.0
 IDLE_S_MAX: Final = 5.0
 FIRED_PER_STEP: Final = 100
@@ -151,7 +151,7 @@ class Crons:
         return count
 
     async def fire_due(self) -> int:
-        """Enqueue the jobs of due crons, each in its own transaction. Return how many, at most 100."""
+        """Enqueue the jobs of up to 100 due crons, each in its own transaction. Return how many."""
         for fired in range(FIRED_PER_STEP):
             if not await self._fire_one():
                 return fired

@@ -178,7 +178,7 @@ class Jobs:
         """Open a group for the block: jobs enqueued with `group=group` are its members.
 
         `on_done` is enqueued exactly once, after the block ended and every member is final.
-        Raises: InvalidJob, PayloadTooLarge, QueueUnknown; GroupClosed if the block took over 7 days.
+        Raises: InvalidJob, PayloadTooLarge, QueueUnknown; GroupClosed after 7 days.
         """
         callback, _ = prepare_groups([NewGroup(members=[], on_done=on_done)], self.registry)
         queue_ids = await self.queues.ids(callback)

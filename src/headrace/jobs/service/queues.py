@@ -31,11 +31,11 @@ BOUNDS: Final = {
     "slots_max": SLOTS_MAX,
     "retries": RETRIES_MAX,
 }
-"""What a person may set of a queue, from 0 on."""
+"""Settings that an operator can override, with their maximum."""
 COUNT_MAX: Final = 100_000
-"""Jobs of one state that the look at a queue counts."""
+"""Jobs of one state are counted up to this."""
 COUNT_MAX_OF_ALL: Final = 10_000
-"""The same for a list of all queues."""
+"""The same in a list of all queues."""
 MINUTES_SPAN: Final = timedelta(hours=1)
 MINUTES_SPAN_MAX: Final = timedelta(days=2)
 
@@ -59,7 +59,7 @@ class Queues:
         try:
             await store.queues.declare_queues(self._postgres, declared)
         except ConstraintViolated:
-            # Another process gave a queue its new name between our two looks: now it has it.
+            # Another process renamed a queue between our two statements: repeat.
             await store.queues.declare_queues(self._postgres, declared)
         rows = {row.name: row for row in await store.queues.find_queues(self._postgres)}
         for queue in declared:
@@ -79,7 +79,7 @@ class Queues:
         """The queue id of each job, by name or alias. Raises: QueueUnknown, InvalidJob."""
         names = jobs.queues
         if not self._rows.keys() >= set(names):
-            # Committed on its own connection: a queue must not vanish with a caller's rollback.
+            # On its own connection: a caller's rollback must not undo the declaration.
             known = await self._declared_once(names)
             for name in names:
                 if name not in known:
@@ -103,12 +103,12 @@ class Queues:
             known = await asyncio.shield(declaring)
             if known.keys() >= set(names):
                 return known
-            # It may have begun before these were declared.
+            # It may have started before these queues were declared.
             declaring = self._declaring.get(loop)
         if declaring is None:
             declaring = self._declaring[loop] = loop.create_task(self.declare())
             declaring.add_done_callback(lambda _: self._declaring.pop(loop, None))
-        # Whoever is cancelled leaves the others their answer.
+        # A cancelled caller must not cancel the others' result.
         return await asyncio.shield(declaring)
 
     async def settings(self, name: str) -> QueueSettings:
@@ -152,7 +152,8 @@ class Queues:
         """Create a queue without code, unless the name or alias exists. Raises: InvalidSetting."""
         if USER_ID.fullmatch(name) is None:
             raise InvalidSetting(
-                f"queue {name[:160]!r} cannot be made: names are 1 to 128 of A-Z a-z 0-9 . _ : @ ~ -"
+                f"queue {name[:160]!r} cannot be created: names are 1 to 128 of"
+                " A-Z a-z 0-9 . _ : @ ~ -"
             )
         if await self._find(name) is None:
             await store.queues.create_queue(self._postgres, name)
@@ -173,7 +174,7 @@ class Queues:
     async def minutes(
         self, name: str, *, from_at: datetime | None = None, to_at: datetime | None = None
     ) -> list[QueueMinute]:
-        """Statistics of a queue by minute, oldest first: the last hour, or a span of up to two days.
+        """Counts of a queue by minute, oldest first: the last hour, or a span of up to two days.
 
         Minutes without work are left out. Raises: QueueUnknown, InvalidSpan.
         """
@@ -250,13 +251,13 @@ def _require_valid(before: QueueSettings, changes: dict[str, Any], *, is_paused:
 
 def _lane_missing(queue: QueueRow) -> str:
     return (
-        f"queue {queue.name!r} has limiter {queue.limiter!r}, which limits jobs with a lane only: give the"
-        " job a lane, or declare the task with lane='optional'"
+        f"queue {queue.name!r} has limiter {queue.limiter!r}, which limits only jobs with a lane:"
+        " give the job a lane, or declare the task with lane='optional'"
     )
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """The moment in UTC. Raises: ValueError without a time zone; OverflowError outside the calendar."""
+    """The moment in UTC. Raises: ValueError without a time zone; OverflowError."""
     if moment.tzinfo is None:
         raise ValueError(moment)
     return moment.astimezone(UTC)

@@ -56,7 +56,7 @@ WITH due AS (
         payload,
            version, last_error
     FROM due RETURNING queue, lane
-), told AS (
+), journaled AS (
     INSERT INTO headrace.lane_event (limiter, lane, queue, k)
     SELECT q.limiter, m.lane, m.queue, count(*)
     FROM moved m JOIN headrace.queue q ON q.id = m.queue GROUP BY 1, 2, 3
@@ -121,7 +121,7 @@ FROM headrace.job_failed r JOIN headrace.queue q ON q.id = r.queue WHERE r.id = 
 -- name: find_leased_job
 -- A leased job by id. It scans the lease rows, one per batch.
 SELECT r.id, 'leased' AS state, q.name AS queue, r.priority, r.run_at, r.attempt, r.losses, r.lane,
-       r.unique_key, r.group_id, coalesce(h.name, 'a host that is gone') AS host, l.id AS lease_id,
+       r.unique_key, r.group_id, coalesce(h.name, 'a removed host') AS host, l.id AS lease_id,
        NULL::timestamptz AS ended_at, NULL::text AS error, NULL::text AS traceback, r.payload
 FROM headrace.job_lease l
 JOIN headrace.queue q ON q.id = l.queue
@@ -149,7 +149,7 @@ LEFT JOIN headrace.queue_override o ON o.queue = q.id WHERE q.name = :queue;
 -- Matching jobs, at most :jobs_max per table. A row without a state holds the id where a search
 -- was cut off.
 SELECT s.*, q.name AS queue_name, coalesce(h.name, CASE WHEN l.id IS NOT NULL
-    THEN 'a host that is gone' END)
+    THEN 'a removed host' END)
            AS host
 FROM headrace.list_jobs_v1(:queue::integer, :states::text[], :lane, :q, :older_than_s,
     :ids::bigint[],

@@ -5,10 +5,10 @@
     options.py   the options as checked values
     registry.py  all declarations of an app
 
-A handler with `batch` takes one `Batch[P]`. Without, it takes either the payload as its one argument
-(`async def h(photo: Photo)`, where Photo is a Struct, a dataclass or a dict) or the payload's fields
-as arguments (`async def h(to: str, text: str)`). msgspec decodes payloads as these types, so a
-handler never gets a payload of another shape.
+A handler with `batch` takes one `Batch[P]`. Without, it takes either the payload as its one
+argument (`async def h(photo: Photo)`, where Photo is a Struct, a dataclass or a dict) or the
+payload's fields as arguments (`async def h(to: str, text: str)`). msgspec decodes payloads as these
+types, so a handler never gets a payload of another shape.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ OWN_OPTIONS: Final = ("unique", "tx")
 """What `enqueue` takes besides `JobOptions` and `group`, and so no field of a handler."""
 SLACK: Final = "250ms"
 RESULT_KEPT: Final = "1h"
-"""How long results are kept where the task does not say."""
+"""Default time for which results are kept."""
 CRON_PREFIX: Final = "cron."
 
 
@@ -37,11 +37,14 @@ class QueueOptions(TypedDict, total=False):
     """How long one call may run."""
     retries: int
     limiter: str | None
-    """Where its lanes belong; None: a limiter of its own."""
+    """The limiter of its lanes; None: a limiter of its own."""
     lane: str
-    """`required`: a job without a lane is refused; `optional`: it is not limited. With `limiter` it is required."""
+    """`required`: refuse jobs without a lane; `optional`: they are not limited.
+
+    The default is `required` with `limiter`.
+    """
     importance: int
-    """0 to 9: what the plan gives slots to first."""
+    """0 to 9: the plan serves higher ones first."""
     slots: tuple[int, int]
     """Fewest and most slots of the fleet."""
     tag: str | None
@@ -51,7 +54,7 @@ class QueueOptions(TypedDict, total=False):
     keep_result: bool | str
     """Keep what handlers return: as long as `keep_done`, else an hour; or so long."""
     aliases: Sequence[str]
-    """Former names, by which older code goes on to reach it."""
+    """Former names, under which older code still reaches it."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -63,7 +66,7 @@ class JobOptions(TypedDict, total=False):
     priority: int
     lane: str | None
     spread: str | None
-    """Each at a random moment of so long after it would be due."""
+    """Delay each by a random time up to this duration."""
 
 
 class TaskOptions(QueueOptions, total=False):
@@ -72,7 +75,7 @@ class TaskOptions(QueueOptions, total=False):
     concurrency: int
     """Calls at once in a slot."""
     payload: Any
-    """The payload's type, where the handler's annotations do not say it."""
+    """The payload's type, if the handler has no annotation for it."""
     version: int
     """Of the payload's shape, from 1; enqueued jobs carry it."""
     upgrade: Mapping[int, Callable[[Any], Any]]

@@ -118,8 +118,8 @@ def _named_parameters(owner: str, handler: Callable[..., Any]) -> list[inspect.P
     named = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if given and not named:
         raise InvalidTask(
-            f"task {owner!r}: its handler takes only {', '.join(map(str, given))}, which says nothing of"
-            " the payload: name its parameters, and wrap it with functools.wraps where a decorator hides them"
+            f"task {owner!r}: its handler takes only {', '.join(map(str, given))}, which does not"
+            " describe the payload: name its parameters, and use functools.wraps in decorators"
         )
     return named
 
@@ -130,9 +130,9 @@ def _type_in_batch(owner: str, hint: Any) -> Any:
         return typing.get_args(hint)[0]
     if hint is Any or hint is Batch:
         return Any
-    told = getattr(hint, "__name__", hint)
+    name = getattr(hint, "__name__", hint)
     raise InvalidTask(
-        f"task {owner!r}: with batch= its handler takes a Batch[...], not {told}: write"
+        f"task {owner!r}: with batch= its handler takes a Batch[...], not {name}: write"
         " `jobs: Batch[...]` with the payload's type, or leave batch out"
     )
 
@@ -143,8 +143,8 @@ def _require_free_names(owner: str, parameters: Sequence[inspect.Parameter]) -> 
     found = [p.name for p in parameters if p.name in taken]
     if found:
         raise InvalidTask(
-            f"task {owner!r}: its handler takes {', '.join(found)}, which `enqueue` takes for its own"
-            f" options: give the field another name, or take the payload whole (a Struct, dataclass or dict)"
+            f"task {owner!r}: its handler takes {', '.join(found)}, options of"
+            " `enqueue`: rename the field, or take the whole payload (a Struct, dataclass or dict)"
         )
 
 

@@ -83,7 +83,7 @@ class Registry:
     def limiter(self, name: str, **limits: Unpack[LimiterOptions]) -> LimiterDeclared:
         """Declare the limits of a limiter's lanes without limits of their own."""
         if name in self.limiters:
-            raise InvalidTask(f"limiter {name!r} is declared twice: say its limits once")
+            raise InvalidTask(f"limiter {name!r} is declared twice: declare it once")
         self.limiters[name] = declared = declared_limiter(name, limits)
         return declared
 
@@ -104,8 +104,8 @@ class Registry:
             task = Task(queue=cron.queue, handler=handler, **options)
             if task.declared.needs_lane:
                 raise InvalidTask(
-                    f"cron {cron.name!r}: its jobs have no lane, so limiter {task.limiter!r} would not"
-                    " limit them: leave `limiter` out, or add lane='optional'"
+                    f"cron {cron.name!r}: its jobs have no lane, so limiter {task.limiter!r} would"
+                    " not limit them: leave `limiter` out, or add lane='optional'"
                 )
             self.add(task)
             self.crons[cron.name] = cron

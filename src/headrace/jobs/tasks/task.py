@@ -85,7 +85,7 @@ class Queue:
         A job for a group's `on_done` may leave out the field `group`, which is added then.
         """
         if others:
-            raise InvalidTask(self._told_by_name((payload, *others)))
+            raise InvalidTask(self._positional_error((payload, *others)))
         if payload is _MISSING:
             payload = fields
         elif fields:
@@ -120,7 +120,7 @@ class Queue:
         the payload. Return the job's id as a handle.
         """
         if others:
-            raise InvalidTask(self._told_by_name((payload, *others)))
+            raise InvalidTask(self._positional_error((payload, *others)))
         job = self.job(**options) if payload is _MISSING else self.job(payload, **options)
         self._require_whole(job.payload)
         jobs = self.service()
@@ -156,11 +156,11 @@ class Queue:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Tell those who come from Celery how it is said here. Raises: AttributeError."""
+            """Name the replacement for methods of Celery. Raises: AttributeError."""
             if name in _CELERY:
                 raise AttributeError(
-                    f"task {self.queue!r} has no {name}: write `await task.enqueue(field=value)`, in sync code"
-                    " `task.sync.enqueue(field=value)`; see docs/from-celery.md"
+                    f"task {self.queue!r} has no {name}: write `await task.enqueue(field=value)`,"
+                    " in sync code `task.sync.enqueue(field=value)`; see docs/from-celery.md"
                 )
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
@@ -176,7 +176,7 @@ class Queue:
             if isinstance(payload, NewJob):
                 if options:
                     raise InvalidTask(
-                        f"task {queue!r}: a job has its own options: say {sorted(options)} in its"
+                        f"task {queue!r}: a job has its own options: give {sorted(options)} to its"
                         " task.job(...)"
                     )
                 self._require_whole(payload.payload)
@@ -191,11 +191,12 @@ class Queue:
         other = sorted(options.keys() - JobOptions.__annotations__.keys())
         if other:
             raise InvalidTask(
-                f"task {self.queue!r}: enqueue_many takes {sorted(JobOptions.__annotations__)} for all its"
-                f" jobs, not {other}: give it jobs, such as task.job(payload, unique=...) for each"
+                f"task {self.queue!r}: enqueue_many takes {sorted(JobOptions.__annotations__)} for"
+                f" all its jobs, not {other}: give it jobs, such as"
+                " task.job(payload, unique=...) for each"
             )
 
-    def _told_by_name(self, given: Sequence[Any]) -> str:
+    def _positional_error(self, given: Sequence[Any]) -> str:
         """The error text for positional payloads."""
         return (
             f"task {self.queue!r}: {len(given)} payloads where one is taken: for many jobs use"
@@ -279,13 +280,15 @@ class Task(Queue):
         """Call the handler directly."""
         return self.handler(*arguments, **named)
 
-    def _told_by_name(self, given: Sequence[Any]) -> str:
+    def _positional_error(self, given: Sequence[Any]) -> str:
         if self._fields is None:
-            return super()._told_by_name(given)
+            return super()._positional_error(given)
         names = self._fields.signature.parameters
-        told = ", ".join(f"{name}={value!r:.40}" for name, value in zip(names, given, strict=False))
+        fields = ", ".join(
+            f"{name}={value!r:.40}" for name, value in zip(names, given, strict=False)
+        )
         name = getattr(self.handler, "__name__", "task")
-        return f"task {self.queue!r}: pass the fields by name: {name}.enqueue({told})"
+        return f"task {self.queue!r}: pass the fields by name: {name}.enqueue({fields})"
 
     def _require_fit(self, payload: Any) -> None:
         fields = self._fields
@@ -297,7 +300,7 @@ class Task(Queue):
             if not fields.fit(payload):
                 self._refuse(fields, payload)
         elif isinstance(payload, str | bytes | int | float | list | tuple):
-            raise InvalidTask(self._told_by_name((payload,)))
+            raise InvalidTask(self._positional_error((payload,)))
 
     def _require_whole(self, payload: Any) -> None:
         fields = self._fields

@@ -162,7 +162,7 @@ END $$;
 
 -- Insert jobs as members of existing groups. Return their ids in order; NULL if one of the groups
 -- does not exist. A job whose unique key is taken is neither inserted nor a member. With keys, a
--- temporary group id marks the jobs that this call inserted: an id alone cannot tell, since
+-- temporary group id marks the jobs that this call inserted: an id alone does not show it, since
 -- another caller may have taken the key a moment ago. Groups are locked in order of id, and last,
 -- so that a caller that holds one waits for no other lock.
 CREATE FUNCTION headrace.add_members_v1(
@@ -1290,7 +1290,7 @@ END $$;
 
 -- Lease jobs of a queue's lanes: up to p_leases_max leases of p_batch, from at most p_lanes_max
 -- lanes with room, in shares of p_quantum x weight. One row per lease, or one with lease_id NULL:
--- nothing, and wait_s says when to look again (NULL: after the next enqueue). A start is allowed
+-- nothing, and wait_s holds the time until the next look (NULL: after the next enqueue). A start is allowed
 -- within slack_s of the moment the claim was SENT.
 CREATE FUNCTION headrace.claim_lanes_v1(
     p_host bigint, p_queue integer, p_leases_max integer, p_batch integer, p_lanes_max integer,
@@ -1901,7 +1901,7 @@ $$;
 -- Change a host's slot allowances and return them, one row per queue; NULL: the queue has no
 -- maximum. The host works p_used slots of a queue now, keeps to p_kept from the moment it sent
 -- this call, and would work p_wanted. p_call grows with each call of the host: a call that arrives
--- after a later one changes nothing.
+-- after a later one has no effect.
 CREATE FUNCTION headrace.allow_slots_v1(
     p_host bigint, p_call bigint, p_queues integer[], p_used integer[], p_kept integer[],
     p_wanted integer[]
