@@ -105,7 +105,7 @@ async def test_a_jobs_page_says_why_it_waits(screen, stack):
     [job_id] = stack.enqueue("approve", {"photo": "waits"})
     await screen.open(f"/console/jobs/jobs/{job_id}")
     text = await screen.text("main")
-    assert "no running code knows queue 'approve'" in text
+    assert "no running code serves queue 'approve'" in text
     assert '"photo": "waits"' in text
     assert not await screen.findings()
 
