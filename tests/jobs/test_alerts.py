@@ -69,7 +69,7 @@ def test_a_minimum_that_does_not_hold_says_why():
     assert broken(seen(slots=2, slots_min=2), None, LIMITS) is None
     text = broken(seen(slots=1, slots_min=2), None, LIMITS)
     assert "1 of its minimum of 2 slots" in text
-    assert "by memory and cores" in text
+    assert "they lack memory or cores" in text
     assert "short of CPU" in broken(seen(slots_min=2, is_loaded=True), None, LIMITS)
 
 

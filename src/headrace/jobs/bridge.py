@@ -148,7 +148,7 @@ class Bridge:
         atexit.unregister(self.close)
         ended = asyncio.run_coroutine_threadsafe(_awaited(self._closing()), running.loop)
         with contextlib.suppress(Exception):
-            # Nothing is lost with connections that do not answer: the server ends them as well.
+            # Connections that do not close in time are closed by the server.
             ended.result(CLOSING_S_MAX)
         running.loop.call_soon_threadsafe(running.loop.stop)
         running.thread.join(JOINING_S_MAX)
@@ -218,7 +218,7 @@ class _Waiting:
             result, failed = None, None
             try:
                 result = work()
-            # Ctrl-C is not the coroutine's business: it ends the waiting.
+            # Ctrl-C is not caught: it ends the wait.
             except Exception as error:  # noqa: BLE001 - carried to the awaiting side
                 failed = error
             loop.call_soon_threadsafe(tell, result, failed)
@@ -253,7 +253,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def _start() -> _Running:
-    # Not of the policy's kind: libuv's loops do not outlive a fork of their process unharmed.
+    # Not the policy's loop: libuv loops do not survive a fork.
     loop = asyncio.SelectorEventLoop()
     thread = threading.Thread(target=_serve, args=(loop,), name="headrace-sync", daemon=True)
     thread.start()

@@ -27,11 +27,11 @@ JOBS_PER_CALL_MAX: Final = 10_000
 BYTES_PER_CALL_MAX: Final = 16 * 1024 * 1024
 AT_AWAY_S_MAX: Final = 366 * 86_400.0
 NAME_CHARACTERS_MAX: Final = 128
-"""Of a lane, a limiter and a unique key."""
+"""Length of the names of lanes, limiters and unique keys."""
 PRIORITY_LAST: Final = 9
 IMPORTANCE_LAST: Final = 9
 VERSION_LAST: Final = 32_767
-"""Of a payload's shape."""
+"""Greatest version of a payload."""
 JOB_ID_LAST: Final = 2**63 - 1
 """The greatest id that a row can have."""
 WINDOW_S_MAX: Final = 31 * 86_400.0
@@ -74,7 +74,7 @@ MOVES: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.QUARANTINED: frozenset({JobState.READY, JobState.GONE}),
     JobState.GONE: frozenset(),
 }
-"""`ready` out of a final state is a person's retry."""
+"""`ready` after a final state is a manual retry."""
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,15 +85,15 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime | None = None
     after_s: float | None = None
     priority: int = 5
-    """0 first to 9 last."""
+    """0 is first, 9 last."""
     unique: str | None = None
-    """A key that one unfinished job of the queue may have; the id of that job is returned."""
+    """A key that only one unfinished job of the queue has; enqueue returns that job's id."""
     lane: str | None = None
-    """A name inside the limiter of the queue's task."""
+    """A lane of the queue's limiter."""
     spread_s: float | None = None
-    """Run it at a random moment of so many seconds after it would be due."""
+    """Delay it by a random time up to this."""
     version: int = 1
-    """Of the payload's shape."""
+    """Version of the payload's shape."""
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     lane: str | None = None
     q: str | None = None
     older_than_s: float | None = None
-    """Since they ended; of others since they were due."""
+    """Age since the end; for unfinished jobs since they were due."""
     ids: list[int] | None = None
 
 
@@ -178,7 +178,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
 
     jobs: list[Job]
     next_before: int | None
-    """None: that was all. A page may be short, or empty, where the search was cut off."""
+    """None: the last page. A page may be short or empty if the search was cut off."""
 
 
 class BulkDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,13 +232,13 @@ class QueueStatus(QueueSettings, frozen=True, kw_only=True):
     scheduled: int
     leased: int
     failed: int
-    """Ended failed or quarantined, and kept."""
+    """Failed or quarantined jobs that are kept."""
     oldest_ready_age_s: float | None
     ready_is_capped: bool
     scheduled_is_capped: bool
     failed_is_capped: bool
     slots: int
-    """Slots of the fleet that are bound to it now; floating ones not counted."""
+    """Slots bound to it now, without floating ones."""
     is_known: bool
     """A live host serves it."""
 
@@ -260,7 +260,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     next_at: datetime | None
     """When the rate allows one more; None: now."""
     follows_limiter: bool = False
-    """Its limits are its limiter's; else they were set for it alone."""
+    """Its limits are those of its limiter, not its own."""
 
 
 class Limiter(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,7 +270,7 @@ class Limiter(msgspec.Struct, frozen=True, kw_only=True):
     starts_max: int | None
     window_s: float | None
     slack_s: float
-    """How long after its claim was sent a job may start; a start counts for window and slack."""
+    """Time after the claim in which a job may start; a start counts for window and slack."""
     concurrency: int | None
     is_set: bool
     """Set by an operator: declarations do not change them."""
@@ -305,12 +305,12 @@ class TakenOutcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     outcome: str = "done"
     after_s: float | None = None
-    """Of a retry (else the usual backoff) and a snooze."""
+    """Delay of a retry (default: backoff) or a snooze."""
     why: str = ""
     queue: str | None = None
-    """Where `send_to` sends it."""
+    """Target queue of `send_to`."""
     result: Any = None
-    """Of `done`, where the queue keeps results."""
+    """Result of `done`, if the queue keeps results."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ from headrace.kernel.limits import PAGE_ROWS_MAX, PAYLOAD_BYTES_MAX
 
 PROBLEMS_MAX: Final = 100
 LIMIT_MAX: Final = 10**9
-"""Of what a lane may start or hold."""
+"""Greatest limit of a lane."""
 
 
 def _plain(value: Any) -> Any:
@@ -312,7 +312,7 @@ def is_number(value: Any, least: float, most: float) -> bool:
 
 
 COUNTS: Final = b'"group":{"id":1,"done":0,"failed":0,"cancelled":0,"quarantined":0}}'
-"""What the payload of a group's callback ends with when it is enqueued."""
+"""End of a group callback's payload, as added when it is enqueued."""
 UNKNOWN_GROUP: Final = "Object contains unknown field `group`"
 
 

@@ -31,7 +31,7 @@ def show(terminal: Terminal) -> None:
     terminal.show(found, _describe(found))
 
 
-@fleet.command("drain", short_help="Empty a host.")
+@fleet.command("drain", short_help="Drain a host.")
 @click.argument("host")
 @click.pass_obj
 def drain(terminal: Terminal, host: str) -> None:
@@ -40,7 +40,7 @@ def drain(terminal: Terminal, host: str) -> None:
     terminal.show({"host": host, "is_draining": True}, f"host {host} is draining")
 
 
-@fleet.command("undrain", short_help="Use a host again.")
+@fleet.command("undrain", short_help="Stop draining a host.")
 @click.argument("host")
 @click.pass_obj
 def undrain(terminal: Terminal, host: str) -> None:
@@ -49,7 +49,7 @@ def undrain(terminal: Terminal, host: str) -> None:
     terminal.show({"host": host, "is_draining": False}, f"host {host} takes part again")
 
 
-@fleet.command("decisions", short_help="List why slots moved.")
+@fleet.command("decisions", short_help="List decisions of the plan.")
 @click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
 @click.option("--max", "rows_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 @click.pass_obj
@@ -62,7 +62,7 @@ def decisions(terminal: Terminal, before: int | None, rows_max: int) -> None:
 
 
 @fleet.command("alerts", short_help="List alerts.")
-@click.option("--open", "is_open", is_flag=True, help="Only those that are not cleared.")
+@click.option("--open", "is_open", is_flag=True, help="Only open alerts.")
 @click.pass_obj
 def alerts(terminal: Terminal, *, is_open: bool) -> None:
     """List the newest 100 alerts."""
@@ -70,7 +70,7 @@ def alerts(terminal: Terminal, *, is_open: bool) -> None:
     terminal.show(found, _alerts(found))
 
 
-@fleet.command("minutes", short_help="Show what a queue did by minute.")
+@fleet.command("minutes", short_help="Show counts of a queue by minute.")
 @click.argument("queue")
 @click.option("--from", "from_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
 @click.option("--to", "to_at", default=None, type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z"]))
@@ -95,7 +95,7 @@ def minutes(
     terminal.show(found, table(head, map(_minute_row, found)))
 
 
-@fleet.command("load", short_help="Show how loaded queues are.")
+@fleet.command("load", short_help="Show the load of queues.")
 @click.pass_obj
 def load(terminal: Terminal) -> None:
     """Show counts of each queue in the last five minutes."""
@@ -240,7 +240,7 @@ def run(terminal: Terminal, name: str) -> None:
     terminal.show({"id": job_id}, f"job {job_id}")
 
 
-@crons.command("pause", short_help="Let a cron rest.")
+@crons.command("pause", short_help="Pause a cron.")
 @click.argument("name")
 @click.pass_obj
 def pause(terminal: Terminal, name: str) -> None:
@@ -249,7 +249,7 @@ def pause(terminal: Terminal, name: str) -> None:
     terminal.show(found, f"cron {name} is paused")
 
 
-@crons.command("resume", short_help="Let a cron come again.")
+@crons.command("resume", short_help="Resume a cron.")
 @click.argument("name")
 @click.pass_obj
 def resume(terminal: Terminal, name: str) -> None:

@@ -25,13 +25,13 @@ def jobs() -> None:
 @jobs.command("add", short_help="Enqueue a job.")
 @click.argument("queue")
 @click.argument("payload", default="null")
-@click.option("--at", default=None, type=click.DateTime([MOMENT]), help="When it is due.")
+@click.option("--at", default=None, type=click.DateTime([MOMENT]), help="Time at which it is due.")
 @click.option("--after", default=None, help="Delay such as 30s or 2h.")
-@click.option("--spread", default=None, help="A random moment of so long after that; such as 2h.")
+@click.option("--spread", default=None, help="Random delay up to a duration such as 2h.")
 @click.option("--priority", default=5, show_default=True, type=int, help="0 first to 9 last.")
 @click.option("--unique", default=None, help="Key that one unfinished job may have.")
 @click.option("--lane", default=None, help="Lane inside the queue's limiter.")
-@click.option("--version", default=1, show_default=True, type=int, help="Of the payload's shape.")
+@click.option("--version", default=1, show_default=True, type=int, help="Version of the payload.")
 @click.pass_obj
 def add(terminal: Terminal, /, queue: str, payload: str, **options: Any) -> None:
     """Enqueue one job into QUEUE; PAYLOAD is JSON."""
@@ -70,10 +70,10 @@ def why(terminal: Terminal, job_id: int) -> None:
 
 
 @jobs.command("ls", short_help="List jobs.")
-@click.option("--queue", default=None, help="Of this queue only.")
+@click.option("--queue", default=None, help="Only this queue.")
 @click.option("--state", default=None, type=click.Choice(LISTED))
-@click.option("--lane", default=None, help="Of this lane only.")
-@click.option("-q", "q", default=None, help="Text in the error of jobs that ended.")
+@click.option("--lane", default=None, help="Only this lane.")
+@click.option("-q", "q", default=None, help="Text in the error of ended jobs.")
 @click.option("--before", default=None, type=int, help="Ids below this one: the next page.")
 @click.option("--max", "jobs_max", default=100, show_default=True, type=click.IntRange(1, 1000))
 @click.pass_obj
@@ -99,7 +99,7 @@ def cancel(terminal: Terminal, job_id: int) -> None:
     terminal.show({"id": job_id, "state": "cancelled"}, f"job {job_id} is cancelled")
 
 
-@jobs.command("retry", short_help="Give a failed job another life.")
+@jobs.command("retry", short_help="Retry a failed job.")
 @click.argument("job_id", type=int)
 @click.pass_obj
 def retry(terminal: Terminal, job_id: int) -> None:
@@ -108,7 +108,7 @@ def retry(terminal: Terminal, job_id: int) -> None:
     terminal.show({"id": job_id, "state": "ready"}, f"job {job_id} is ready again")
 
 
-@jobs.command("rm", short_help="Remove a job for good.")
+@jobs.command("rm", short_help="Delete a job.")
 @click.argument("job_id", type=int)
 @click.pass_obj
 def remove(terminal: Terminal, job_id: int) -> None:
@@ -119,13 +119,15 @@ def remove(terminal: Terminal, job_id: int) -> None:
 
 @jobs.command("bulk", short_help="Retry, cancel or delete many jobs.")
 @click.argument("action", type=click.Choice(tuple(CHANGEABLE)))
-@click.option("--queue", default=None, help="Of this queue only.")
-@click.option("--state", default=None, help="In this state only.")
-@click.option("--lane", default=None, help="Of this lane only.")
-@click.option("-q", "q", default=None, help="Text in the error of jobs that ended.")
-@click.option("--older", default=None, help="Ended, or were due, so long ago; such as 2h.")
-@click.option("--id", "ids", multiple=True, type=int, help="These jobs only.")
-@click.option("--dry-run", is_flag=True, help="Count them only.")
+@click.option("--queue", default=None, help="Only this queue.")
+@click.option("--state", default=None, help="Only this state.")
+@click.option("--lane", default=None, help="Only this lane.")
+@click.option("-q", "q", default=None, help="Text in the error of ended jobs.")
+@click.option(
+    "--older", default=None, help="Minimum age since the end or the due time, such as 2h."
+)
+@click.option("--id", "ids", multiple=True, type=int, help="Only these jobs.")
+@click.option("--dry-run", is_flag=True, help="Only count them.")
 @click.pass_obj
 def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) -> None:
     """Apply ACTION to all matching jobs, newest first. Safe to interrupt and rerun."""
@@ -153,14 +155,14 @@ def bulk(terminal: Terminal, /, action: str, *, dry_run: bool, **choice: Any) ->
     terminal.show(done, f"{text}, {done.skipped} skipped" if done.skipped else text)
 
 
-SEND_TO: Final = "A job and the queue that it moves to, as it is."
+SEND_TO: Final = "A job and the queue to move it to."
 
 
 @jobs.command("take", short_help="Take jobs of a queue.")
 @click.argument("queue")
-@click.option("-n", "n", default=1, show_default=True, type=int, help="How many at most.")
-@click.option("--lease", default="5m", show_default=True, help="How long they are yours.")
-@click.option("--wait", default="0s", show_default=True, help="Wait so long where none is due.")
+@click.option("-n", "n", default=1, show_default=True, type=int, help="Maximum number of jobs.")
+@click.option("--lease", default="5m", show_default=True, help="Duration of the lease.")
+@click.option("--wait", default="0s", show_default=True, help="Longest wait for the first job.")
 @click.pass_obj
 def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> None:
     """Take due jobs of QUEUE. They return unless they are acked in time."""
@@ -177,12 +179,12 @@ def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> No
 @click.option("--done", multiple=True, type=int, help="A job that is done.")
 @click.option("--retry", multiple=True, type=int, help="A job to run again.")
 @click.option("--snooze", multiple=True, type=int, help="A job to run later, without an attempt.")
-@click.option("--after", default=None, help="When to run those again, such as 1m.")
-@click.option("--fail", multiple=True, type=int, help="A job that failed for good.")
+@click.option("--after", default=None, help="Delay of --retry and --snooze, such as 1m.")
+@click.option("--fail", multiple=True, type=int, help="A job that failed.")
 @click.option("--cancel", multiple=True, type=int, help="A job that is cancelled.")
 @click.option("--send-to", multiple=True, type=(int, str), metavar="JOB QUEUE", help=SEND_TO)
 @click.option("--back", multiple=True, type=int, help="A job to return unchanged.")
-@click.option("--why", default="", help="Why they are retried, failed or cancelled.")
+@click.option("--why", default="", help="Reason of --retry, --fail or --cancel.")
 @click.pass_obj
 def ack(terminal: Terminal, /, lease_id: int, **told: Any) -> None:
     """Record outcomes of jobs of LEASE_ID; without options all its jobs are done."""
@@ -212,9 +214,9 @@ def ack(terminal: Terminal, /, lease_id: int, **told: Any) -> None:
     terminal.show({"lease_id": lease_id, "outcomes": shown or "done"}, text)
 
 
-@jobs.command("extend", short_help="Keep taken jobs for longer.")
+@jobs.command("extend", short_help="Extend a lease.")
 @click.argument("lease_id", type=int)
-@click.option("--lease", default="5m", show_default=True, help="How long from now.")
+@click.option("--lease", default="5m", show_default=True, help="Duration from now.")
 @click.pass_obj
 def extend(terminal: Terminal, lease_id: int, lease: str) -> None:
     """Extend LEASE_ID."""

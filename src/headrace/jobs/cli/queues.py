@@ -45,7 +45,7 @@ def show_queue(terminal: Terminal, queue: str) -> None:
     terminal.show(found, describe_queue(found))
 
 
-@queues.command("pause", short_help="Hand out no more jobs of a queue.")
+@queues.command("pause", short_help="Stop leasing jobs of a queue.")
 @click.argument("queue")
 @click.pass_obj
 def pause(terminal: Terminal, queue: str) -> None:
@@ -54,7 +54,7 @@ def pause(terminal: Terminal, queue: str) -> None:
     terminal.show({"queue": queue, "paused": True}, f"queue {queue} is paused")
 
 
-@queues.command("resume", short_help="Hand out jobs of a queue again.")
+@queues.command("resume", short_help="Lease jobs of a queue again.")
 @click.argument("queue")
 @click.pass_obj
 def resume(terminal: Terminal, queue: str) -> None:
@@ -63,13 +63,13 @@ def resume(terminal: Terminal, queue: str) -> None:
     terminal.show({"queue": queue, "paused": False}, f"queue {queue} is running")
 
 
-@queues.command("set", short_help="Set what wins over a queue's code.")
+@queues.command("set", short_help="Override settings of a queue.")
 @click.argument("queue")
-@click.option("--importance", default=None, help="0 to 9: what the plan gives slots to first.")
-@click.option("--slots-min", default=None, help="Fewest slots of the fleet.")
-@click.option("--slots-max", default=None, help="Most slots of the fleet.")
-@click.option("--retries", default=None, help="How often a job that failed runs again.")
-@click.option("--create", is_flag=True, help="Make a queue without code where there is none.")
+@click.option("--importance", default=None, help="0 to 9: the plan serves higher ones first.")
+@click.option("--slots-min", default=None, help="Minimum of slots in the fleet.")
+@click.option("--slots-max", default=None, help="Maximum of slots in the fleet.")
+@click.option("--retries", default=None, help="Retries of a failed job.")
+@click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
 @click.pass_obj
 def set_queue(terminal: Terminal, /, queue: str, *, create: bool, **options: Any) -> None:
     """Override settings of QUEUE; `none` restores what its code declares."""
@@ -99,7 +99,7 @@ def lanes() -> None:
 
 @lanes.command("ls", short_help="List lanes of a limiter.")
 @click.argument("limiter")
-@click.option("--after", default="", help="Names after this one alone.")
+@click.option("--after", default="", help="Only names after this one.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
 @click.pass_obj
 def list_lanes(terminal: Terminal, limiter: str, after: str, limit: int) -> None:
@@ -119,13 +119,15 @@ def show_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     terminal.show(found, describe_lane(found))
 
 
-@lanes.command("set", short_help="Set a lane's limits, live.")
+@lanes.command("set", short_help="Set a lane's limits.")
 @click.argument("limiter")
 @click.argument("lane")
 @click.option("--rate", default=None, help="Starts per window such as 600/m or 10/30s.")
 @click.option("--concurrency", default=None, type=int, help="Jobs at once.")
-@click.option("--weight", default=1, show_default=True, type=int, help="Share against other lanes.")
-@click.option("--paused", is_flag=True, help="Hand out none; its limits are those given beside it.")
+@click.option(
+    "--weight", default=1, show_default=True, type=int, help="Weight relative to other lanes."
+)
+@click.option("--paused", is_flag=True, help="Pause it; the limits are those given here.")
 @click.option("--create", is_flag=True, help="Allow a new limiter.")
 @click.pass_obj
 def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> None:
@@ -143,7 +145,7 @@ def set_lane(terminal: Terminal, /, limiter: str, lane: str, **options: Any) -> 
     terminal.show(found, describe_lane(found))
 
 
-@lanes.command("reset", short_help="Let a lane follow its limiter.")
+@lanes.command("reset", short_help="Remove a lane's own limits.")
 @click.argument("limiter")
 @click.argument("lane")
 @click.pass_obj
@@ -158,7 +160,7 @@ def reset_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     terminal.show(found, describe_lane(found))
 
 
-@lanes.command("pause", short_help="Hand out no more jobs of a lane.")
+@lanes.command("pause", short_help="Stop leasing jobs of a lane.")
 @click.argument("limiter")
 @click.argument("lane")
 @click.pass_obj
@@ -173,7 +175,7 @@ def pause_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     terminal.show(found, describe_lane(found))
 
 
-@lanes.command("resume", short_help="Hand out jobs of a lane again.")
+@lanes.command("resume", short_help="Lease jobs of a lane again.")
 @click.argument("limiter")
 @click.argument("lane")
 @click.pass_obj
@@ -188,11 +190,11 @@ def resume_lane(terminal: Terminal, limiter: str, lane: str) -> None:
     terminal.show(found, describe_lane(found))
 
 
-@lanes.command("spend", short_help="Take starts out of a lane.")
+@lanes.command("spend", short_help="Consume starts of a lane.")
 @click.argument("limiter")
 @click.argument("lane")
-@click.option("--starts", default=1, show_default=True, type=int, help="How many.")
-@click.option("--wait", default="0s", show_default=True, help="How far away they may be.")
+@click.option("--starts", default=1, show_default=True, type=int, help="Number of starts.")
+@click.option("--wait", default="0s", show_default=True, help="Longest wait for them.")
 @click.pass_obj
 def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str) -> None:
     """Consume starts of LANE of LIMITER for other work than jobs; print how long to wait.
@@ -218,8 +220,8 @@ def list_limiters(terminal: Terminal) -> None:
 @click.argument("limiter")
 @click.option("--rate", default=None, help="Starts per window such as 600/m or 10/30s.")
 @click.option("--concurrency", default=None, type=int, help="Jobs at once.")
-@click.option("--slack", default=None, help="How late a job may start, such as 250ms.")
-@click.option("--unlimited", is_flag=True, help="No limits at all.")
+@click.option("--slack", default=None, help="Allowed delay of a start, such as 250ms.")
+@click.option("--unlimited", is_flag=True, help="Remove all limits.")
 @click.option(
     "--as-declared",
     is_flag=True,

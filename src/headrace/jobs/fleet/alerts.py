@@ -16,15 +16,15 @@ import msgspec
 from headrace.kernel.metrics import gauge
 
 GROWTH_S: Final = 600.0
-"""Growth is seen over so long."""
+"""Span over which growth is measured."""
 ACTIVE_GROWTH: Final = 1.5
 LEASED_GROWTH: Final = 2.0
 LEASED_MIN: Final = 200
 ENDED_MIN: Final = 20
 SHORT_OLDEST_S: Final = 30.0
-"""A fleet with too little room is no trouble while what is due waits no longer."""
+"""A fleet without room is no alert while due jobs wait no longer than this."""
 MINUTES_SEEN: Final = 10
-"""Minutes over which the share of failures is taken."""
+"""Minutes over which the share of failures is measured."""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     queues: Mapping[str, QueueSight]
     hosts: Mapping[str, bool]
-    """By name whether it is silent; a host that left properly is not in it."""
+    """By name whether it is silent. Hosts that stopped properly are left out."""
 
 
 class Change(NamedTuple):
@@ -88,9 +88,9 @@ class Rule(NamedTuple):
 
     broken: Callable[[QueueSight, QueueSight | None, Limits], str | None]
     raise_after: int
-    """Evaluations in a row that break it."""
+    """Violations in a row that raise an alert."""
     clear_after: int
-    """Evaluations in a row that keep it."""
+    """Evaluations in a row without violation that clear it."""
 
 
 def _active_grows(now: QueueSight, before: QueueSight | None, limits: Limits) -> str | None:
@@ -143,9 +143,7 @@ def _is_short(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
 def _is_below_min(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
     if now.slots >= now.slots_min:
         return None
-    why = (
-        "their slots are short of CPU" if now.is_loaded else "by memory and cores they hold no more"
-    )
+    why = "their slots are short of CPU" if now.is_loaded else "they lack memory or cores"
     return (
         f"it has {now.slots} of its minimum of {now.slots_min} slots: the hosts that can work it"
         f" have no room ({why}): add hosts, or lower minimums"
@@ -165,7 +163,7 @@ HOST_RULE: Final = "agent_missing"
 HOST_RAISE_AFTER: Final = 2
 HOST_CLEAR_AFTER: Final = 2
 HOST_FORGOTTEN_S: Final = 3600.0
-"""A host that did not come back in this time is not expected any more."""
+"""A host that stays silent for this long is forgotten."""
 RULES: Final = (*QUEUE_RULES, HOST_RULE)
 open_alerts = gauge("jobs_alerts_open", "Alerts that are open, as the leader sees it.", rule=RULES)
 
@@ -176,11 +174,11 @@ class Watch:
     def __init__(self, limits: Limits, open_now: Iterable[tuple[str, str]] = ()) -> None:
         self._limits = limits
         self._open = dict.fromkeys(open_now, 0)
-        """Raised alerts, with how often in a row their rule was kept since."""
+        """Open alerts, with the evaluations in a row without violation."""
         self._broken: dict[tuple[str, str], int] = {}
-        """Rules not raised yet, with how often in a row they were broken."""
+        """Rules without an alert, with the violations in a row."""
         self._missing: dict[str, float] = {}
-        """Hosts that fell silent, and since when."""
+        """Silent hosts, and since when."""
         self._past: deque[tuple[float, Mapping[str, QueueSight]]] = deque()
 
     @property

@@ -78,7 +78,7 @@ __all__ = ["HostRoom", "Move", "Plan", "QueueNeed", "QueueShare", "Tuning", "pla
 
 IMPORTANCE_LAST: Final = 9
 SHORT_TOLERANCE: Final = 1.5
-"""In a shortage each move costs work that the next one would have to make up for: tolerate more."""
+"""In a shortage each move costs work, so larger deviations are tolerated."""
 ARRIVALS_IN_HAND_S: Final = 1.0
 DRAIN_PER_WORK_MAX: Final = 3
 DRAIN_SLOTS_MAX: Final = 10
@@ -101,7 +101,7 @@ class QueueNeed(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float = 0.0
     """Jobs that become due."""
     handler_s: float = 0.1
-    """Slot time that one job takes, on average."""
+    """Mean slot time per job."""
 
 
 class Tuning(NamedTuple):
@@ -110,15 +110,15 @@ class Tuning(NamedTuple):
     hot: float
     """Share of its slots' time that a queue may be busy before it needs more."""
     target: float
-    """Share that it is busy with the slots it wishes."""
+    """Share that it is busy with the slots of its demand."""
     spare: float
-    """Slots for chance: times the root of the work."""
+    """Reserve for random variation, times the root of the work."""
     drain_s: float
     """Time within which a backlog should be worked off."""
     up: float
-    """Lacks below this share of the slots are tolerated."""
+    """A deficit below this share of the slots is tolerated."""
     down: float
-    """Surplus up to this share over the wish is taken last."""
+    """Surplus up to this share over the demand is taken last."""
     weight: float
     """In a shortage."""
 
@@ -134,7 +134,7 @@ class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
     is_at_max: bool
     """It needs more slots than its maximum: a backlog grows, or handlers have become slow."""
     is_short: bool
-    """The fleet has too little room for its floor."""
+    """The fleet has too little room for its lower bound."""
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     room: int
     """Slots of all hosts that the plan could give."""
     slots_moved: int
-    """Slots on living hosts that begin to work another queue, or any at all."""
+    """Slots on live hosts that start to work another queue."""
 
     @property
     def queues_at_max(self) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ class _Queue(NamedTuple):
     floor: int
     wish: int
     late: int
-    """Slots beyond the wish that would drain its backlog in time."""
+    """Slots beyond the demand that would drain its backlog in time."""
     is_at_max: bool
 
 
@@ -250,8 +250,8 @@ def _judged(need: QueueNeed) -> _Queue:
     """A queue with its lower bound and its demand."""
     tuned = TUNINGS[min(max(need.importance, 0), IMPORTANCE_LAST)]
     work = need.rate_per_s * need.handler_s
-    # By Little's law `work` jobs run at any time: where handlers take over a second they are no
-    # backlog (counted as one, p7-9 waited 59 s instead of 37 s in a bad day's p99).
+    # By Little's law `work` jobs run at any time. If handlers take over a second, running jobs are
+    # no backlog.
     in_hand = need.rate_per_s * max(ARRIVALS_IN_HAND_S, need.handler_s) + need.batch
     extra = max(0.0, need.active - in_hand)
     wanted = min(extra * need.handler_s / tuned.drain_s, ceil(extra / need.batch))
@@ -294,7 +294,7 @@ class _Sharing:
                 self.crowded.update(members)
         self._use_spare()
         self.given_up: dict[str, str] = {}
-        """By queue that loses slots: in which step it gave the last of them up."""
+        """By queue that loses slots: the step in which it gave up the last."""
 
     def tolerated(self, queue: _Queue) -> float:
         """The lower bound below which a queue counts as short."""
@@ -435,9 +435,9 @@ class _Reasons:
         code = self.given_up[name]
         limit = {
             "over_max": f"its maximum is {queue.need.slots_max}",
-            "idle_surplus": f"far above the {share.wish} it wishes, and others lack some",
-            "surplus": f"above the {share.wish} it wishes, and others lack some",
-            "comfort": f"it needs fewer than the {share.wish} it would use, and others lack some",
+            "idle_surplus": f"far above its demand of {share.wish}, and others lack some",
+            "surplus": f"above its demand of {share.wish}, and others lack some",
+            "comfort": f"it needs fewer than its demand of {share.wish}, and others lack some",
         }[code]
         return code, f"{name} had {share.before} slots, {limit}: it now has {share.slots}"
 

@@ -30,11 +30,11 @@ class Reading(msgspec.Struct, frozen=True):
     at_s: float
     """By the clock of the reader; only differences matter."""
     finished: int
-    """Jobs that ever left `active`, in whatever way."""
+    """Jobs that ever left `active`."""
     active: int
-    """Jobs that are due and wait, and those that run."""
+    """Due and running jobs."""
     run_s: float
-    """Slot time ever spent, that of handlers that still run included."""
+    """Total slot time, including that of running handlers."""
 
 
 class Rate(msgspec.Struct, frozen=True):

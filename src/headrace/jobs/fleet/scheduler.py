@@ -45,7 +45,7 @@ from headrace.kernel.secrets import derive_key
 
 LEAD_PERIODS: Final = 1.5
 STANDBY_LOOKS: Final = 4
-"""Looks of a standby in one period."""
+"""Checks of a standby per period."""
 DECLARE_EVERY_S: Final = 300.0
 UPKEEP_EVERY_S: Final = 60.0
 TELL_EVERY_S: Final = 2.0

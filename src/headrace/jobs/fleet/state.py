@@ -19,7 +19,7 @@ from headrace.jobs.fleet.rates import HANDLER_S_DEFAULT, Rate, Reading
 
 DECISIONS_SHOWN: Final = 50
 CPU_PRESSURE_MAX: Final = 0.8
-"""A host above it gets no further slot, except for the minimums of queues; it keeps what it has."""
+"""A host above it gets further slots only for the minimums of queues."""
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float = 0.0
     """Slot time of handler calls: call time divided by the concurrency of the slot."""
     slot_s: float = 0.0
-    """How long slots belonged to the queue, busy or not."""
+    """Time for which slots belonged to the queue, busy or idle."""
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     capacity: int
     load_per_core: float
-    """Of the whole machine, shown only."""
+    """Load of the whole machine; only displayed."""
     is_draining: bool
     is_silent: bool
     jobs_ended: int
@@ -131,9 +131,9 @@ class QueueMinute(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     """Ended otherwise: failed, cancelled, quarantined."""
     retried: int
-    """Went back to wait for a later moment, or to another queue."""
+    """Returned with a delay, or to another queue."""
     lost: int
-    """Went back at once, since their process died."""
+    """Returned since their process died."""
     calls: int
     claimed: int
     run_s: float
@@ -162,7 +162,7 @@ class QueueSeen(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     retried: int
     calls: int
-    """Of handlers; 0 where people or other programs take its jobs."""
+    """Handler calls; 0 if people or other programs take its jobs."""
     run_s: float
     waiting: int = 0
     """Due jobs, counted up to a bound."""
@@ -325,11 +325,11 @@ def _room(seen: HostSeen, tags: Mapping[frozenset[str], str], facts: Facts) -> H
 
 
 LOAD_MINUTES: Final = 5
-"""Whole minutes over which load is taken, and the minute that is under way."""
+"""Whole minutes over which load is measured, in addition to the current one."""
 MINUTES_SHOWN: Final = 60
 FAILURES_SPAN_S: Final = 3600.0
 FAILURES_COUNTED_MAX: Final = 1000
-"""Of more failures in that time the newest are counted."""
+"""At most so many failures are counted, the newest."""
 
 
 class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -348,7 +348,7 @@ class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
     """From due to claimed, summed over the jobs claimed."""
     wait_max_s: float
     slot_s: float
-    """How long slots belonged to the queue, busy or not."""
+    """Time for which slots belonged to the queue, busy or idle."""
 
     @property
     def run_mean_s(self) -> float | None:
@@ -393,7 +393,7 @@ class QueueFailures(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
     last_at: datetime
     last_error: str
-    """The beginning of the newest one's error."""
+    """The beginning of the newest error."""
 
 
 class FleetLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ async def get_fleet(jobs: NamedDependency[Jobs]) -> FleetState:
 @get(
     "/v1/fleet/decisions",
     operation_id="listDecisions",
-    summary="List why slots moved",
+    summary="List decisions of the plan",
     opt=READ,
 )
 async def list_decisions(
@@ -51,7 +51,7 @@ async def list_alerts(
     return await jobs.fleet.alerts(is_open=is_open)
 
 
-@get("/v1/fleet/load", operation_id="getFleetLoad", summary="Show how loaded queues are", opt=READ)
+@get("/v1/fleet/load", operation_id="getFleetLoad", summary="Show the load of queues", opt=READ)
 async def get_load(jobs: NamedDependency[Jobs]) -> FleetLoad:
     """Show counts of each queue in the last five minutes, and of all per minute of an hour."""
     return await jobs.fleet.load()
@@ -60,7 +60,7 @@ async def get_load(jobs: NamedDependency[Jobs]) -> FleetLoad:
 @post(
     "/v1/fleet/hosts/{host:str}/drain",
     operation_id="drainHost",
-    summary="Empty a host",
+    summary="Drain a host",
     status_code=204,
     opt=WRITE,
 )
@@ -72,7 +72,7 @@ async def drain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None:
 @post(
     "/v1/fleet/hosts/{host:str}/undrain",
     operation_id="undrainHost",
-    summary="Use a host again",
+    summary="Stop draining a host",
     status_code=204,
     opt=WRITE,
 )
@@ -84,7 +84,7 @@ async def undrain_host(jobs: NamedDependency[Jobs], host: FromPath[str]) -> None
 @get(
     "/v1/queues/{queue:str}/minutes",
     operation_id="listQueueMinutes",
-    summary="Show what a queue did by minute",
+    summary="Show counts of a queue by minute",
     opt=READ,
 )
 async def list_minutes(

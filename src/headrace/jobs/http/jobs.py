@@ -286,7 +286,7 @@ async def ack_lease(
 @post(
     "/v1/leases/{lease_id:str}/extend",
     operation_id="extendLease",
-    summary="Keep taken jobs for longer",
+    summary="Extend a lease",
     status_code=200,
     opt=WRITE,
 )

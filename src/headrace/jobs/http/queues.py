@@ -115,7 +115,7 @@ async def put_limiter(
 @delete(
     "/v1/limiters/{limiter:str}",
     operation_id="resetLimiter",
-    summary="Give a limiter back to its code",
+    summary="Remove the override of a limiter",
     opt=WRITE,
 )
 async def reset_limiter(jobs: NamedDependency[Jobs], limiter: FromPath[str]) -> None:
@@ -174,7 +174,7 @@ async def put_lane(
 @delete(
     "/v1/limiters/{limiter:str}/lanes/{lane:str}",
     operation_id="resetLane",
-    summary="Let a lane follow its limiter",
+    summary="Remove a lane's own limits",
     opt=WRITE,
 )
 async def reset_lane(
@@ -217,7 +217,7 @@ async def resume_lane(
 @post(
     "/v1/limiters/{limiter:str}/lanes/{lane:str}/spend",
     operation_id="spendLane",
-    summary="Take starts out of a lane",
+    summary="Consume starts of a lane",
     status_code=200,
     opt=WRITE,
 )

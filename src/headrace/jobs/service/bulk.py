@@ -40,7 +40,7 @@ JOBS_PER_STEP: Final = 1_000
 JOBS_PER_COUNT: Final = 10_000
 BULK_S: Final = 5.0
 AHEAD_MAX: Final = 10_000
-"""Jobs that go before another are counted so far."""
+"""Jobs before another one are counted up to this."""
 TEXT_CHARACTERS_MAX: Final = 200
 LISTED: Final = tuple(state.value for state in JobState if state is not JobState.GONE)
 CHANGEABLE: Final = {
@@ -168,7 +168,9 @@ def _require_action(action: str, wanted: JobFilter) -> None:
     if action not in CHANGEABLE:
         _refuse([("action", f"expected one of {', '.join(CHANGEABLE)}, got {str(action)[:40]!r}")])
     if (wanted.queue, wanted.state, wanted.lane, wanted.ids) == (None, None, None, None):
-        _refuse([("filter", "expected a queue, a state, a lane or ids: this means every job")])
+        _refuse(
+            [("filter", "expected a queue, a state, a lane or ids: this filter matches every job")]
+        )
 
 
 def _faults(wanted: JobFilter, states: Sequence[str], whose: str) -> list[tuple[str, str]]:
@@ -185,7 +187,7 @@ def _faults(wanted: JobFilter, states: Sequence[str], whose: str) -> list[tuple[
         found.append(("lane", "expected the name of a lane"))
     older_than_s = wanted.older_than_s
     if older_than_s is not None and not (math.isfinite(older_than_s) and 0 <= older_than_s < 1e9):
-        found.append(("older_than_s", "expected seconds from 0 on"))
+        found.append(("older_than_s", "expected seconds of at least 0"))
     if wanted.ids is not None:
         if len(wanted.ids) > JOBS_PER_CALL_MAX:
             found.append(("ids", f"expected at most {JOBS_PER_CALL_MAX} ids"))

@@ -193,13 +193,13 @@ class Crons:
         require_id("cron", cron.name)
         if not cron.name.strip("."):
             raise InvalidCron(
-                f"cron {cron.name!r}: a path would lose it: use a name not of dots alone"
+                f"cron {cron.name!r}: a name of dots only cannot be a URL path: use another name"
             )
         if not is_storable(cron.queue):
             raise QueueUnknown(cron.queue)
         prepare_jobs([_job(cron)], self._registry)
         is_known = bool(await store.queues.find_queues(self._postgres, [cron.queue]))
-        # Perhaps a queue of this very code, which nobody declared yet.
+        # It may be a queue of this app that is not declared yet.
         if not is_known and cron.queue not in await self._queues.declare():
             raise QueueUnknown(cron.queue)
         return next_moment(cron.spec, cron.tz, await store.crons.database_now(self._postgres))

@@ -38,7 +38,7 @@ LEASE_S_MAX: Final = 86_400.0
 WAIT_S_MAX: Final = 30.0
 FIRST_PAUSE_S: Final = 0.05
 PAUSE_S_MAX: Final = 0.5
-"""Between two looks of a take that waits; a look is one query of index probes."""
+"""Longest pause between two polls of a waiting take. A poll is one query of index probes."""
 WORDS: Final = {
     "done": "done",
     "retry": "retry",

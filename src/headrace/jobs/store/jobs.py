@@ -48,12 +48,11 @@ def _are_alike(rows: JobColumns, queue_ids: list[int]) -> bool:
     """Whether the jobs differ only in payload and have no lane, key or group."""
     if len(rows) == 1:
         return rows.lanes[0] is None and rows.keys[0] is None
-    alike: tuple[list[Any], ...] = (
-        queue_ids, rows.priorities, rows.run_ats, rows.delays_s, rows.versions,
-    )  # fmt: skip
-    return all(column.count(None) == len(rows) for column in (rows.lanes, rows.keys)) and all(
-        column.count(column[0]) == len(rows) for column in alike
-    )
+    n = len(rows)
+    if rows.lanes.count(None) < n or rows.keys.count(None) < n:
+        return False
+    columns: tuple[list[Any], ...] = (queue_ids, rows.priorities, rows.run_ats, rows.delays_s)
+    return all(column.count(column[0]) == n for column in (*columns, rows.versions))
 
 
 async def _enqueue_alike(
@@ -63,7 +62,7 @@ async def _enqueue_alike(
     alike = {
         "queue": queue_id,
         "priority": rows.priorities[0],
-        # As arrays, which every caller's driver passes alike.
+        # Arrays, since every driver passes them the same way.
         "run_ats": _none_if_empty(rows.run_ats[:1]),
         "delays_s": _none_if_empty(rows.delays_s[:1]),
         "version": rows.versions[0],

@@ -90,7 +90,7 @@ class Claim:
 
     lease_id: int
     is_plain: bool
-    """Nothing hangs on its jobs: no lane, key, group, and nothing is kept of them."""
+    """Its jobs have no lane, key or group, and nothing of them is kept."""
     ids: Sequence[int]
     run_ats: Sequence[datetime]
     priorities: Sequence[int]
@@ -125,14 +125,14 @@ class Claims:
     leases: list[Claim]
     claimed_at: datetime
     retries: int
-    """Of the queue, as declared or as a person set it."""
+    """Retries of the queue in force."""
     moved: int = 0
-    """Due jobs met on the way that went to their lanes."""
+    """Due jobs that the scan moved to their lanes."""
     limiter: str | None = None
     slack_s: float | None = None
-    """Jobs of lanes must start within this from the moment the claim was sent."""
+    """Jobs of lanes must start within this time after the claim was sent."""
     wait_s: float | None = None
-    """After an empty claim of lanes: when to look again; None: at the next enqueue."""
+    """After an empty claim of lanes: seconds to wait; None: until the next enqueue."""
     lost: Sequence[int] = ()
     busy: Sequence[int] = ()
 
@@ -150,11 +150,11 @@ class WorkAhead:
     """Queues with due work, and when the next job becomes due."""
 
     ready: frozenset[int]
-    """Queues with due jobs that are in no lane."""
+    """Queues with due jobs without a lane."""
     laned: frozenset[int]
-    """Queues with lanes that may give a job now."""
+    """Queues with lanes that may have jobs to start."""
     next_s: float | None
-    """Seconds until the next becomes due; None: nothing is known to."""
+    """Seconds until the next job becomes due; None: no known job will."""
 
     @property
     def queue_ids(self) -> frozenset[int]:
@@ -206,7 +206,7 @@ async def claim_lanes(
         leases_max=leases_max,
         batch=batch,
         lanes_max=min(config.lanes_per_claim, leases_max * batch),
-        # Small claims take small turns, so that lanes alternate; shares are the same either way.
+        # Small claims use small shares, so that lanes alternate; the proportions stay.
         quantum=min(config.lane_quantum, leases_max * batch),
     )
     first = rows[0]

@@ -21,7 +21,7 @@ SLOTS_MAX: Final = 100_000
 KEEP_S_MAX: Final = 366 * 86_400.0
 SLACK_S_MAX: Final = 60.0
 OWN_OPTIONS: Final = ("unique", "tx")
-"""What `enqueue` takes besides `JobOptions` and `group`, and so no field of a handler."""
+"""Further options of `enqueue`; a handler must not have fields with these names."""
 SLACK: Final = "250ms"
 RESULT_KEPT: Final = "1h"
 """Default time for which results are kept."""
@@ -32,9 +32,9 @@ class QueueOptions(TypedDict, total=False):
     """Options of a queue."""
 
     batch: int | None
-    """Jobs of one call; None: one job a call."""
+    """Jobs per call; None: one."""
     timeout: str
-    """How long one call may run."""
+    """Time limit of one call."""
     retries: int
     limiter: str | None
     """The limiter of its lanes; None: a limiter of its own."""
@@ -46,13 +46,13 @@ class QueueOptions(TypedDict, total=False):
     importance: int
     """0 to 9: the plan serves higher ones first."""
     slots: tuple[int, int]
-    """Fewest and most slots of the fleet."""
+    """Minimum and maximum of slots in the fleet."""
     tag: str | None
     """Only hosts with this tag work it."""
     keep_done: str | None
     """How long done jobs are kept, such as 24h; None: they are deleted."""
     keep_result: bool | str
-    """Keep what handlers return: as long as `keep_done`, else an hour; or so long."""
+    """Keep results: as long as `keep_done`, by default an hour; or for this duration."""
     aliases: Sequence[str]
     """Former names, under which older code still reaches it."""
 
@@ -61,7 +61,7 @@ class JobOptions(TypedDict, total=False):
     """Options that all jobs of one call share."""
 
     at: datetime | None
-    """When they are due."""
+    """Time at which they are due."""
     after_s: float | None
     priority: int
     lane: str | None
@@ -73,22 +73,22 @@ class TaskOptions(QueueOptions, total=False):
     """Options of a task."""
 
     concurrency: int
-    """Calls at once in a slot."""
+    """Concurrent calls per slot."""
     payload: Any
     """The payload's type, if the handler has no annotation for it."""
     version: int
-    """Of the payload's shape, from 1; enqueued jobs carry it."""
+    """Version of the payload's shape, from 1; stored with each job."""
     upgrade: Mapping[int, Callable[[Any], Any]]
-    """By version: what makes a payload of the next version out of one of this."""
+    """By version: the function that converts a payload to the next version."""
 
 
 class LimiterOptions(TypedDict, total=False):
     """Options of a limiter, for every lane without limits of its own."""
 
     rate: str | None
-    """Starts a window, such as 600/m or 10/30s."""
+    """Starts per window, such as 600/m or 10/30s."""
     concurrency: int | None
-    """Jobs at once."""
+    """Concurrent jobs."""
     slack: str
     """How late after its grant a job may still start."""
 

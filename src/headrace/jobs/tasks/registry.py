@@ -36,9 +36,9 @@ class Registry:
         self.start_hooks: list[Hook] = []
         self.stop_hooks: list[Hook] = []
         self.middlewares: list[Callable[..., Any]] = []
-        """`async def (call, next)`: around every handler call, in the slot's event loop."""
+        """`async def (call, next)`: wraps every handler call, in the slot's event loop."""
         self.thread_middlewares: list[Callable[..., Any]] = []
-        """`def (call, next)`: around every call of a sync handler, in its thread."""
+        """`def (call, next)`: wraps every call of a sync handler, in its thread."""
         self._tasks: dict[str, Task] = {}
         self._queues: dict[str, Queue] = {}
         self._provider: Callable[[], JobService] | None = None

@@ -39,7 +39,7 @@ class Call:
     queue: str
     jobs: Sequence[JobInHand[Any]]
     attempt: int
-    """Of its first job, from 1."""
+    """Attempt of the first job, from 1."""
 
 
 class Queue:
