@@ -17,10 +17,10 @@ from headrace.jobs.fleet.alerts import (
     HOST_RAISE_AFTER,
     HOST_RULE,
     QUEUE_RULES,
+    AlertEvaluator,
+    FleetObservation,
     Limits,
-    QueueSight,
-    Sight,
-    Watch,
+    QueueObservation,
 )
 from headrace.jobs.fleet.scheduler import Scheduler
 from headrace.kernel.backoff import Backoff
@@ -32,7 +32,7 @@ WELL = {"active": 10, "leased": 1, "oldest_age_s": 0.0, "done": 100, "failed": 0
 
 
 def seen(**changes):
-    return QueueSight(**{**WELL, **changes})
+    return QueueObservation(**{**WELL, **changes})
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def told(watch, sights):
     """What changed at which evaluation, at one every 5 s."""
     found = []
     for index, queue in enumerate(sights):
-        sight = Sight(at_s=index * 5.0, queues={"mail": queue}, hosts={})
+        sight = FleetObservation(at_s=index * 5.0, queues={"mail": queue}, hosts={})
         found += [(index, change.rule, change.is_raised) for change in watch.observe(sight)]
     return found
 
@@ -94,13 +94,13 @@ def test_an_alert_takes_patience_both_ways():
     bad, good = seen(oldest_age_s=1000.0), seen()
     rule = QUEUE_RULES["oldest_waits"]
     raised = [bad] * rule.raise_after
-    assert told(Watch(LIMITS), [*raised[1:], good, *raised[1:]]) == [], (
+    assert told(AlertEvaluator(LIMITS), [*raised[1:], good, *raised[1:]]) == [], (
         "never often enough in a row"
     )
     edges = [good, bad] * 20
-    assert told(Watch(LIMITS), edges) == []
+    assert told(AlertEvaluator(LIMITS), edges) == []
     cleared = [good] * rule.clear_after
-    assert told(Watch(LIMITS), [*raised, *edges, *cleared]) == [
+    assert told(AlertEvaluator(LIMITS), [*raised, *edges, *cleared]) == [
         (rule.raise_after - 1, "oldest_waits", True),
         (rule.raise_after - 1 + len(edges) + rule.clear_after, "oldest_waits", False),
     ]
@@ -110,7 +110,7 @@ def test_growth_is_seen_over_ten_minutes():
     """From 400 to 1,600 in the tenth minute: raised half a minute after it began, not when we began to look."""
     sights = [seen(active=400)] * 120 + [seen(active=1600)] * 200
     patience = QUEUE_RULES["active_grows"]
-    [(raised_index, _, _), (cleared_index, _, is_raised)] = told(Watch(LIMITS), sights)
+    [(raised_index, _, _), (cleared_index, _, is_raised)] = told(AlertEvaluator(LIMITS), sights)
     assert raised_index == 120 + patience.raise_after - 1
     assert not is_raised
     assert cleared_index == 240 + patience.clear_after - 1, "ten minutes later it grows no more"
@@ -119,7 +119,7 @@ def test_growth_is_seen_over_ten_minutes():
 def hosts_told(watch, rounds):
     found = []
     for index, hosts in enumerate(rounds):
-        changes = watch.observe(Sight(at_s=index * 5.0, queues={}, hosts=hosts))
+        changes = watch.observe(FleetObservation(at_s=index * 5.0, queues={}, hosts=hosts))
         found += [(index, change.subject, change.is_raised) for change in changes]
     return found
 
@@ -127,23 +127,23 @@ def hosts_told(watch, rounds):
 def test_a_missing_agent_is_told_until_it_is_back():
     alive, silent, swept = {"a": False}, {"a": True}, {}
     rounds = [alive, silent, swept, swept, swept, alive, alive, alive]
-    found = hosts_told(Watch(LIMITS), rounds)
+    found = hosts_told(AlertEvaluator(LIMITS), rounds)
     assert found == [(HOST_RAISE_AFTER, "a", True), (6, "a", False)]
 
 
 def test_an_agent_that_left_properly_is_not_missed():
-    assert hosts_told(Watch(LIMITS), [{"a": False}, {}, {}, {}, {}]) == []
+    assert hosts_told(AlertEvaluator(LIMITS), [{"a": False}, {}, {}, {}, {}]) == []
 
 
 def test_a_new_leader_goes_on_with_what_is_open():
-    watch = Watch(LIMITS, [(HOST_RULE, "a")])
+    watch = AlertEvaluator(LIMITS, [(HOST_RULE, "a")])
     assert watch.open_counts[HOST_RULE] == 1
     assert hosts_told(watch, [{}] * 5) == [], "still missing, and known"
     assert hosts_told(watch, [{"a": False}] * 2) == [(1, "a", False)]
 
 
 def test_a_host_that_never_comes_back_is_forgotten():
-    watch = Watch(LIMITS, [(HOST_RULE, "a")])
+    watch = AlertEvaluator(LIMITS, [(HOST_RULE, "a")])
     found = hosts_told(watch, [{}] * 800)
     assert [change[1:] for change in found] == [("a", False)]
 

@@ -13,8 +13,14 @@ from headrace.engines.sql import compile_query
 from headrace.jobs import NewJob, store
 from headrace.jobs.fleet.alerts import QUEUE_RULES
 from headrace.jobs.fleet.rates import Rate, Reading
-from headrace.jobs.fleet.scheduler import Planner, Scheduler, sight
-from headrace.jobs.fleet.state import Facts, HostSeen, QueueSeen, question, readings
+from headrace.jobs.fleet.scheduler import Planner, Scheduler, observation
+from headrace.jobs.fleet.state import (
+    FleetSnapshot,
+    HostSnapshot,
+    QueueSnapshot,
+    plan_input,
+    readings,
+)
 from headrace.testing.waiting import wait_true
 from queue_counts import add_counts
 
@@ -258,7 +264,7 @@ async def test_all_of_it_runs_and_stops(postgres, jobs, registry, add_host, queu
     assert not (await store.fleet.find_plan(postgres)).is_led, "another may lead at once"
 
 
-QUEUE = QueueSeen(
+QUEUE = QueueSnapshot(
     id=1,
     name="mail",
     importance=5,
@@ -276,7 +282,7 @@ QUEUE = QueueSeen(
 
 
 def facts(queue, host, current=None):
-    return Facts(at_s=1.0, queues=[queue], hosts=[host], current=current or {})
+    return FleetSnapshot(at_s=1.0, queues=[queue], hosts=[host], current=current or {})
 
 
 @pytest.fixture
@@ -284,7 +290,7 @@ async def host(postgres, add_host):
     """A host with a slot that has run a call for 3 s."""
     await add_host("a", slots=[{"queue": "mail", "busy_s": 3.0}, {"queue": None}])
     [found] = await store.fleet.fleet_hosts(postgres, silent_s=10)
-    return HostSeen(shown=found.shown, queue_ids=frozenset({1}))
+    return HostSnapshot(shown=found.shown, queue_ids=frozenset({1}))
 
 
 async def test_calls_that_still_run_count_as_time_spent(host):
@@ -299,22 +305,22 @@ async def test_calls_that_still_run_count_as_time_spent(host):
 
 async def test_queues_that_people_work_ring_no_alert(host):
     strange = msgspec.structs.replace(QUEUE, id=9, name="moderation", calls=0)
-    assert sight(facts(QUEUE, host), None, {}).queues.keys() == {"mail"}
-    assert sight(facts(strange, host), None, {}).queues.keys() == set()
+    assert observation(facts(QUEUE, host), None, {}).queues.keys() == {"mail"}
+    assert observation(facts(strange, host), None, {}).queues.keys() == set()
     orphaned = msgspec.structs.replace(strange, calls=1)
-    assert sight(facts(orphaned, host), None, {}).queues.keys() == {"moderation"}
+    assert observation(facts(orphaned, host), None, {}).queues.keys() == {"moderation"}
 
 
 async def test_a_paused_queue_needs_nothing(host):
     paused = msgspec.structs.replace(QUEUE, is_paused=True)
-    asked = question(facts(paused, host), {"mail": Rate(50.0, 1.0)})
+    asked = plan_input(facts(paused, host), {"mail": Rate(50.0, 1.0)})
     [need] = asked.needs
     assert (need.slots_min, need.rate_per_s) == (0, 0.0)
 
 
 async def test_a_minimum_over_the_maximum_is_the_maximum(host):
     narrow = msgspec.structs.replace(QUEUE, slots_max=1)
-    [need] = question(facts(narrow, host), {}).needs
+    [need] = plan_input(facts(narrow, host), {}).needs
     assert (need.slots_min, need.slots_max) == (1, 1)
 
 
@@ -324,7 +330,7 @@ async def test_a_host_short_of_cpu_keeps_its_slots_and_gets_those_of_minimums(ho
     )
     idle = msgspec.structs.replace(QUEUE, slots_min=0)
     rooms = [
-        question(facts(queue, seen, {"a": {"mail": bound}}), {}).rooms[0].capacity
+        plan_input(facts(queue, seen, {"a": {"mail": bound}}), {}).rooms[0].capacity
         for queue, seen, bound in (
             (QUEUE, host, 0),
             (QUEUE, pressed, 0),

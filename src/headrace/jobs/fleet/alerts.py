@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     failure_share: float
 
 
-class QueueSight(msgspec.Struct, frozen=True, kw_only=True):
+class QueueObservation(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a queue at an evaluation."""
 
     active: int
@@ -65,11 +65,11 @@ class QueueSight(msgspec.Struct, frozen=True, kw_only=True):
     slots_min: int = 0
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
+class FleetObservation(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the fleet at an evaluation."""
 
     at_s: float
-    queues: Mapping[str, QueueSight]
+    queues: Mapping[str, QueueObservation]
     hosts: Mapping[str, bool]
     """By name whether it is silent. Hosts that stopped properly are left out."""
 
@@ -86,14 +86,16 @@ class Change(NamedTuple):
 class Rule(NamedTuple):
     """`broken(now, before, limits)` returns the violation as text; `before` is ten minutes old."""
 
-    broken: Callable[[QueueSight, QueueSight | None, Limits], str | None]
+    broken: Callable[[QueueObservation, QueueObservation | None, Limits], str | None]
     raise_after: int
     """Violations in a row that raise an alert."""
     clear_after: int
     """Evaluations in a row without violation that clear it."""
 
 
-def _active_grows(now: QueueSight, before: QueueSight | None, limits: Limits) -> str | None:
+def _active_grows(
+    now: QueueObservation, before: QueueObservation | None, limits: Limits
+) -> str | None:
     if before is None or now.active < max(limits.active_min, ACTIVE_GROWTH * before.active):
         return None
     return (
@@ -101,7 +103,7 @@ def _active_grows(now: QueueSight, before: QueueSight | None, limits: Limits) ->
     )
 
 
-def _leased_grows(now: QueueSight, before: QueueSight | None, _: Limits) -> str | None:
+def _leased_grows(now: QueueObservation, before: QueueObservation | None, _: Limits) -> str | None:
     if before is None or now.leased < max(LEASED_MIN, LEASED_GROWTH * before.leased):
         return None
     return (
@@ -110,26 +112,26 @@ def _leased_grows(now: QueueSight, before: QueueSight | None, _: Limits) -> str 
     )
 
 
-def _oldest_waits(now: QueueSight, _: QueueSight | None, limits: Limits) -> str | None:
+def _oldest_waits(now: QueueObservation, _: QueueObservation | None, limits: Limits) -> str | None:
     if now.oldest_age_s <= limits.oldest_s:
         return None
     return f"its oldest due job waits for {now.oldest_age_s:.0f} s"
 
 
-def _many_fail(now: QueueSight, _: QueueSight | None, limits: Limits) -> str | None:
+def _many_fail(now: QueueObservation, _: QueueObservation | None, limits: Limits) -> str | None:
     ended = now.done + now.failed
     if ended < ENDED_MIN or now.failed < limits.failure_share * ended:
         return None
     return f"{now.failed} of {ended} jobs failed in the last {MINUTES_SEEN} minutes"
 
 
-def _is_at_max(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
+def _is_at_max(now: QueueObservation, _: QueueObservation | None, __: Limits) -> str | None:
     if not now.is_at_max:
         return None
     return "it needs more slots than its maximum: raise that, or see why its handlers are slow"
 
 
-def _is_short(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
+def _is_short(now: QueueObservation, _: QueueObservation | None, __: Limits) -> str | None:
     if not now.is_short or now.oldest_age_s <= SHORT_OLDEST_S:
         return None
     waits = f"its oldest due job waits for {now.oldest_age_s:.0f} s"
@@ -140,7 +142,7 @@ def _is_short(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
     return f"{waits}, and the fleet has too little room for what it needs: add hosts"
 
 
-def _is_below_min(now: QueueSight, _: QueueSight | None, __: Limits) -> str | None:
+def _is_below_min(now: QueueObservation, _: QueueObservation | None, __: Limits) -> str | None:
     if now.slots >= now.slots_min:
         return None
     why = "their slots are short of CPU" if now.is_loaded else "they lack memory or cores"
@@ -168,7 +170,7 @@ RULES: Final = (*QUEUE_RULES, HOST_RULE)
 open_alerts = gauge("jobs_alerts_open", "Alerts that are open, as the leader sees it.", rule=RULES)
 
 
-class Watch:
+class AlertEvaluator:
     """The state of all rules: how often in a row each was violated or met."""
 
     def __init__(self, limits: Limits, open_now: Iterable[tuple[str, str]] = ()) -> None:
@@ -179,7 +181,7 @@ class Watch:
         """Rules without an alert, with the violations in a row."""
         self._missing: dict[str, float] = {}
         """Silent hosts, and since when."""
-        self._past: deque[tuple[float, Mapping[str, QueueSight]]] = deque()
+        self._past: deque[tuple[float, Mapping[str, QueueObservation]]] = deque()
 
     @property
     def open_counts(self) -> dict[str, int]:
@@ -189,35 +191,37 @@ class Watch:
             counts[rule] = counts.get(rule, 0) + 1
         return counts
 
-    def observe(self, sight: Sight) -> list[Change]:
+    def observe(self, observation: FleetObservation) -> list[Change]:
         """Evaluate every rule. Return the alerts to raise and to clear."""
-        before = self._before(sight)
+        before = self._before(observation)
         found = {
             (rule, queue): text
-            for queue, seen in sight.queues.items()
+            for queue, seen in observation.queues.items()
             for rule, one in QUEUE_RULES.items()
             if (text := one.broken(seen, before.get(queue), self._limits)) is not None
         }
-        for host in self._missing_hosts(sight):
+        for host in self._missing_hosts(observation):
             found[HOST_RULE, host] = (
                 "it stopped reporting: its jobs return to the queues, and it gets no slots"
                 " until it is back"
             )
-        self._remember(sight)
+        self._remember(observation)
         return [*self._raised(found), *self._cleared(found)]
 
-    def _missing_hosts(self, sight: Sight) -> set[str]:
+    def _missing_hosts(self, observation: FleetObservation) -> set[str]:
         """Hosts that became silent and have not returned. They outlive their deleted rows."""
-        for host, is_silent in sight.hosts.items():
+        for host, is_silent in observation.hosts.items():
             if is_silent:
-                self._missing.setdefault(host, sight.at_s)
+                self._missing.setdefault(host, observation.at_s)
             else:
                 self._missing.pop(host, None)
         for rule, host in self._open:
-            if rule == HOST_RULE and host not in sight.hosts:
-                self._missing.setdefault(host, sight.at_s)
+            if rule == HOST_RULE and host not in observation.hosts:
+                self._missing.setdefault(host, observation.at_s)
         return {
-            host for host, at_s in self._missing.items() if sight.at_s - at_s < HOST_FORGOTTEN_S
+            host
+            for host, at_s in self._missing.items()
+            if observation.at_s - at_s < HOST_FORGOTTEN_S
         }
 
     def _raised(self, found: Mapping[tuple[str, str], str]) -> Iterable[Change]:
@@ -234,18 +238,18 @@ class Watch:
                 del self._open[key]
                 yield Change(*key, is_raised=False, text="the rule is met again")
 
-    def _before(self, sight: Sight) -> Mapping[str, QueueSight]:
+    def _before(self, observation: FleetObservation) -> Mapping[str, QueueObservation]:
         """The state ten minutes ago; empty if observation began later."""
-        old: Mapping[str, QueueSight] = {}
+        old: Mapping[str, QueueObservation] = {}
         for at_s, queues in self._past:
-            if at_s > sight.at_s - GROWTH_S:
+            if at_s > observation.at_s - GROWTH_S:
                 break
             old = queues
         return old
 
-    def _remember(self, sight: Sight) -> None:
-        self._past.append((sight.at_s, sight.queues))
-        while len(self._past) > 1 and self._past[1][0] <= sight.at_s - GROWTH_S:
+    def _remember(self, observation: FleetObservation) -> None:
+        self._past.append((observation.at_s, observation.queues))
+        while len(self._past) > 1 and self._past[1][0] <= observation.at_s - GROWTH_S:
             self._past.popleft()
 
 

@@ -38,7 +38,7 @@ class Change(NamedTuple):
     code: str
 
 
-class Board:
+class SlotMap:
     """The slot map while a plan changes it.
 
     It starts without slots that cannot stay: those of missing or draining hosts, and those on a

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from headrace.jobs.fleet.placement import Board, Change, HostRoom, net_changes
+from headrace.jobs.fleet.placement import Change, HostRoom, SlotMap, net_changes
 
 BISECTIONS = 50
 
@@ -127,7 +127,7 @@ class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
     """The decision of the plan for a queue."""
 
     floor: int
-    wish: int
+    demand: int
     before: int
     """Slots in the map that the plan started from."""
     slots: int
@@ -195,7 +195,7 @@ class _Queue(NamedTuple):
     tuning: Tuning
     low: int
     floor: int
-    wish: int
+    demand: int
     late: int
     """Slots beyond the demand that would drain its backlog in time."""
     is_at_max: bool
@@ -213,36 +213,36 @@ def plan(
     """
     queues = [_judged(need) for need in needs]
     queues.sort(key=lambda queue: (queue.need.importance, queue.need.queue))
-    board = Board(hosts, current, {queue.need.queue: queue.need.tag for queue in queues})
-    before = dict.fromkeys(board.counts, 0)
+    slot_map = SlotMap(hosts, current, {queue.need.queue: queue.need.tag for queue in queues})
+    before = dict.fromkeys(slot_map.counts, 0)
     for there in current.values():
         for name in there.keys() & before.keys():
             before[name] += max(0, there[name])
-    sharing = _Sharing(queues, board)
+    sharing = _SlotShares(queues, slot_map)
     target = sharing.targets()
-    board.evict(target)
-    board.remove(target)
-    board.add(target)
-    board.repair()
-    net = net_changes(board.changes)
+    slot_map.evict(target)
+    slot_map.remove(target)
+    slot_map.add(target)
+    slot_map.repair()
+    net = net_changes(slot_map.changes)
     shares = {
         queue.need.queue: QueueShare(
             floor=queue.floor,
-            wish=queue.wish,
+            demand=queue.demand,
             before=before[queue.need.queue],
-            slots=board.counts[queue.need.queue],
+            slots=slot_map.counts[queue.need.queue],
             is_at_max=queue.is_at_max,
-            is_short=board.counts[queue.need.queue] < sharing.tolerated(queue),
+            is_short=slot_map.counts[queue.need.queue] < sharing.tolerated(queue),
         )
         for queue in queues
     }
     reasons = _Reasons(queues, shares, sharing.given_up)
     return Plan(
-        slots={name: dict(sorted(there.items())) for name, there in board.slots.items()},
+        slots={name: dict(sorted(there.items())) for name, there in slot_map.slots.items()},
         moves=tuple(reasons.move(change, current) for _, change in sorted(net.items())),
         queues=shares,
-        room=board.room(None),
-        slots_moved=_slots_moved(net.values(), board),
+        room=slot_map.room(None),
+        slots_moved=_slots_moved(net.values(), slot_map),
     )
 
 
@@ -260,33 +260,33 @@ def _judged(need: QueueNeed) -> _Queue:
     wished = ceil(max(work / tuned.target, work + tuned.spare * sqrt(work)) + drain)
     low = min(need.slots_min, need.slots_max)
     floor = min(max(needed, low), need.slots_max)
-    wish = max(floor, min(wished, need.slots_max))
+    demand = max(floor, min(wished, need.slots_max))
     return _Queue(
         need,
         tuned,
         low=low,
         floor=floor,
-        wish=wish,
-        late=min(ceil(wanted - drain), need.slots_max - wish),
+        demand=demand,
+        late=min(ceil(wanted - drain), need.slots_max - demand),
         is_at_max=needed > need.slots_max > 0,  # a maximum of 0 stops the queue on purpose
     )
 
 
-class _Sharing:
+class _SlotShares:
     """The number of slots per queue: room shared out, compared with the current map."""
 
-    def __init__(self, queues: Sequence[_Queue], board: Board) -> None:
+    def __init__(self, queues: Sequence[_Queue], slot_map: SlotMap) -> None:
         self.queues = queues
-        self.board = board
+        self.slot_map = slot_map
         tags = sorted({queue.need.tag for queue in queues if queue.need.tag is not None})
         # Hosts with a tag are a subset of the room: queues that need the tag must fit there first.
         self.rooms: list[tuple[list[int], int]] = [
-            ([i for i, queue in enumerate(queues) if queue.need.tag == tag], board.room(tag))
+            ([i for i, queue in enumerate(queues) if queue.need.tag == tag], slot_map.room(tag))
             for tag in tags
         ]
-        self.rooms.append((list(range(len(queues))), board.room(None)))
+        self.rooms.append((list(range(len(queues))), slot_map.room(None)))
         self.base = self._base()
-        self.wish = self._wish()
+        self.demand = self._demand()
         self.crowded: set[int] = set()
         """Queues whose room is needed to the last slot."""
         for members, room in self.rooms:
@@ -302,10 +302,10 @@ class _Sharing:
 
     def targets(self) -> dict[str, int]:
         """Slots by queue; stable when called again with its own result."""
-        counts = [self.board.counts[queue.need.queue] for queue in self.queues]
+        counts = [self.slot_map.counts[queue.need.queue] for queue in self.queues]
         gets = [self._is_lacking(i, count) for i, count in enumerate(counts)]
         target = [
-            max(count, self.wish[i]) if gets[i] else min(count, self.queues[i].need.slots_max)
+            max(count, self.demand[i]) if gets[i] else min(count, self.queues[i].need.slots_max)
             for i, count in enumerate(counts)
         ]
         for i, queue in enumerate(self.queues):
@@ -329,20 +329,22 @@ class _Sharing:
                 low[i], high[i] = least, most
         return high
 
-    def _wish(self) -> list[int]:
+    def _demand(self) -> list[int]:
         """The demands if all of them fit; else the lower bounds."""
-        wish = [max(base, queue.wish) for base, queue in zip(self.base, self.queues, strict=True)]
+        demand = [
+            max(base, queue.demand) for base, queue in zip(self.base, self.queues, strict=True)
+        ]
         for members, room in self.rooms:
-            if sum(wish[i] for i in members) > room:
+            if sum(demand[i] for i in members) > room:
                 for i in members:
-                    wish[i] = self.base[i]
-        return wish
+                    demand[i] = self.base[i]
+        return demand
 
     def _use_spare(self) -> None:
         """Give spare slots to backlogs that would otherwise take long."""
         late = [queue.late for queue in self.queues]
         for members, room in self.rooms:
-            spare = max(0, room - sum(self.wish[i] for i in members))
+            spare = max(0, room - sum(self.demand[i] for i in members))
             weights = [self.queues[i].tuning.weight for i in members]
             wants = [late[i] for i in members]
             given = fill([0] * len(members), wants, weights, spare)
@@ -350,8 +352,8 @@ class _Sharing:
                 late[i] = part
         for i, part in enumerate(late):
             if part > 0:
-                self.wish[i] += part
-                self.base[i] = self.wish[i]
+                self.demand[i] += part
+                self.base[i] = self.demand[i]
 
     def _is_lacking(self, i: int, count: int) -> bool:
         """Whether `count` slots are so far below the lower bound that the queue gets more."""
@@ -374,14 +376,14 @@ class _Sharing:
                     over -= part
                     if part:
                         self.given_up[self.queues[i].need.queue] = code
-                        if target[i] < self.queues[i].wish:
+                        if target[i] < self.queues[i].demand:
                             self.given_up[self.queues[i].need.queue] = "comfort"
 
     def _kept(self, i: int, code: str) -> int:
         """Slots that a queue keeps in one step of giving up."""
         if code == "surplus":
-            return self.wish[i]
-        return ceil(self.wish[i] * (1 + self.queues[i].tuning.down))
+            return self.demand[i]
+        return ceil(self.demand[i] * (1 + self.queues[i].tuning.down))
 
 
 class _Reasons:
@@ -435,9 +437,9 @@ class _Reasons:
         code = self.given_up[name]
         limit = {
             "over_max": f"its maximum is {queue.need.slots_max}",
-            "idle_surplus": f"far above its demand of {share.wish}, and others lack some",
-            "surplus": f"above its demand of {share.wish}, and others lack some",
-            "comfort": f"it needs fewer than its demand of {share.wish}, and others lack some",
+            "idle_surplus": f"far above its demand of {share.demand}, and others lack some",
+            "surplus": f"above its demand of {share.demand}, and others lack some",
+            "comfort": f"it needs fewer than its demand of {share.demand}, and others lack some",
         }[code]
         return code, f"{name} had {share.before} slots, {limit}: it now has {share.slots}"
 
@@ -453,12 +455,12 @@ _STANDING: Final = {
 }
 
 
-def _slots_moved(net: Iterable[Change], board: Board) -> int:
+def _slots_moved(net: Iterable[Change], slot_map: SlotMap) -> int:
     """Slots moved: on each live host the greater of added and removed."""
-    came = dict.fromkeys(board.hosts, 0)
-    left = dict.fromkeys(board.hosts, 0)
+    came = dict.fromkeys(slot_map.hosts, 0)
+    left = dict.fromkeys(slot_map.hosts, 0)
     for change in net:
-        if change.host in board.hosts:
+        if change.host in slot_map.hosts:
             came[change.host] += max(0, change.delta)
             left[change.host] -= min(0, change.delta)
-    return sum(max(came[name], left[name]) for name in board.hosts)
+    return sum(max(came[name], left[name]) for name in slot_map.hosts)

@@ -25,16 +25,16 @@ from headrace.jobs.fleet.alert_webhook import USE, AlertSender
 from headrace.jobs.fleet.alerts import (
     MINUTES_SEEN,
     RULES,
+    AlertEvaluator,
     Change,
+    FleetObservation,
     Limits,
-    QueueSight,
-    Sight,
-    Watch,
+    QueueObservation,
     open_alerts,
 )
 from headrace.jobs.fleet.plan import Move, Plan, plan
 from headrace.jobs.fleet.rates import Rates, Reading
-from headrace.jobs.fleet.state import Facts, Question, question, readings
+from headrace.jobs.fleet.state import FleetSnapshot, PlanInput, plan_input, readings
 from headrace.jobs.leases import RECONNECT
 from headrace.jobs.service import Jobs
 from headrace.kernel.cancels import require_not_cancelled
@@ -143,7 +143,7 @@ class Planner:
         self._read: dict[str, Reading] = {}
         self._waiting: dict[int, tuple[int, float]] = {}
         self._observed_s = float("-inf")
-        self._watch: Watch | None = None
+        self._watch: AlertEvaluator | None = None
 
     async def run_once(self) -> float:
         """Check the lead; plan if leading. Return the seconds until the next step."""
@@ -169,10 +169,10 @@ class Planner:
             self._note_lead(is_leader=False)
             await store.fleet.stop_leading(self._postgres, self._name)
 
-    async def gather(self) -> Facts:
+    async def gather(self) -> FleetSnapshot:
         """Gather the snapshot for a plan; the count of waiting jobs is bounded in time."""
         await self._count_waiting()
-        return Facts(
+        return FleetSnapshot(
             queues=await store.fleet.fleet_queues(self._postgres, self._waiting),
             hosts=await store.fleet.fleet_hosts(
                 self._postgres, silent_s=self._config.host_silent_s
@@ -181,7 +181,7 @@ class Planner:
             at_s=time.monotonic(),
         )
 
-    async def _observe(self) -> Facts:
+    async def _observe(self) -> FleetSnapshot:
         facts = await self.gather()
         self._observed_s = facts.at_s
         self._read = readings(facts, self._read)
@@ -198,10 +198,10 @@ class Planner:
         except (TimeoutError, PostgresBusy):
             _often.warning("waiting_not_counted", limit_s=self._config.plan_every_s / 4)
 
-    async def _plan(self, facts: Facts, term: int) -> Plan | None:
+    async def _plan(self, facts: FleetSnapshot, term: int) -> Plan | None:
         """Plan and write the map. None if there is nothing to plan with or the lead is lost."""
         head = await store.fleet.find_plan(self._postgres)
-        asked = question(facts, self._rates.rates())
+        asked = plan_input(facts, self._rates.rates())
         if not asked.rooms or not (self._rates.is_ready or head.version == 0):
             return None
         planned = plan(asked.needs, asked.rooms, asked.current)
@@ -222,13 +222,15 @@ class Planner:
             _log.info("fleet_planned", version=version, moves=len(planned.moves), room=planned.room)
         return planned
 
-    async def _watch_over(self, facts: Facts, planned: Plan | None) -> None:
+    async def _watch_over(self, facts: FleetSnapshot, planned: Plan | None) -> None:
         """Evaluate the alert rules and store their changes."""
         if self._watch is None:
             known = await store.fleet.find_alerts(self._postgres, is_open=True, alerts_max=10_000)
-            self._watch = Watch(self._limits(), [(alert.rule, alert.subject) for alert in known])
+            self._watch = AlertEvaluator(
+                self._limits(), [(alert.rule, alert.subject) for alert in known]
+            )
         outcomes = await store.fleet.recent_outcomes(self._postgres, minutes=MINUTES_SEEN)
-        for change in self._watch.observe(sight(facts, planned, outcomes)):
+        for change in self._watch.observe(observation(facts, planned, outcomes)):
             await self._note_change(change)
         for rule, count in self._watch.open_counts.items():
             bound(open_alerts, "jobs_alerts_open", rule=rule).set(count)
@@ -262,7 +264,9 @@ class Planner:
         )
 
 
-def sight(facts: Facts, planned: Plan | None, outcomes: Mapping[int, tuple[int, int]]) -> Sight:
+def observation(
+    facts: FleetSnapshot, planned: Plan | None, outcomes: Mapping[int, tuple[int, int]]
+) -> FleetObservation:
     """The input of the alert rules; `outcomes`: recent done and failed jobs by queue id.
 
     Queues without code now or ever are left out: people work at their own pace.
@@ -276,7 +280,7 @@ def sight(facts: Facts, planned: Plan | None, outcomes: Mapping[int, tuple[int, 
             continue
         done, failed = outcomes.get(queue.id, (0, 0))
         share = shares.get(queue.name)
-        queues[queue.name] = QueueSight(
+        queues[queue.name] = QueueObservation(
             active=queue.active,
             leased=queue.leased,
             oldest_age_s=queue.oldest_age_s,
@@ -295,10 +299,10 @@ def sight(facts: Facts, planned: Plan | None, outcomes: Mapping[int, tuple[int, 
         for host in facts.hosts
         if host.shown.reported_at is not None and not host.shown.is_draining
     }
-    return Sight(at_s=facts.at_s, queues=queues, hosts=hosts)
+    return FleetObservation(at_s=facts.at_s, queues=queues, hosts=hosts)
 
 
-def _without_code(asked: Question) -> list[Move]:
+def _without_code(asked: PlanInput) -> list[Move]:
     return [
         Move(
             queue=queue,

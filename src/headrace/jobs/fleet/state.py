@@ -43,7 +43,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     is_draining: bool = False
 
 
-class SlotsAsked(msgspec.Struct, frozen=True, kw_only=True):
+class SlotRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A host's request for slots of a queue with a maximum."""
 
     queue_id: int
@@ -147,7 +147,7 @@ class QueueMinute(msgspec.Struct, frozen=True, kw_only=True):
         return self.wait_s / self.claimed if self.claimed else None
 
 
-class QueueSeen(msgspec.Struct, frozen=True, kw_only=True):
+class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A queue in a snapshot; its counts are totals since its creation."""
 
     id: int
@@ -180,20 +180,20 @@ class QueueSeen(msgspec.Struct, frozen=True, kw_only=True):
         return self.done + self.failed + self.retried
 
 
-class HostSeen(msgspec.Struct, frozen=True, kw_only=True):
+class HostSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A host in a snapshot, with the queues that its code serves."""
 
     shown: FleetHost
     queue_ids: frozenset[int]
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the fleet for one plan, without rates."""
 
     at_s: float
     """By this process's monotonic clock."""
-    queues: Sequence[QueueSeen]
-    hosts: Sequence[HostSeen]
+    queues: Sequence[QueueSnapshot]
+    hosts: Sequence[HostSnapshot]
     current: Mapping[str, Mapping[str, int]]
     """The map, by host and queue."""
 
@@ -204,7 +204,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(queue_id for host in loaded for queue_id in host.queue_ids)
 
     @property
-    def hosts_alive(self) -> list[HostSeen]:
+    def hosts_alive(self) -> list[HostSnapshot]:
         """Live hosts with room and a recent report."""
         return [
             host
@@ -213,7 +213,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of `plan`."""
 
     needs: list[QueueNeed]
@@ -223,7 +223,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Host, queue and slots of queues that no live host serves any more: they are dropped."""
 
 
-def readings(facts: Facts, before: Mapping[str, Reading]) -> dict[str, Reading]:
+def readings(facts: FleetSnapshot, before: Mapping[str, Reading]) -> dict[str, Reading]:
     """A reading of each queue, including the time of running calls.
 
     Counts and slots of a host are not read at one moment. A call that ended in between would be in
@@ -244,7 +244,7 @@ def readings(facts: Facts, before: Mapping[str, Reading]) -> dict[str, Reading]:
     return found
 
 
-def question(facts: Facts, rates: Mapping[str, Rate]) -> Question:
+def plan_input(facts: FleetSnapshot, rates: Mapping[str, Rate]) -> PlanInput:
     """Needs, rooms and the current map of the queues that live hosts serve."""
     alive = facts.hosts_alive
     everyone = frozenset(host.shown.name for host in alive)
@@ -256,7 +256,7 @@ def question(facts: Facts, rates: Mapping[str, Rate]) -> Question:
             tag = None if able == everyone else tags.setdefault(able, f"hosts-{len(tags)}")
             needs.append(_need(queue, rates.get(queue.name), tag))
     known = {need.queue for need in needs}
-    return Question(
+    return PlanInput(
         needs=needs,
         rooms=[_room(host, tags, facts) for host in alive],
         current={
@@ -280,12 +280,12 @@ def by_host(rows: Iterable[tuple[str, str, int]]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _may_work(host: HostSeen, queue: QueueSeen) -> bool:
+def _may_work(host: HostSnapshot, queue: QueueSnapshot) -> bool:
     is_tagged = queue.tag is None or queue.tag in host.shown.tags
     return is_tagged and queue.id in host.queue_ids
 
 
-def _need(queue: QueueSeen, rate: Rate | None, tag: str | None) -> QueueNeed:
+def _need(queue: QueueSnapshot, rate: Rate | None, tag: str | None) -> QueueNeed:
     return QueueNeed(
         queue=queue.name,
         importance=queue.importance,
@@ -299,7 +299,7 @@ def _need(queue: QueueSeen, rate: Rate | None, tag: str | None) -> QueueNeed:
     )
 
 
-def _minimum_room(seen: HostSeen, facts: Facts) -> int:
+def _minimum_room(seen: HostSnapshot, facts: FleetSnapshot) -> int:
     """This host's share of the minimums of all its queues, rounded up."""
     room = 0
     for queue in facts.queues:
@@ -309,7 +309,7 @@ def _minimum_room(seen: HostSeen, facts: Facts) -> int:
     return room
 
 
-def _room(seen: HostSeen, tags: Mapping[frozenset[str], str], facts: Facts) -> HostRoom:
+def _room(seen: HostSnapshot, tags: Mapping[frozenset[str], str], facts: FleetSnapshot) -> HostRoom:
     host = seen.shown
     capacity = host.capacity
     if host.cpu_pressure > CPU_PRESSURE_MAX:

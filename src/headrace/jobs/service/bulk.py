@@ -30,7 +30,7 @@ from headrace.jobs.model import (
     JobPage,
     JobState,
 )
-from headrace.jobs.store.jobs import Sought
+from headrace.jobs.store.jobs import SearchCriteria
 from headrace.jobs.validation import is_name, is_storable, require_page
 from headrace.kernel.errors import FieldProblem
 
@@ -61,8 +61,8 @@ class BulkActions:
     async def find(self, wanted: JobFilter, *, before: int | None, jobs_max: int) -> JobPage:
         """A page of matching jobs. Raises: InvalidFilter, QueueUnknown."""
         require_page("jobs_max", jobs_max)
-        sought = await self._sought(wanted, LISTED)
-        rows, left = await self._search(store.jobs.list_jobs, sought, before, jobs_max)
+        criteria = await self._criteria(wanted, LISTED)
+        rows, left = await self._search(store.jobs.list_jobs, criteria, before, jobs_max)
         return JobPage(jobs=[store.jobs.listed_job(row) for row in rows], next_before=left)
 
     async def apply(
@@ -70,16 +70,16 @@ class BulkActions:
     ) -> BulkDone:
         """Apply one bounded step of an action. Raises: InvalidFilter, QueueUnknown."""
         _require_action(action, wanted)
-        sought = await self._sought(wanted, CHANGEABLE[action], f"which {action} can change")
+        criteria = await self._criteria(wanted, CHANGEABLE[action], f"which {action} can change")
         ends_s = time.monotonic() + BULK_S
         matched = changed = 0
         step = JOBS_PER_COUNT if dry_run else JOBS_PER_STEP
         left = before
         while True:
-            rows, left = await self._search(store.jobs.list_ids, sought, left, step)
+            rows, left = await self._search(store.jobs.list_ids, criteria, left, step)
             matched += len(rows)
             if rows and not dry_run:
-                changed += await self._change(action, [row["id"] for row in rows], sought.states)
+                changed += await self._change(action, [row["id"] for row in rows], criteria.states)
             if left is None or time.monotonic() >= ends_s:
                 break
         return BulkDone(
@@ -102,7 +102,7 @@ class BulkActions:
         return len(await store.jobs.delete_jobs(self._postgres, ids, states))
 
     async def _search(
-        self, list_rows: ListRows, sought: Sought, before: int | None, rows_max: int
+        self, list_rows: ListRows, criteria: SearchCriteria, before: int | None, rows_max: int
     ) -> tuple[list[Row], int | None]:
         """Up to `rows_max` rows, newest first, and the id to continue before; None: complete."""
         found: list[Row] = []
@@ -111,7 +111,7 @@ class BulkActions:
         while True:
             room = rows_max - len(found)
             rows = await list_rows(
-                self._postgres, sought, before=left, jobs_max=room + 1, window=WINDOW_ROWS
+                self._postgres, criteria, before=left, jobs_max=room + 1, window=WINDOW_ROWS
             )
             cut = max((row["id"] for row in rows if row["state"] is None), default=0)
             hits = [row for row in rows if row["state"] is not None and row["id"] >= cut]
@@ -125,9 +125,9 @@ class BulkActions:
             if len(found) == rows_max or time.monotonic() >= ends_s:
                 return found, left
 
-    async def _sought(
+    async def _criteria(
         self, wanted: JobFilter, states: Sequence[str], whose: str = "of a job"
-    ) -> Sought:
+    ) -> SearchCriteria:
         """The criteria of `wanted`. Raises: InvalidFilter, with every fault; QueueUnknown."""
         _refuse(_faults(wanted, states, whose))
         queue_id = None
@@ -142,7 +142,7 @@ class BulkActions:
             states = (wanted.state,)
         elif wanted.q is not None:
             states = [state for state in states if state in STATES_BY_ENDING]
-        return Sought(
+        return SearchCriteria(
             queue_id=queue_id,
             states=tuple(states),
             lane=wanted.lane,

@@ -16,16 +16,16 @@ from headrace.jobs.fleet.state import (
     FleetHost,
     FleetLoad,
     FleetMinute,
-    HostSeen,
     HostSlot,
+    HostSnapshot,
     PlanHead,
     Planned,
     QueueCounts,
     QueueFailures,
     QueueLoad,
     QueueMinute,
-    QueueSeen,
-    SlotsAsked,
+    QueueSnapshot,
+    SlotRequest,
     by_host,
 )
 from headrace.jobs.sql import SQL
@@ -71,7 +71,7 @@ async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]
 
 
 async def allow_slots(
-    runner: Runner, host_id: int, call: int, asked: Sequence[SlotsAsked]
+    runner: Runner, host_id: int, call: int, asked: Sequence[SlotRequest]
 ) -> dict[int, int | None]:
     """Request slots of queues; return the allowance by queue id. None: no maximum.
 
@@ -104,18 +104,20 @@ async def set_draining(runner: Runner, host_name: str, *, is_draining: bool = Tr
     return row is not None
 
 
-async def fleet_hosts(runner: Runner, *, silent_s: float) -> list[HostSeen]:
+async def fleet_hosts(runner: Runner, *, silent_s: float) -> list[HostSnapshot]:
     """The newest row of every handler host, by name. Silent: no report for `silent_s`."""
     rows = await runner.all(SQL.fleet_hosts, silent_s=silent_s)
-    return [HostSeen(shown=_host(row), queue_ids=frozenset(row["queues"])) for row in rows]
+    return [HostSnapshot(shown=_host(row), queue_ids=frozenset(row["queues"])) for row in rows]
 
 
-async def fleet_queues(runner: Runner, waiting: Mapping[int, tuple[int, float]]) -> list[QueueSeen]:
+async def fleet_queues(
+    runner: Runner, waiting: Mapping[int, tuple[int, float]]
+) -> list[QueueSnapshot]:
     """Every queue by name with its totals and leased jobs; `waiting` from `fleet_waiting`."""
     leased = {row["queue"]: row["jobs"] for row in await runner.all(SQL.fleet_leased)}
     rows = await runner.all(SQL.fleet_queues)
     return [
-        QueueSeen(
+        QueueSnapshot(
             id=row["id"],
             name=row["name"],
             importance=row["importance"],

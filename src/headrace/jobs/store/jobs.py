@@ -188,7 +188,7 @@ async def retries_of(runner: Runner, queue: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sought:
+class SearchCriteria:
     """Criteria of a search. None: any."""
 
     states: tuple[str, ...]
@@ -199,27 +199,27 @@ class Sought:
     ids: tuple[int, ...] | None = None
 
 
-async def list_jobs(runner: Runner, sought: Sought, **page: int) -> list[Row]:
+async def list_jobs(runner: Runner, criteria: SearchCriteria, **page: int) -> list[Row]:
     """Matching jobs below id `before`: up to `jobs_max` per table, out of `window` rows of it.
 
     A row without a state marks where the search of a table was cut off.
     """
-    return await runner.all(SQL.list_jobs, **_filter_arguments(sought), **page)
+    return await runner.all(SQL.list_jobs, **_filter_arguments(criteria), **page)
 
 
-async def list_ids(runner: Runner, sought: Sought, **page: int) -> list[Row]:
+async def list_ids(runner: Runner, criteria: SearchCriteria, **page: int) -> list[Row]:
     """Ids and states of `list_jobs`."""
-    return await runner.all(SQL.list_ids, **_filter_arguments(sought), **page)
+    return await runner.all(SQL.list_ids, **_filter_arguments(criteria), **page)
 
 
-def _filter_arguments(sought: Sought) -> dict[str, Any]:
+def _filter_arguments(criteria: SearchCriteria) -> dict[str, Any]:
     return {
-        "queue": sought.queue_id,
-        "states": list(sought.states),
-        "lane": sought.lane,
-        "q": sought.q,
-        "older_than_s": sought.older_than_s,
-        "ids": None if sought.ids is None else list(sought.ids),
+        "queue": criteria.queue_id,
+        "states": list(criteria.states),
+        "lane": criteria.lane,
+        "q": criteria.q,
+        "older_than_s": criteria.older_than_s,
+        "ids": None if criteria.ids is None else list(criteria.ids),
     }
 
 
