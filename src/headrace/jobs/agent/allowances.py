@@ -15,7 +15,7 @@ from headrace.engines.postgres import Runner
 from headrace.jobs import store
 from headrace.jobs.agent.lines import Line
 from headrace.jobs.agent.seats import Seat
-from headrace.jobs.fleet.state import SlotsAsked
+from headrace.jobs.fleet.state import SlotRequest
 
 
 class Allowances:
@@ -54,11 +54,11 @@ class Allowances:
             line.is_short = line.allowance is not None and line.allowance < one.wanted
         self._on_change()
 
-    def _asked(self, line: Line, now_s: float) -> SlotsAsked:
+    def _asked(self, line: Line, now_s: float) -> SlotRequest:
         used = sum(seat.works(line) for seat in self._seats)
         usable = used + sum(not seat.works(line) and seat.credit(line) > 0 for seat in self._seats)
         kept = used if line.allowance is None else max(used, min(line.allowance, usable))
         if line.allowance is not None:
             line.allowance = min(line.allowance, kept)
         wanted = usable if line.holds_slots(now_s) else kept
-        return SlotsAsked(queue_id=line.queue_id, used=used, kept=kept, wanted=wanted)
+        return SlotRequest(queue_id=line.queue_id, used=used, kept=kept, wanted=wanted)
