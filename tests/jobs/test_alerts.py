@@ -252,13 +252,13 @@ async def test_nobody_listens(alert):
 async def test_the_leader_tells_the_webhook_what_it_has_not_taken(postgres, jobs, receiver, alert):
     jobs.config = dataclasses.replace(jobs.config, alerts_webhook_url=receiver.url)
     scheduler = Scheduler(postgres, jobs, name="here", secret=SECRET)
-    await scheduler.tell_alerts()
+    await scheduler.send_alerts()
     assert receiver.taken == [], "another leads"
     await scheduler.planner.run_once()
-    await scheduler.tell_alerts()
+    await scheduler.send_alerts()
     await store.fleet.clear_alert(postgres, alert.rule, alert.subject)
     for _ in range(3):
-        await scheduler.tell_alerts()
+        await scheduler.send_alerts()
     states = [json.loads(body)["state"] for _, _, body in receiver.taken]
     assert states == ["raised", "cleared"]
 

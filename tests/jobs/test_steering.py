@@ -197,7 +197,7 @@ async def test_lanes_are_paused_and_spent_from_at_the_terminal(jobs, queue):
     assert "1 in 60 s" in shown
     assert await typed(jobs, "lanes", "spend", "q", "x") == ["begin in 0.000 s"]
     [told] = await typed(jobs, "lanes", "spend", "q", "x", "--wait", "1s")
-    assert told == "refused: nothing was taken"
+    assert told == "refused: nothing was consumed"
     await typed(jobs, "lanes", "limiter", "q", "--concurrency", "3")
     assert "by code" in (await typed(jobs, "lanes", "limiter", "q", "--as-declared"))[0]
 

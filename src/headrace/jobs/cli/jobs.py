@@ -186,26 +186,27 @@ def take(terminal: Terminal, queue: str, *, n: int, lease: str, wait: str) -> No
 @click.option("--back", multiple=True, type=int, help="A job to return unchanged.")
 @click.option("--why", default="", help="Reason of --retry, --fail or --cancel.")
 @click.pass_obj
-def ack(terminal: Terminal, /, lease_id: int, **told: Any) -> None:
+def ack(terminal: Terminal, /, lease_id: int, **options: Any) -> None:
     """Record outcomes of jobs of LEASE_ID; without options all its jobs are done."""
-    after = told["after"]
+    after = options["after"]
     after_s = None if after is None else duration_s("--after", after, InvalidTake)
     given = {
         "done": TakenOutcome(outcome="done"),
-        "retry": TakenOutcome(outcome="retry", after_s=after_s, why=told["why"]),
+        "retry": TakenOutcome(outcome="retry", after_s=after_s, why=options["why"]),
         "snooze": TakenOutcome(outcome="snooze", after_s=after_s),
-        "fail": TakenOutcome(outcome="fail", why=told["why"]),
-        "cancel": TakenOutcome(outcome="cancel", why=told["why"]),
+        "fail": TakenOutcome(outcome="fail", why=options["why"]),
+        "cancel": TakenOutcome(outcome="cancel", why=options["why"]),
         "back": TakenOutcome(outcome="return"),
     }
-    named = [(job_id, outcome) for option, outcome in given.items() for job_id in told[option]]
+    named = [(job_id, outcome) for option, outcome in given.items() for job_id in options[option]]
     named += [
-        (job_id, TakenOutcome(outcome="send_to", queue=queue)) for job_id, queue in told["send_to"]
+        (job_id, TakenOutcome(outcome="send_to", queue=queue))
+        for job_id, queue in options["send_to"]
     ]
     outcomes = dict(named)
     if len(outcomes) < len(named):
         raise InvalidTake("a job is named twice: give one outcome per job")
-    if not named and (after is not None or told["why"]):
+    if not named and (after is not None or options["why"]):
         raise InvalidTake("--after and --why go with --retry ID or --fail ID: name the jobs")
     rest = None if named else TakenOutcome(outcome="done")
     terminal.run(Jobs, lambda jobs: jobs.takes.ack(lease_id, outcomes, rest=rest))

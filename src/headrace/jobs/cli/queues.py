@@ -205,8 +205,8 @@ def spend(terminal: Terminal, limiter: str, lane: str, *, starts: int, wait: str
     wait_s = terminal.run(
         Jobs, lambda jobs: jobs.lanes.spend(limiter, lane, starts, wait_max_s=wait_max_s)
     )
-    told = "refused: nothing was taken" if wait_s is None else f"begin in {wait_s:.3f} s"
-    terminal.show({"wait_s": wait_s}, told)
+    text = "refused: nothing was consumed" if wait_s is None else f"begin in {wait_s:.3f} s"
+    terminal.show({"wait_s": wait_s}, text)
 
 
 @lanes.command("limiters", short_help="List limiters.")

@@ -398,7 +398,7 @@ class _Reasons:
         self.queues = {queue.need.queue: queue for queue in queues}
         self.shares = shares
         self.given_up = given_up
-        self._told: dict[tuple[str, str], tuple[str, str]] = {}
+        self._texts: dict[tuple[str, str], tuple[str, str]] = {}
 
     def move(self, change: Change, current: Mapping[str, Mapping[str, int]]) -> Move:
         """The change of a queue on a host, with its reason."""
@@ -412,10 +412,10 @@ class _Reasons:
 
     def _counted(self, name: str, step: str) -> tuple[str, str]:
         """Why a queue gets more slots or fewer; the same on every host."""
-        if (name, step) not in self._told:
-            told = self._added(name) if step == "added" else self._removed(name)
-            self._told[name, step] = told
-        return self._told[name, step]
+        if (name, step) not in self._texts:
+            text = self._added(name) if step == "added" else self._removed(name)
+            self._texts[name, step] = text
+        return self._texts[name, step]
 
     def _added(self, name: str) -> tuple[str, str]:
         queue, share = self.queues[name], self.shares[name]

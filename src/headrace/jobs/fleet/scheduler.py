@@ -48,7 +48,7 @@ STANDBY_LOOKS: Final = 4
 """Checks of a standby per period."""
 DECLARE_EVERY_S: Final = 300.0
 UPKEEP_EVERY_S: Final = 60.0
-TELL_EVERY_S: Final = 2.0
+SEND_EVERY_S: Final = 2.0
 ROWS_PER_STEP: Final = 10_000
 is_leading = gauge("jobs_scheduler_leads", "1 where this process leads the fleet.")
 plans_written = counter("jobs_plans_total", "Plans that this process wrote.")
@@ -83,7 +83,7 @@ class Scheduler:
                 ("plan", self.planner.run_once),
                 ("crons", self.fire_crons),
                 ("upkeep", self.forget_old),
-                ("tell", self.tell_alerts),
+                ("alerts", self.send_alerts),
             ):
                 group.create_task(_repeat(name, step, stop))
         with suppress(HeadraceError):
@@ -124,11 +124,11 @@ class Scheduler:
         await self._jobs.crons.forget()
         return 1.0 if ROWS_PER_STEP in forgotten else UPKEEP_EVERY_S
 
-    async def tell_alerts(self) -> float:
+    async def send_alerts(self) -> float:
         """Send pending alert events. Return the seconds until the next step."""
         if self._alert_sender is not None and self.planner.leads:
             await self._alert_sender.send_due()
-        return TELL_EVERY_S
+        return SEND_EVERY_S
 
 
 class Planner:
@@ -201,17 +201,17 @@ class Planner:
     async def _plan(self, facts: FleetSnapshot, term: int) -> Plan | None:
         """Plan and write the map. None if there is nothing to plan with or the lead is lost."""
         head = await store.fleet.find_plan(self._postgres)
-        asked = plan_input(facts, self._rates.rates())
-        if not asked.rooms or not (self._rates.is_ready or head.version == 0):
+        inputs = plan_input(facts, self._rates.rates())
+        if not inputs.rooms or not (self._rates.is_ready or head.version == 0):
             return None
-        planned = plan(asked.needs, asked.rooms, asked.current)
+        planned = plan(inputs.needs, inputs.rooms, inputs.current)
         version = await store.fleet.write_plan(
             self._postgres,
             self._name,
             term,
             slots=planned.slots,
             queue_ids={queue.name: queue.id for queue in facts.queues},
-            moves=[*planned.moves, *_without_code(asked)],
+            moves=[*planned.moves, *_without_code(inputs)],
         )
         if version is None:
             self._note_lead(is_leader=False)
@@ -302,7 +302,7 @@ def observation(
     return FleetObservation(at_s=facts.at_s, queues=queues, hosts=hosts)
 
 
-def _without_code(asked: PlanInput) -> list[Move]:
+def _without_code(inputs: PlanInput) -> list[Move]:
     return [
         Move(
             queue=queue,
@@ -312,7 +312,7 @@ def _without_code(asked: PlanInput) -> list[Move]:
             code="no_code",
             why=f"no living host has code for {queue} any more: its slots are free",
         )
-        for host, queue, slots in asked.without_code
+        for host, queue, slots in inputs.without_code
     ]
 
 

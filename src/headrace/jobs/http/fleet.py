@@ -160,8 +160,8 @@ async def put_cron(
     jobs: NamedDependency[Jobs], name: FromPath[str], data: JSONBody[CronChange]
 ) -> Cron:
     """Change, pause or resume a cron. Fields left out stay."""
-    asked = msgspec.structs.asdict(data)
-    return await jobs.crons.change(name, **{k: v for k, v in asked.items() if v is not UNSET})
+    given = msgspec.structs.asdict(data)
+    return await jobs.crons.change(name, **{k: v for k, v in given.items() if v is not UNSET})
 
 
 @delete("/v1/crons/{name:str}", operation_id="removeCron", summary="Remove a cron", opt=WRITE)

@@ -130,14 +130,14 @@ async def list_jobs(
 
     Continue with `next_cursor` even after a short page: expensive searches are cut off.
     """
-    asked = {"queue": queue, "state": in_state, "lane": lane, "q": q}
-    before = None if cursor is None else read_cursor(cursor_key, LISTING, asked, cursor)
-    page = await jobs.find(**asked, before=before, jobs_max=limit)
+    criteria = {"queue": queue, "state": in_state, "lane": lane, "q": q}
+    before = None if cursor is None else read_cursor(cursor_key, LISTING, criteria, cursor)
+    page = await jobs.find(**criteria, before=before, jobs_max=limit)
     if page.next_before is None:
         return Response(JobsListed(jobs=page.jobs, next_cursor=None))
-    following = sign_cursor(cursor_key, LISTING, asked, page.next_before)
-    told = {name: value for name, value in asked.items() if value is not None}
-    query = urlencode({**told, "limit": limit, "cursor": following})
+    following = sign_cursor(cursor_key, LISTING, criteria, page.next_before)
+    given = {name: value for name, value in criteria.items() if value is not None}
+    query = urlencode({**given, "limit": limit, "cursor": following})
     return Response(
         JobsListed(jobs=page.jobs, next_cursor=following),
         headers={"link": f'<{request.url.path}?{query}>; rel="next"'},
@@ -205,18 +205,18 @@ async def bulk_jobs(
     jobs: NamedDependency[Jobs], cursor_key: NamedDependency[Key], data: JSONBody[BulkToDo]
 ) -> BulkTold:
     """Apply one bounded step of an action to matching jobs, newest first."""
-    asked = {
+    query = {
         "action": data.action,
         "dry_run": data.dry_run,
         **msgspec.structs.asdict(data.filter),
     }
     before = None
     if data.cursor is not None:
-        before = read_cursor(cursor_key, BULK_LISTING, asked, data.cursor)
+        before = read_cursor(cursor_key, BULK_LISTING, query, data.cursor)
     done = await jobs.bulk(data.action, data.filter, dry_run=data.dry_run, before=before)
     following = None
     if done.next_before is not None:
-        following = sign_cursor(cursor_key, BULK_LISTING, asked, done.next_before)
+        following = sign_cursor(cursor_key, BULK_LISTING, query, done.next_before)
     return BulkTold(
         action=done.action,
         dry_run=done.dry_run,

@@ -48,8 +48,8 @@ async def set_queue(
     create: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
 ) -> QueueStatus:
     """Pause or resume a queue and override its settings; `create` makes one without code."""
-    asked = msgspec.structs.asdict(data)
-    changes = {name: value for name, value in asked.items() if value is not UNSET}
+    given = msgspec.structs.asdict(data)
+    changes = {name: value for name, value in given.items() if value is not UNSET}
     await jobs.queues.set(queue, create=create, **changes)
     return await jobs.queues.get(queue)
 

@@ -58,19 +58,21 @@ class BulkActions:
     def __init__(self, postgres: Postgres) -> None:
         self._postgres = postgres
 
-    async def find(self, wanted: JobFilter, *, before: int | None, jobs_max: int) -> JobPage:
+    async def find(self, job_filter: JobFilter, *, before: int | None, jobs_max: int) -> JobPage:
         """A page of matching jobs. Raises: InvalidFilter, QueueUnknown."""
         require_page("jobs_max", jobs_max)
-        criteria = await self._criteria(wanted, LISTED)
+        criteria = await self._criteria(job_filter, LISTED)
         rows, left = await self._search(store.jobs.list_jobs, criteria, before, jobs_max)
         return JobPage(jobs=[store.jobs.listed_job(row) for row in rows], next_before=left)
 
     async def apply(
-        self, action: str, wanted: JobFilter, *, dry_run: bool, before: int | None
+        self, action: str, job_filter: JobFilter, *, dry_run: bool, before: int | None
     ) -> BulkDone:
         """Apply one bounded step of an action. Raises: InvalidFilter, QueueUnknown."""
-        _require_action(action, wanted)
-        criteria = await self._criteria(wanted, CHANGEABLE[action], f"which {action} can change")
+        _require_action(action, job_filter)
+        criteria = await self._criteria(
+            job_filter, CHANGEABLE[action], f"which {action} can change"
+        )
         ends_s = time.monotonic() + BULK_S
         matched = changed = 0
         step = JOBS_PER_COUNT if dry_run else JOBS_PER_STEP
@@ -126,29 +128,29 @@ class BulkActions:
                 return found, left
 
     async def _criteria(
-        self, wanted: JobFilter, states: Sequence[str], whose: str = "of a job"
+        self, job_filter: JobFilter, states: Sequence[str], whose: str = "of a job"
     ) -> SearchCriteria:
-        """The criteria of `wanted`. Raises: InvalidFilter, with every fault; QueueUnknown."""
-        _refuse(_faults(wanted, states, whose))
+        """The criteria of `job_filter`. Raises: InvalidFilter, with every fault; QueueUnknown."""
+        _refuse(_faults(job_filter, states, whose))
         queue_id = None
-        if wanted.queue is not None:
+        if job_filter.queue is not None:
             queues: list[Any] = []
-            if is_storable(wanted.queue):
-                queues = await store.queues.find_queues(self._postgres, [wanted.queue])
+            if is_storable(job_filter.queue):
+                queues = await store.queues.find_queues(self._postgres, [job_filter.queue])
             if not queues:
-                raise QueueUnknown(wanted.queue)
+                raise QueueUnknown(job_filter.queue)
             queue_id = queues[0].id
-        if wanted.state is not None:
-            states = (wanted.state,)
-        elif wanted.q is not None:
+        if job_filter.state is not None:
+            states = (job_filter.state,)
+        elif job_filter.q is not None:
             states = [state for state in states if state in STATES_BY_ENDING]
         return SearchCriteria(
             queue_id=queue_id,
             states=tuple(states),
-            lane=wanted.lane,
-            q=wanted.q,
-            older_than_s=wanted.older_than_s,
-            ids=None if wanted.ids is None else tuple(wanted.ids),
+            lane=job_filter.lane,
+            q=job_filter.q,
+            older_than_s=job_filter.older_than_s,
+            ids=None if job_filter.ids is None else tuple(job_filter.ids),
         )
 
 
@@ -163,35 +165,42 @@ def not_waiting(job: Job, action: str) -> JobNotWaiting:
     return JobNotWaiting(f"job {job.id} is {job.state.value} and cannot be {action}: {advice}")
 
 
-def _require_action(action: str, wanted: JobFilter) -> None:
+def _require_action(action: str, job_filter: JobFilter) -> None:
     """Refuse unknown actions and filters that match every job. Raises: InvalidFilter."""
     if action not in CHANGEABLE:
         _refuse([("action", f"expected one of {', '.join(CHANGEABLE)}, got {str(action)[:40]!r}")])
-    if (wanted.queue, wanted.state, wanted.lane, wanted.ids) == (None, None, None, None):
+    if (job_filter.queue, job_filter.state, job_filter.lane, job_filter.ids) == (
+        None,
+        None,
+        None,
+        None,
+    ):
         _refuse(
             [("filter", "expected a queue, a state, a lane or ids: this filter matches every job")]
         )
 
 
-def _faults(wanted: JobFilter, states: Sequence[str], whose: str) -> list[tuple[str, str]]:
+def _faults(job_filter: JobFilter, states: Sequence[str], whose: str) -> list[tuple[str, str]]:
     found = []
-    if wanted.state is not None and wanted.state not in states:
+    if job_filter.state is not None and job_filter.state not in states:
         expected = f"expected a state {whose}: {', '.join(states)}"
-        found.append(("state", f"{expected}; got {wanted.state[:40]!r}"))
-    if wanted.q is not None:
-        if not 1 <= len(wanted.q) <= TEXT_CHARACTERS_MAX or not is_storable(wanted.q):
+        found.append(("state", f"{expected}; got {job_filter.state[:40]!r}"))
+    if job_filter.q is not None:
+        if not 1 <= len(job_filter.q) <= TEXT_CHARACTERS_MAX or not is_storable(job_filter.q):
             found.append(("q", f"expected 1 to {TEXT_CHARACTERS_MAX} characters of an error"))
-        if not set(STATES_BY_ENDING) & set(states if wanted.state is None else [wanted.state]):
+        if not set(STATES_BY_ENDING) & set(
+            states if job_filter.state is None else [job_filter.state]
+        ):
             found.append(("q", f"only jobs with errors have them: {', '.join(STATES_BY_ENDING)}"))
-    if wanted.lane is not None and not is_name(wanted.lane):
+    if job_filter.lane is not None and not is_name(job_filter.lane):
         found.append(("lane", "expected the name of a lane"))
-    older_than_s = wanted.older_than_s
+    older_than_s = job_filter.older_than_s
     if older_than_s is not None and not (math.isfinite(older_than_s) and 0 <= older_than_s < 1e9):
         found.append(("older_than_s", "expected seconds of at least 0"))
-    if wanted.ids is not None:
-        if len(wanted.ids) > JOBS_PER_CALL_MAX:
+    if job_filter.ids is not None:
+        if len(job_filter.ids) > JOBS_PER_CALL_MAX:
             found.append(("ids", f"expected at most {JOBS_PER_CALL_MAX} ids"))
-        if not all(type(one) is int and 0 < one <= JOB_ID_LAST for one in wanted.ids):
+        if not all(type(one) is int and 0 < one <= JOB_ID_LAST for one in job_filter.ids):
             found.append(("ids", "expected ids that enqueue returned"))
     return found
 

@@ -87,7 +87,7 @@ class Crons:
             return await (self.pause(name) if is_paused else self.resume(name))
         if found.source == "code":
             raise CronFixed(name)
-        cron = msgspec.structs.replace(_asked(found), **changes)
+        cron = msgspec.structs.replace(_as_new(found), **changes)
         next_at = await self._require_valid(cron)
         if not await store.crons.change_cron(self._postgres, cron, next_at, is_paused=is_paused):
             raise CronUnknown(name)
@@ -124,7 +124,7 @@ class Crons:
             async with self._postgres.transaction() as own:
                 return await self.run(name, tx=own)
         found = await self.get(name, tx=tx)
-        job_id = await self._enqueue(_job(_asked(found)), tx=tx)
+        job_id = await self._enqueue(_job(_as_new(found)), tx=tx)
         await store.crons.note_cron_job(borrow(tx), name, job_id)
         return job_id
 
@@ -209,7 +209,7 @@ def _job(cron: NewCron) -> NewJob:
     return NewJob(queue=cron.queue, payload=cron.payload, priority=cron.priority)
 
 
-def _asked(cron: Cron) -> NewCron:
+def _as_new(cron: Cron) -> NewCron:
     return NewCron(
         name=cron.name,
         spec=cron.spec,

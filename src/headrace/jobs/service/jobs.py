@@ -270,8 +270,8 @@ class Jobs:
         `q` searches the errors of ended jobs. A page may be short where the search was cut off.
         Raises: InvalidFilter, QueueUnknown.
         """
-        wanted = JobFilter(queue=queue, state=state, lane=lane, q=q)
-        return await self._bulk.find(wanted, before=before, jobs_max=jobs_max)
+        job_filter = JobFilter(queue=queue, state=state, lane=lane, q=q)
+        return await self._bulk.find(job_filter, before=before, jobs_max=jobs_max)
 
     async def cancel(self, job_id: int, *, tx: Transaction | None = None) -> None:
         """Cancel a waiting job, inside `tx` if given.
@@ -314,7 +314,12 @@ class Jobs:
             raise not_waiting(await self.job(job_id, tx=tx), "deleted")
 
     async def bulk(
-        self, action: str, wanted: JobFilter, *, dry_run: bool = False, before: int | None = None
+        self,
+        action: str,
+        job_filter: JobFilter,
+        *,
+        dry_run: bool = False,
+        before: int | None = None,
     ) -> BulkDone:
         """`retry`, `cancel` or `delete` matching jobs, newest first, for at most some seconds.
 
@@ -322,7 +327,7 @@ class Jobs:
         action cannot change, such as leased ones, do not match.
         Raises: InvalidFilter, QueueUnknown.
         """
-        return await self._bulk.apply(action, wanted, dry_run=dry_run, before=before)
+        return await self._bulk.apply(action, job_filter, dry_run=dry_run, before=before)
 
     async def sweep(self) -> Sweep:
         """Do one bounded step of maintenance. Any number of processes may sweep at once."""

@@ -39,7 +39,7 @@ WAIT_S_MAX: Final = 30.0
 FIRST_PAUSE_S: Final = 0.05
 PAUSE_S_MAX: Final = 0.5
 """Longest pause between two polls of a waiting take. A poll is one query of index probes."""
-WORDS: Final = {
+OUTCOMES: Final = {
     "done": "done",
     "retry": "retry",
     "fail": "fail",
@@ -120,11 +120,11 @@ class Takes:
             if taken is None:
                 raise LeaseLost(lease_id)
             others = {} if rest is None else dict.fromkeys(taken.attempts, rest)
-            said = await self._said(tx, lease_id, taken, {**others, **outcomes})
-            fared = await store.leases.settle(
-                tx, jobs={lease_id: said}, losses_max=self._config.losses_max
+            recorded = await self._outcomes_to_record(tx, lease_id, taken, {**others, **outcomes})
+            settled = await store.leases.settle(
+                tx, jobs={lease_id: recorded}, losses_max=self._config.losses_max
             )
-            if fared.lost or fared.busy:
+            if settled.lost or settled.busy:
                 raise LeaseLost(lease_id)
             await store.leases.end_take(tx, taken.host_id)
 
@@ -166,7 +166,7 @@ class Takes:
             tx, host_id, queue_id, leases_max=1, batch=n, config=self._config
         )
 
-    async def _said(
+    async def _outcomes_to_record(
         self, tx: Tx, lease_id: int, taken: TakenJobs, outcomes: Mapping[int, TakenOutcome]
     ) -> dict[int, Outcome]:
         """The outcomes to record. Raises: InvalidTake, QueueUnknown."""
@@ -181,17 +181,17 @@ class Takes:
         for queue in queues:
             if not is_storable(queue) or not await store.queues.find_queues(tx, [queue]):
                 raise QueueUnknown(queue)
-        said = {}
+        recorded = {}
         for job_id, given in outcomes.items():
             final = settled_outcome(
-                Outcome(WORDS[given.outcome], given.after_s, given.why),
+                Outcome(OUTCOMES[given.outcome], given.after_s, given.why),
                 attempt=taken.attempts[job_id] + 1,
                 retries=taken.retries,
                 backoff=self._config.backoff,
             )
             result = None if given.result is None else msgspec.json.encode(given.result)
-            said[job_id] = replace(final, result=result, queue=given.queue)
-        return said
+            recorded[job_id] = replace(final, result=result, queue=given.queue)
+        return recorded
 
 
 def _taken(claims: Claims, expires_at: datetime) -> Taken:
@@ -221,8 +221,8 @@ def _lease_faults(lease_s: float) -> list[tuple[str, str]]:
 
 def _outcome_faults(given: TakenOutcome) -> list[str]:
     faults = []
-    if given.outcome not in WORDS:
-        faults.append(f"expected one of {', '.join(WORDS)}, got {given.outcome[:40]!r}")
+    if given.outcome not in OUTCOMES:
+        faults.append(f"expected one of {', '.join(OUTCOMES)}, got {given.outcome[:40]!r}")
     after_s = given.after_s
     if given.outcome == "snooze" and after_s is None:
         faults.append("snooze needs after_s, in seconds")

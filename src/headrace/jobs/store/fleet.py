@@ -71,7 +71,7 @@ async def add_counts(runner: Runner, host_id: int, counts: Sequence[QueueCounts]
 
 
 async def allow_slots(
-    runner: Runner, host_id: int, call: int, asked: Sequence[SlotRequest]
+    runner: Runner, host_id: int, call: int, requests: Sequence[SlotRequest]
 ) -> dict[int, int | None]:
     """Request slots of queues; return the allowance by queue id. None: no maximum.
 
@@ -81,10 +81,10 @@ async def allow_slots(
         SQL.allow_slots,
         host=host_id,
         call=call,
-        queues=[one.queue_id for one in asked],
-        used=[one.used for one in asked],
-        kept=[one.kept for one in asked],
-        wanted=[one.wanted for one in asked],
+        queues=[one.queue_id for one in requests],
+        used=[one.used for one in requests],
+        kept=[one.kept for one in requests],
+        wanted=[one.wanted for one in requests],
     )
     return {row["queue"]: row["slots"] for row in rows}
 

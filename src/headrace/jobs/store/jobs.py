@@ -280,14 +280,14 @@ async def drop_expired_done(runner: Runner, *, jobs_max: int) -> int:
     return await runner.run(SQL.drop_expired_done, jobs_max=jobs_max)
 
 
-async def write_progress(runner: Runner, told: Sequence[tuple[int, Progress]]) -> None:
+async def write_progress(runner: Runner, reports: Sequence[tuple[int, Progress]]) -> None:
     """Store progress reports with their leases. Reports of settled jobs are ignored."""
     await runner.run(
         SQL.write_progress,
-        leases=[lease_id for lease_id, _ in told],
-        ids=[one.job_id for _, one in told],
-        ratios=[one.ratio for _, one in told],
-        texts=[bounded_text(one.text, PROGRESS_CHARACTERS_MAX) for _, one in told],
+        leases=[lease_id for lease_id, _ in reports],
+        ids=[one.job_id for _, one in reports],
+        ratios=[one.ratio for _, one in reports],
+        texts=[bounded_text(one.text, PROGRESS_CHARACTERS_MAX) for _, one in reports],
     )
 
 
