@@ -78,14 +78,14 @@ class PythonSurface(PythonVerbs):
         return {"lease_id": lease, "expires_at": expires_at}
 
     async def queues(self):
-        return await self._jobs.queues()
+        return await self._jobs.queues.all()
 
     async def queue(self, *, queue):
-        return await self._jobs.queue(queue)
+        return await self._jobs.queues.get(queue)
 
     async def set_queue(self, *, queue, **changes):
         await self._jobs.queues.set(queue, create=True, **changes)
-        return await self._jobs.queue(queue)
+        return await self._jobs.queues.get(queue)
 
     async def pause_queue(self, *, queue):
         return await self._jobs.queues.pause(queue)
@@ -146,7 +146,7 @@ class PythonSurface(PythonVerbs):
         return await self._jobs.crons.remove(name)
 
     async def minutes(self, *, queue):
-        return await self._jobs.minutes(queue)
+        return await self._jobs.queues.minutes(queue)
 
     async def fleet(self):
         return await self._jobs.fleet.state()

@@ -14,6 +14,7 @@ from headrace.jobs import Batch, Jobs, NewGroup, NewJob, QueueUnknown, Registry,
 from headrace.jobs.errors import InvalidJob, InvalidSetting, InvalidTask, LimiterFixed
 from headrace.jobs.handle import JobRef
 from headrace.jobs.model import JobColumns
+from headrace.jobs.service.lanes import Lanes
 from headrace.jobs.service.queues import Queues
 from headrace.jobs.tasks import CronDeclared, LimiterDeclared
 
@@ -65,8 +66,8 @@ def test_a_decorator_without_its_name_is_refused(registry):
     ("handler", "options", "told"),
     [
         (lambda at, to: None, {}, "takes at, options of `enqueue`"),
-        (lambda unique, lane: None, {}, "takes unique, lane, which"),
-        (lambda tx: None, {}, "takes tx, which"),
+        (lambda unique, lane: None, {}, "takes unique, lane, options of"),
+        (lambda tx: None, {}, "takes tx, options of"),
         (lambda *args: None, {}, r"takes only \*args"),
         (
             lambda *args, **kwargs: None,
@@ -374,7 +375,7 @@ def rows_of(queue):
 
 async def test_first_enqueues_at_once_declare_once(postgres, registry):
     registry.task("a")(handle)
-    queues = Counted(postgres, registry)
+    queues = Counted(postgres, registry, Lanes(postgres))
     asked = [asyncio.create_task(queues.ids(rows_of("a"))) for _ in range(50)]
     await asyncio.sleep(0)
     asked[0].cancel()
@@ -386,7 +387,7 @@ async def test_first_enqueues_at_once_declare_once(postgres, registry):
 
 async def test_a_queue_that_comes_while_others_are_declared_is_known(postgres, registry):
     registry.task("a")(handle)
-    queues = Counted(postgres, registry)
+    queues = Counted(postgres, registry, Lanes(postgres))
     first = asyncio.create_task(queues.ids(rows_of("a")))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -397,7 +398,7 @@ async def test_a_queue_that_comes_while_others_are_declared_is_known(postgres, r
 
 async def test_all_who_ask_are_told_why_it_failed(postgres, registry):
     registry.task("a")(handle)
-    queues = Counted(postgres, registry)
+    queues = Counted(postgres, registry, Lanes(postgres))
     queues.fails = True
     answers = await asyncio.gather(
         *(queues.ids(rows_of("a")) for _ in range(5)), return_exceptions=True

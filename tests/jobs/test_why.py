@@ -47,7 +47,7 @@ async def test_from_no_code_to_its_turn(jobs, queue_id, postgres, sql):
     host_id = await store.leases.add_host(postgres, "one", [queue_id], 30)
     why = await jobs.why(job_id)
     assert why.reason == "no_tag"
-    assert "no host has tag gpu" in why.text
+    assert "no host with tag gpu" in why.text
     await sql(f"UPDATE headrace.host SET tags = '{{gpu}}' WHERE id = {other_id}")
     assert await reason(jobs, job_id) == "no_tag"
     await sql(f"UPDATE headrace.host SET tags = '{{gpu}}' WHERE id = {host_id}")
@@ -69,7 +69,7 @@ async def test_slots(jobs, host_id, postgres, sql):
     assert "the next free slot takes it" in (await jobs.why(job_id)).text
     await store.fleet.set_draining(postgres, "one")
     why = await jobs.why(job_id)
-    assert (why.reason, "drained" in why.text) == ("no_slot", True)
+    assert (why.reason, "draining" in why.text) == ("no_slot", True)
     await store.fleet.set_draining(postgres, "one", is_draining=False)
     await jobs.queues.set("q", slots_max=0)
     why = await jobs.why(job_id)
