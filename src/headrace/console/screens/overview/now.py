@@ -48,7 +48,7 @@ async def see_overview(ask: Ask) -> OverviewView:
     engines, (queues, fleet, load, failures, crons, lag, shards), runs, _ = await asyncio.gather(
         _engines(ask),
         asyncio.gather(
-            _seen(ask, "jobs:read", jobs.queues),
+            _seen(ask, "jobs:read", jobs.queues.all),
             _seen(ask, "jobs:read", jobs.fleet.state),
             _seen(ask, "jobs:read", jobs.fleet.load),
             _seen(ask, "jobs:read", jobs.fleet.failures),
