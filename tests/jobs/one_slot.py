@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.messages import Left, Ready, Settled, Spend, SpendAnswer, Work
+from headrace.jobs.slots.messages import Ack, Left, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.testing.waiting import wait_true
 
@@ -15,10 +15,10 @@ from headrace.testing.waiting import wait_true
 class Slot:
     """A runner and what it said."""
 
-    def __init__(self, registry, board=None):
+    def __init__(self, registry, status=None):
         self.said = []
         self.runner = SlotRunner(
-            registry, say=self._hear, config=JobsConfig(retry_first_s=1.0), board=board
+            registry, send=self._receive, config=JobsConfig(retry_first_s=1.0), status=status
         )
         self.outcomes = {}
         self.calls = 0
@@ -39,29 +39,29 @@ class Slot:
         await wait_true(lambda: self.outcomes.keys() >= set(jobs), what="all jobs are settled")
         return [self.outcomes[job][0] for job in jobs]
 
-    def _hear(self, message):
+    def _receive(self, message):
         self.said.append(message)
         if isinstance(message, Spend):
             if (answer := self.on_spend(message)) is not None:
                 self.runner.answer(answer)
-        elif isinstance(message, Settled):
+        elif isinstance(message, Ack):
             self._note(message)
 
-    def _note(self, settled):
-        self.calls += settled.calls
-        if settled.ids is None:
-            rows = dict.fromkeys(self._leases[settled.lease_id].ids, ("done", None, "", None, None))
+    def _note(self, ack):
+        self.calls += ack.calls
+        if ack.ids is None:
+            rows = dict.fromkeys(self._leases[ack.lease_id].ids, ("done", None, "", None, None))
         else:
-            jobs = len(settled.ids)
+            jobs = len(ack.ids)
             rows = dict(
                 zip(
-                    settled.ids,
+                    ack.ids,
                     zip(
-                        settled.words,
-                        settled.delays_s,
-                        settled.errors,
-                        settled.results or [None] * jobs,
-                        settled.queues or [None] * jobs,
+                        ack.kinds,
+                        ack.delays_s,
+                        ack.errors,
+                        ack.results or [None] * jobs,
+                        ack.queues or [None] * jobs,
                         strict=True,
                     ),
                     strict=True,
@@ -91,9 +91,9 @@ def work_of(queue, payloads, *, lease_id=1, first=1, **columns):
 
 
 @asynccontextmanager
-async def running_slot(registry, board=None):
+async def running_slot(registry, status=None):
     """A started slot, which has stopped with nothing open when the block ends."""
-    slot = Slot(registry, board)
+    slot = Slot(registry, status)
     await slot.runner.start()
     yield slot
     if not any(isinstance(message, Left) for message in slot.said):

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, store
-from headrace.jobs.agent.succession import Record, Succession, file_name, start_time
+from headrace.jobs.agent.host_lock import HostLock, LockRecord, file_name, start_time
 from headrace.jobs.errors import AgentRuns
 from headrace.testing.processes import HeadraceProcess, descendants, is_alive
 from headrace.testing.waiting import wait_true
@@ -164,30 +164,30 @@ def test_any_host_name_is_a_file_name(name):
 
 
 async def test_a_lock_that_nobody_holds_is_taken_with_what_was_left(tmp_path):
-    first = await Succession.take(tmp_path, "h1", wait_max_s=1)
+    first = await HostLock.take(tmp_path, "h1", wait_max_s=1)
     first.note_host(7)
     first.note_slots([os.getpid()])
     os.close(first.descriptor)
-    second = await Succession.take(tmp_path, "h1", wait_max_s=1)
+    second = await HostLock.take(tmp_path, "h1", wait_max_s=1)
     assert second.former.host_ids == [7]
     assert second.former.slots == [(os.getpid(), start_time(os.getpid()))]
     second.release()
-    third = await Succession.take(tmp_path, "h1", wait_max_s=1)
-    assert third.former == Record(), "a release leaves nothing"
+    third = await HostLock.take(tmp_path, "h1", wait_max_s=1)
+    assert third.former == LockRecord(), "a release leaves nothing"
     third.release()
 
 
 async def test_a_lock_file_that_cannot_be_read_is_no_obstacle(tmp_path):
     (tmp_path / "h1.lock").write_bytes(b"\xff not json")
-    taken = await Succession.take(tmp_path, "h1", wait_max_s=1)
-    assert taken.former == Record()
+    taken = await HostLock.take(tmp_path, "h1", wait_max_s=1)
+    assert taken.former == LockRecord()
     taken.release()
 
 
 @pytest.mark.slow
 async def test_an_heir_goes_on_after_a_while_where_a_former_slot_keeps_the_lock(tmp_path):
     """A child of a handler holds it, whose pid nobody recorded."""
-    first = await Succession.take(tmp_path, "h1", wait_max_s=1)
+    first = await HostLock.take(tmp_path, "h1", wait_max_s=1)
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -196,7 +196,7 @@ async def test_an_heir_goes_on_after_a_while_where_a_former_slot_keeps_the_lock(
     os.ftruncate(first.descriptor, len(data))
     os.close(first.descriptor)
     try:
-        heir = await Succession.take(tmp_path, "h1", wait_max_s=0.2)
+        heir = await HostLock.take(tmp_path, "h1", wait_max_s=0.2)
         assert heir.former.host_ids == [3]
         with pytest.raises(AgentRuns):
             await _taken_by_another(tmp_path)
@@ -214,7 +214,7 @@ async def _taken_by_another(folder):
     os.pwrite(descriptor, record, 0)
     os.ftruncate(descriptor, len(record))
     os.close(descriptor)
-    await Succession.take(folder, "h1", wait_max_s=0.2)
+    await HostLock.take(folder, "h1", wait_max_s=0.2)
 
 
 async def _plan(postgres, host, slots):
@@ -250,4 +250,4 @@ def _metrics(folder):
 
 def _counted(folder):
     lines = [line.split() for line in _metrics(folder).splitlines()]
-    return sum(float(words[1]) for words in lines if words[0] == "jobs_run_seconds_count")
+    return sum(float(kinds[1]) for kinds in lines if kinds[0] == "jobs_run_seconds_count")

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from headrace.jobs import Batch, Fail, JobInHand, Retry, Snooze
-from headrace.jobs.handling import Outcome, outcome_of
+from headrace.jobs import Batch, Fail, JobContext, Retry, Snooze
 from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
+from headrace.jobs.outcomes import Outcome, outcome_of
 from headrace.testing.waiting import wait_true
 
 
@@ -133,8 +133,8 @@ async def test_words_of_another_type_are_taken_as_text(registry, working, sql):
     async def handle(batch: Batch[int]):
         for job in batch:
             runs.append(job.payload)
-            word = job.fail if job.payload % 2 else job.retry
-            word(why=given[job.payload // 2])
+            kind = job.fail if job.payload % 2 else job.retry
+            kind(why=given[job.payload // 2])
 
     ids = await handle.enqueue_many(list(range(10)))
     jobs = handle.jobs()
@@ -164,7 +164,7 @@ async def test_an_outcome_of_no_meaning_is_a_failed_attempt(registry, working, s
     else:
 
         @registry.task("q", retries=0)
-        async def handle(job: JobInHand[dict]):
+        async def handle(job: JobContext[dict]):
             spoil([job])
 
     ids = await handle.enqueue_many([{"n": n} for n in range(2)])
@@ -175,13 +175,13 @@ async def test_an_outcome_of_no_meaning_is_a_failed_attempt(registry, working, s
 
 
 def test_what_is_said_is_checked_when_it_is_said():
-    job = JobInHand(1, {}, lease_id=1)
-    for say in (Snooze, Retry, job.retry, job.snooze):
+    job = JobContext(1, {}, lease_id=1)
+    for send in (Snooze, Retry, job.retry, job.snooze):
         with pytest.raises(TypeError, match="after_s: expected seconds, got a str"):
-            say("abc")
-    for say in (Snooze, job.snooze):
+            send("abc")
+    for send in (Snooze, job.snooze):
         with pytest.raises(TypeError, match="NoneType"):
-            say(None)
+            send(None)
     assert job.outcome is None
 
 

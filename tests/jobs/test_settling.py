@@ -9,10 +9,10 @@ from desk_hands import claim_lane_jobs, claim_one, living_desk, settle, told
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.jobs import JobState, NewGroup, NewJob
-from headrace.jobs.handling import DONE, Outcome
-from headrace.jobs.leases import Desk
-from headrace.jobs.settling import Said, Unsettled
-from headrace.jobs.slots.messages import Settled
+from headrace.jobs.acks import AckBuffer, InFlightLease
+from headrace.jobs.leases import LeaseManager
+from headrace.jobs.outcomes import DONE, Outcome
+from headrace.jobs.slots.messages import Ack
 from headrace.testing.waiting import wait_true
 
 
@@ -26,7 +26,7 @@ async def queues(jobs, registry):
 
 
 @pytest.fixture
-async def desk(postgres, config, queues):
+async def leases(postgres, config, queues):
     """A desk of a living host."""
     return await living_desk(postgres, config, queues.values())
 
@@ -52,220 +52,222 @@ async def fill(jobs, count=1, **options):
         (Outcome("lost"), JobState.READY, 0, 1),
         (Outcome("quarantined"), JobState.QUARANTINED, 0, 1),
     ],
-    ids=lambda value: value.word if isinstance(value, Outcome) else "",
+    ids=lambda value: value.kind if isinstance(value, Outcome) else "",
 )
 @pytest.mark.parametrize("lane", [None, "x"])
 async def test_words(
-    jobs, desk, queues, *, lane, outcome, state, attempt, losses, broken_invariants
+    jobs, leases, queues, *, lane, outcome, state, attempt, losses, broken_invariants
 ):
     [job_id] = await fill(jobs, lane=lane, unique="key")
     claim = claim_lane_jobs if lane else claim_one
-    assert await settle(desk, await claim(desk, queues["q"]), {job_id: outcome})
+    assert await settle(leases, await claim(leases, queues["q"]), {job_id: outcome})
     job = await jobs.job(job_id)
     assert job.state is state
     if state is not JobState.GONE:
         assert (job.attempt, job.losses, job.lane, job.unique) == (attempt, losses, lane, "key")
-    if outcome.word in ("fail", "cancel"):
+    if outcome.kind in ("fail", "cancel"):
         assert (job.error, job.traceback) == (outcome.error, outcome.traceback)
     is_unfinished = state in (JobState.SCHEDULED, JobState.READY)
     assert (await fill(jobs, unique="key") == [job_id]) is is_unfinished
     assert await broken_invariants() == []
-    assert desk.leases_held == 0
+    assert leases.leases_held == 0
 
 
-async def test_a_job_is_lost_for_the_last_time(jobs, desk, queues, sql):
+async def test_a_job_is_lost_for_the_last_time(jobs, leases, queues, sql):
     [job_id] = await fill(jobs)
     await sql("UPDATE headrace.job_ready SET losses = 2")
-    await settle(desk, await claim_one(desk, queues["q"]), Outcome("lost"))
+    await settle(leases, await claim_one(leases, queues["q"]), Outcome("lost"))
     job = await jobs.job(job_id)
     assert (job.state, job.losses) == (JobState.QUARANTINED, 3)
     assert job.error == "the process that ran it died 3 times"
 
 
-async def test_a_job_moves_to_another_queue_as_new(jobs, desk, queues, sql):
+async def test_a_job_moves_to_another_queue_as_new(jobs, leases, queues, sql):
     [job_id] = await fill(jobs, unique="k", priority=2)
     await sql("UPDATE headrace.job_ready SET attempt = 3")
-    await settle(desk, await claim_one(desk, queues["q"]), Outcome("moved", queue="next"))
+    await settle(leases, await claim_one(leases, queues["q"]), Outcome("moved", queue="next"))
     job = await jobs.job(job_id)
     assert (job.queue, job.state, job.attempt) == ("next", JobState.READY, 0)
     assert (job.priority, job.unique) == (2, "k")
     [key] = await sql("SELECT * FROM headrace.job_unique")
     assert (key["queue"], key["job_id"]) == (queues["next"], job_id)
-    await settle(desk, await claim_one(desk, queues["next"]))
+    await settle(leases, await claim_one(leases, queues["next"]))
     assert await sql("SELECT * FROM headrace.job_unique") == []
 
 
-async def test_a_moved_job_leaves_a_taken_key(jobs, desk, queues, sql):
+async def test_a_moved_job_leaves_a_taken_key(jobs, leases, queues, sql):
     [holder] = await jobs.enqueue_many([NewJob(queue="next", unique="k")])
     [job_id] = await fill(jobs, unique="k")
-    await settle(desk, await claim_one(desk, queues["q"]), Outcome("moved", queue="next"))
+    await settle(leases, await claim_one(leases, queues["q"]), Outcome("moved", queue="next"))
     assert (await jobs.job(job_id)).unique is None
-    await settle(desk, await claim_one(desk, queues["next"]))
+    await settle(leases, await claim_one(leases, queues["next"]))
     assert await sql("SELECT * FROM headrace.job_unique") == []
     assert (await jobs.job(holder)).state is JobState.GONE
 
 
 @pytest.mark.parametrize("target", ["next", "far"])
-async def test_a_job_of_a_lane_moves_with_its_lane(jobs, desk, queues, target, broken_invariants):
+async def test_a_job_of_a_lane_moves_with_its_lane(jobs, leases, queues, target, broken_invariants):
     await jobs.lanes.set("l", "x", starts_max=5, window_s=60, concurrency=1)
     ids = await fill(jobs, 2, lane="x")
-    lease = await claim_lane_jobs(desk, queues["q"])
-    await settle(desk, lease, Outcome("moved", queue=target))
+    lease = await claim_lane_jobs(leases, queues["q"])
+    await settle(leases, lease, Outcome("moved", queue=target))
     assert await broken_invariants() == []
     lane = await jobs.lanes.get("l", "x")
     assert (lane.inflight, lane.starts_live) == (0, 1)
-    moved = await claim_lane_jobs(desk, queues[target])
+    moved = await claim_lane_jobs(leases, queues[target])
     assert (list(moved.ids), list(moved.lanes)) == (ids[:1], ["x"])
     assert await broken_invariants() == []
 
 
-async def test_a_job_sent_nowhere_fails(jobs, desk, queues, broken_invariants):
+async def test_a_job_sent_nowhere_fails(jobs, leases, queues, broken_invariants):
     [job_id] = await fill(jobs, lane="x")
-    lease = await claim_lane_jobs(desk, queues["q"])
-    await settle(desk, lease, Outcome("moved", queue="no such"))
+    lease = await claim_lane_jobs(leases, queues["q"])
+    await settle(leases, lease, Outcome("moved", queue="no such"))
     job = await jobs.job(job_id)
     assert (job.state, job.error) == (JobState.FAILED, "send_to: queue no such is not known")
     assert await broken_invariants() == []
 
 
-async def test_an_alias_is_a_queue(jobs, desk, queues, sql):
+async def test_an_alias_is_a_queue(jobs, leases, queues, sql):
     await sql(f"INSERT INTO headrace.queue_alias VALUES ('old', {queues['next']})")
     [job_id] = await fill(jobs)
-    await settle(desk, await claim_one(desk, queues["q"]), Outcome("moved", queue="old"))
+    await settle(leases, await claim_one(leases, queues["q"]), Outcome("moved", queue="old"))
     assert (await jobs.job(job_id)).queue == "next"
 
 
-async def test_a_cancelled_member_counts_as_one(jobs, desk, queues, sql):
+async def test_a_cancelled_member_counts_as_one(jobs, leases, queues, sql):
     members = [NewJob(queue="q") for _ in range(2)]
     await jobs.enqueue_groups([NewGroup(members=members, on_done=NewJob(queue="next"))])
-    lease = await claim_one(desk, queues["q"])
-    words = [Outcome("cancel"), Outcome("moved", queue="far")]
-    await settle(desk, lease, dict(zip(lease.ids, words, strict=True)))
-    assert await claim_one(desk, queues["next"]) is None
-    await settle(desk, await claim_one(desk, queues["far"]))
-    [payload] = (await claim_one(desk, queues["next"])).payloads
+    lease = await claim_one(leases, queues["q"])
+    kinds = [Outcome("cancel"), Outcome("moved", queue="far")]
+    await settle(leases, lease, dict(zip(lease.ids, kinds, strict=True)))
+    assert await claim_one(leases, queues["next"]) is None
+    await settle(leases, await claim_one(leases, queues["far"]))
+    [payload] = (await claim_one(leases, queues["next"])).payloads
     assert b'"done":1,"failed":0,"cancelled":1' in payload
 
 
-async def test_many_leases_are_settled_in_one_statement(jobs, desk, queues, broken_invariants):
+async def test_many_leases_are_settled_in_one_statement(jobs, leases, queues, broken_invariants):
     await fill(jobs, 20)
     for lane in "xyz":
         await fill(jobs, 4, lane=lane)
-    plain = [await claim_one(desk, queues["q"], 5) for _ in range(4)]
-    laned = [await claim_lane_jobs(desk, queues["q"], 3) for _ in range(4)]
+    plain = [await claim_one(leases, queues["q"], 5) for _ in range(4)]
+    laned = [await claim_lane_jobs(leases, queues["q"], 3) for _ in range(4)]
     first = {plain[0].ids[0]: Outcome("fail"), plain[0].ids[1]: DONE}
-    desk.settle(told(plain[0], first))
-    desk.settle(told(plain[1]))
-    desk.settle(told(laned[0], Outcome("unstarted")))
-    desk.settle(told(laned[1], Outcome("returned")))
-    desk.settle(told(laned[2]))
-    assert desk.unsettled == 16
-    await desk.flush()
-    assert (desk.unsettled, desk.leases_held) == (0, 4)
+    leases.settle(told(plain[0], first))
+    leases.settle(told(plain[1]))
+    leases.settle(told(laned[0], Outcome("unstarted")))
+    leases.settle(told(laned[1], Outcome("returned")))
+    leases.settle(told(laned[2]))
+    assert leases.unsettled == 16
+    await leases.flush()
+    assert (leases.unsettled, leases.leases_held) == (0, 4)
     assert await broken_invariants() == []
-    desk.settle(told(plain[0]))
-    await desk.flush()
-    assert desk.leases_held == 3
+    leases.settle(told(plain[0]))
+    await leases.flush()
+    assert leases.leases_held == 3
     states = [(await jobs.job(job_id)).state.value for job_id in plain[0].ids]
     assert states == ["failed"] + ["gone"] * 4
 
 
-async def test_what_was_said_first_counts(jobs, desk, queues):
+async def test_what_was_said_first_counts(jobs, leases, queues):
     [job_id] = await fill(jobs)
-    lease = await claim_one(desk, queues["q"])
-    desk.settle(told(lease, Outcome("fail", None, "first")))
-    desk.settle(told(lease))
-    await desk.flush()
-    desk.settle(told(lease, Outcome("cancel")))
-    await desk.flush()
+    lease = await claim_one(leases, queues["q"])
+    leases.settle(told(lease, Outcome("fail", None, "first")))
+    leases.settle(told(lease))
+    await leases.flush()
+    leases.settle(told(lease, Outcome("cancel")))
+    await leases.flush()
     assert (await jobs.job(job_id)).error == "first"
 
 
 async def test_a_lease_that_a_handler_holds_is_settled_after_its_transaction(
-    jobs, desk, queues, postgres
+    jobs, leases, queues, postgres
 ):
     """And it holds up no other lease."""
     await fill(jobs, 2)
-    held, free = [await claim_one(desk, queues["q"], 1) for _ in range(2)]
+    held, free = [await claim_one(leases, queues["q"], 1) for _ in range(2)]
     async with postgres.transaction() as tx:
         await jobs.lock_lease(tx, held.lease_id)
-        desk.settle(told(held))
-        desk.settle(told(free))
-        assert await claim_one(desk, queues["q"]) is None
-        await wait_true(lambda: desk.unsettled == 1)
+        leases.settle(told(held))
+        leases.settle(told(free))
+        assert await claim_one(leases, queues["q"]) is None
+        await wait_true(lambda: leases.unsettled == 1)
         assert (await jobs.job(held.ids[0])).state is JobState.LEASED
-    await desk.flush()
+    await leases.flush()
     assert (await jobs.job(held.ids[0])).state is JobState.GONE
 
 
 @pytest.mark.slow
-async def test_a_lane_that_a_user_holds_does_not_stop_the_others(jobs, desk, queues, postgres):
+async def test_a_lane_that_a_user_holds_does_not_stop_the_others(jobs, leases, queues, postgres):
     for lane in "xy":
         await fill(jobs, 1, lane=lane)
-    x, y = [await claim_lane_jobs(desk, queues["q"], 1) for _ in range(2)]
+    x, y = [await claim_lane_jobs(leases, queues["q"], 1) for _ in range(2)]
     assert (x.lanes[0], y.lanes[0]) in (("x", "y"), ("y", "x"))
     async with postgres.transaction() as tx:
         await jobs.lanes.set("l", x.lanes[0], starts_max=None, window_s=None, concurrency=1, tx=tx)
-        desk.settle(told(x))
-        desk.settle(told(y))
-        await wait_true(lambda: desk.unsettled == 1)
+        leases.settle(told(x))
+        leases.settle(told(y))
+        await wait_true(lambda: leases.unsettled == 1)
         assert (await jobs.job(y.ids[0])).state is JobState.GONE
-    await desk.flush()
-    assert desk.leases_held == 0
+    await leases.flush()
+    assert leases.leases_held == 0
 
 
-async def test_what_the_database_refuses_becomes_a_failed_run(jobs, desk, queues):
+async def test_what_the_database_refuses_becomes_a_failed_run(jobs, leases, queues):
     """An interval that PostgreSQL cannot hold: nothing of its statement is recorded, the neighbours are."""
     ids = await fill(jobs, 2)
-    bad, good = [await claim_one(desk, queues["q"], 1) for _ in range(2)]
-    desk.settle(told(bad, Outcome("retry", 1e300)))
-    desk.settle(told(good, Outcome("fail", None, "no")))
-    await desk.flush()
+    bad, good = [await claim_one(leases, queues["q"], 1) for _ in range(2)]
+    leases.settle(told(bad, Outcome("retry", 1e300)))
+    leases.settle(told(good, Outcome("fail", None, "no")))
+    await leases.flush()
     assert (await jobs.job(ids[1])).error == "no"
     job = await jobs.job(ids[0])
     assert (job.state, job.attempt) in ((JobState.SCHEDULED, 1), (JobState.READY, 1))
-    assert desk.leases_held == 0
+    assert leases.leases_held == 0
 
 
-async def test_nothing_is_lost_while_the_database_is_away(jobs, desk, queues, config):
+async def test_nothing_is_lost_while_the_database_is_away(jobs, leases, queues, config):
     """What was said is kept, counted and told when it is back; twice does no harm."""
     ids = await fill(jobs, 3)
-    lease = await claim_one(desk, queues["q"])
-    working, desk._postgres = (
-        desk._postgres,
+    lease = await claim_one(leases, queues["q"])
+    working, leases._postgres = (
+        leases._postgres,
         Postgres("postgresql://x@127.0.0.1:1/x", PostgresConfig()),
     )
-    desk.settle(told(lease, {ids[0]: Outcome("fail", None, "one")}))
-    flushing = asyncio.create_task(desk.flush())
-    await wait_true(lambda: lease.lease_id in desk._unsure)
-    desk.settle(told(lease))
-    assert desk.unsettled == 3
-    desk._postgres = working
+    leases.settle(told(lease, {ids[0]: Outcome("fail", None, "one")}))
+    flushing = asyncio.create_task(leases.flush())
+    await wait_true(lambda: lease.lease_id in leases._unsure)
+    leases.settle(told(lease))
+    assert leases.unsettled == 3
+    leases._postgres = working
     await flushing
-    assert (desk.unsettled, desk.leases_held) == (0, 0)
+    assert (leases.unsettled, leases.leases_held) == (0, 0)
     assert [(await jobs.job(i)).state.value for i in ids] == ["failed", "gone", "gone"]
 
 
-async def test_an_ack_that_may_have_been_recorded_is_no_loss(jobs, desk, queues):
+async def test_an_ack_that_may_have_been_recorded_is_no_loss(jobs, leases, queues):
     lost = []
-    desk.on_lost = lost.append
+    leases.on_lost = lost.append
     await fill(jobs)
-    lease = await claim_one(desk, queues["q"])
-    desk.settle(told(lease))
-    await desk.flush()
-    desk._held[lease.lease_id] = desk._held.get(lease.lease_id)
-    desk._unsure.add(lease.lease_id)
-    desk.settle(Settled(lease_id=lease.lease_id))
-    await desk.flush()
+    lease = await claim_one(leases, queues["q"])
+    leases.settle(told(lease))
+    await leases.flush()
+    leases._leases[lease.lease_id] = InFlightLease(
+        lease.lease_id, lease.ids, lease.attempts, retries=0
+    )
+    leases._unsure.add(lease.lease_id)
+    leases.settle(Ack(lease_id=lease.lease_id))
+    await leases.flush()
     assert lost == []
 
 
-async def test_an_abandoned_desk_says_nothing_more(jobs, desk, queues):
+async def test_an_abandoned_desk_says_nothing_more(jobs, leases, queues):
     await fill(jobs)
-    lease = await claim_one(desk, queues["q"])
-    desk.settle(told(lease))
-    await desk.abandon()
-    assert desk.unsettled == 0
+    lease = await claim_one(leases, queues["q"])
+    leases.settle(told(lease))
+    await leases.abandon()
+    assert leases.unsettled == 0
     assert (await jobs.job(lease.ids[0])).state is JobState.LEASED
 
 
@@ -278,65 +280,70 @@ async def test_takers_lose_nothing_by_going_away(jobs, queues, sql):
     assert taken.jobs[0].id == job_id
 
 
-async def test_a_freed_lane_wakes_who_waits_for_it(jobs, desk, queues, postgres):
+async def test_a_freed_lane_wakes_who_waits_for_it(jobs, leases, queues, postgres):
     await jobs.lanes.set("l", "x", starts_max=None, window_s=None, concurrency=1)
     await fill(jobs, 2, lane="x")
     await jobs.enqueue_many([NewJob(queue="next", lane="x")])
-    lease = await claim_lane_jobs(desk, queues["q"])
-    await claim_lane_jobs(desk, queues["next"])
-    heard = []
+    lease = await claim_lane_jobs(leases, queues["q"])
+    await claim_lane_jobs(leases, queues["next"])
+    receive = []
     connection = await postgres.connect_alone()
-    await connection.add_listener("headrace_jobs", lambda *message: heard.append(int(message[3])))
+    await connection.add_listener("headrace_jobs", lambda *message: receive.append(int(message[3])))
     try:
         told_limiters = []
-        desk.on_settled = told_limiters.extend
-        await settle(desk, lease)
-        await wait_true(lambda: set(heard) == {queues["q"], queues["next"]})
+        leases.on_settled = told_limiters.extend
+        await settle(leases, lease)
+        await wait_true(lambda: set(receive) == {queues["q"], queues["next"]})
         assert told_limiters == ["l"]
-        heard.clear()
+        receive.clear()
         await jobs.lanes.set("l", "x", starts_max=None, window_s=None, concurrency=None)
-        await wait_true(lambda: heard)
+        await wait_true(lambda: receive)
     finally:
         await connection.close()
 
 
-async def test_two_desks_cannot_settle_the_same_lease(jobs, desk, queues, *, postgres, config, sql):
+async def test_two_desks_cannot_settle_the_same_lease(
+    jobs, leases, queues, *, postgres, config, sql
+):
     await fill(jobs, 50, lane="x")
-    leases = [await claim_lane_jobs(desk, queues["q"], 5) for _ in range(10)]
-    other = Desk(postgres, config, desk.host_id)
+    leases = [await claim_lane_jobs(leases, queues["q"], 5) for _ in range(10)]
+    other = LeaseManager(postgres, config, leases.host_id)
     lost = []
-    desk.on_lost = other.on_lost = lost.append
+    leases.on_lost = other.on_lost = lost.append
     for lease in leases:
-        desk.settle(told(lease))
+        leases.settle(told(lease))
         other.settle(told(lease, Outcome("cancel")))
-    await asyncio.gather(desk.flush(), other.flush())
+    await asyncio.gather(leases.flush(), other.flush())
     assert sorted(lost) == sorted(lease.lease_id for lease in leases)
     assert await sql("SELECT id FROM headrace.job_lease") == []
 
 
 def test_parts_are_taken_in_order_and_put_back_first():
-    unsettled = Unsettled()
-    unsettled.add(1, {10: Said("fail")})
+    unsettled = AckBuffer()
+    unsettled.add(1, {10: Outcome("fail")})
     unsettled.add_done(2, 5, may_ride=True)
     unsettled.add_done(3, 5, may_ride=False)
     assert unsettled.jobs == 11
     assert unsettled.take_riders(10).done == {2: 5}
     part = unsettled.take(leases_max=10, jobs_max=100)
-    assert (part.done, list(part.said), part.jobs) == ({3: 5}, [1], 6)
-    unsettled.add(1, {10: Said("done"), 11: Said("done")})
+    assert (part.done, list(part.outcomes), part.jobs) == ({3: 5}, [1], 6)
+    unsettled.add(1, {10: Outcome("done"), 11: Outcome("done")})
     unsettled.put_back(part)
     assert unsettled.jobs == 7
     again = unsettled.take(leases_max=10, jobs_max=100)
-    assert {job_id: said.word for job_id, said in again.said[1].items()} == {10: "fail", 11: "done"}
+    assert {job_id: said.kind for job_id, said in again.outcomes[1].items()} == {
+        10: "fail",
+        11: "done",
+    }
     assert not unsettled
     assert 1 not in unsettled
 
 
 def test_a_part_is_bounded_by_leases_and_jobs():
-    unsettled = Unsettled()
+    unsettled = AckBuffer()
     for lease_id in range(5):
-        unsettled.add(lease_id, {lease_id * 10 + n: Said("done") for n in range(4)})
-    assert len(unsettled.take(leases_max=10, jobs_max=8).said) == 2
-    assert len(unsettled.take(leases_max=10, jobs_max=1).said) == 1
-    assert len(unsettled.take(leases_max=1, jobs_max=100).said) == 1
+        unsettled.add(lease_id, {lease_id * 10 + n: Outcome("done") for n in range(4)})
+    assert len(unsettled.take(leases_max=10, jobs_max=8).outcomes) == 2
+    assert len(unsettled.take(leases_max=10, jobs_max=1).outcomes) == 1
+    assert len(unsettled.take(leases_max=1, jobs_max=100).outcomes) == 1
     assert unsettled.jobs == 4

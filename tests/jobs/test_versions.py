@@ -8,7 +8,7 @@ import pytest
 from headrace.jobs import Batch, InvalidJob, NewJob, Registry
 from headrace.jobs.errors import PayloadNewer
 from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.messages import Settled, Work
+from headrace.jobs.slots.messages import Ack, Work
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.testing.waiting import wait_true
 
@@ -67,7 +67,7 @@ def declare(registry, kind):
 async def test_old_payloads_are_upgraded_and_newer_ones_handed_back(kind):
     registry, said = Registry(), []
     _, seen = declare(registry, kind)
-    slot = SlotRunner(registry, say=said.append, config=JobsConfig())
+    slot = SlotRunner(registry, send=said.append, config=JobsConfig())
     await slot.start()
     payloads = [msgspec.json.encode(PAYLOADS[version]) for version in (1, 2, 3, 4)]
     broken = [b'{"body":"hi"}', b'{"of":"tomorrow"}', b'{"of":"today"}']
@@ -87,10 +87,10 @@ async def test_old_payloads_are_upgraded_and_newer_ones_handed_back(kind):
     )
     await wait_true(lambda: slot.jobs_open == 0)
     await slot.stop(1.0)
-    settled = [message for message in said if isinstance(message, Settled)]
-    words = {id_: word for one in settled for id_, word in zip(one.ids, one.words, strict=True)}
-    delays = {id_: s for one in settled for id_, s in zip(one.ids, one.delays_s, strict=True)}
-    assert words == {
+    ack = [message for message in said if isinstance(message, Ack)]
+    kinds = {id_: kind for one in ack for id_, kind in zip(one.ids, one.kinds, strict=True)}
+    delays = {id_: s for one in ack for id_, s in zip(one.ids, one.delays_s, strict=True)}
+    assert kinds == {
         **dict.fromkeys((1, 2, 3, 4), "done"),
         5: "retry",
         6: "snooze",

@@ -1,13 +1,17 @@
-"""What agent and slot say to each other: a 4-byte length, then one msgpack array.
+"""Messages between agent and slot, and their framing: a 4-byte length, then one msgpack array.
 
-The agent never decodes a payload and the slot never sees the database: PostgreSQL connections grow with hosts, not
-with slots. The same values pass by plain calls where both are one process (`headrace work`).
+The agent never decodes a payload and the slot has no database connection, so PostgreSQL
+connections grow with hosts and not with slots. In `headrace work` the same values pass by plain
+calls.
+
+The socket is a stream and not SOCK_SEQPACKET, because a batch of payloads can exceed the buffer
+that a packet must fit in. Payloads pass as the driver returned them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -15,7 +19,7 @@ from headrace.kernel.metrics import Growth
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag="work", kw_only=True):
-    """Jobs of one lease to run, as columns."""
+    """The jobs of one lease to run, as columns."""
 
     queue: str
     lease_id: int
@@ -28,52 +32,54 @@ class Work(msgspec.Struct, frozen=True, array_like=True, tag="work", kw_only=Tru
     traceparents: Sequence[str | None]
     versions: Sequence[int]
     retries: int
-    """Of the queue: what its task declares, or what a person set."""
+    """Of the queue, as its task declares or as an operator set it."""
     start_before_s: float | None = None
-    """CLOCK_MONOTONIC of this machine: a job of a lane that has not started by then goes back unstarted."""
+    """CLOCK_MONOTONIC: jobs of a lane that have not started by then return unstarted."""
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
-    """Finish the calls in hand within `grace_s`, hand back the rest, say `Left` and end."""
+    """Finish running calls within `grace_s`, return the other jobs, send `Left` and exit."""
 
     grace_s: float
 
 
 class SpendAnswer(msgspec.Struct, frozen=True, array_like=True, tag="spent"):
-    """The answer to `Spend`: wait so long, then go ahead; None: refused, nothing was spent."""
+    """The answer to `Spend`: seconds to wait before starting; None: refused, nothing was taken."""
 
     call: int
     wait_s: float | None
     sent_s: float | None = None
-    """CLOCK_MONOTONIC of this machine when the lane was asked; the wait and the slack count from it."""
+    """CLOCK_MONOTONIC when the statement was sent; the wait and the slack count from it."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The slot's start hooks have run; it takes work."""
+    """The start hooks have run; the slot accepts work."""
 
     pid: int
 
 
-class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled", kw_only=True):
-    """What became of jobs of a lease. `ids` None: all of the lease's are done."""
+class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", kw_only=True):
+    """Outcomes of jobs of a lease, as columns. `ids` None: every job of the lease is done."""
 
     lease_id: int
     ids: Sequence[int] | None = None
-    words: Sequence[str] = ()
+    kinds: Sequence[str] = ()
+    """See `Outcome.kind`."""
     delays_s: Sequence[float | None] = ()
     errors: Sequence[str] = ()
     tracebacks: Sequence[str] = ()
     results: Sequence[bytes | None] = ()
-    """JSON, where the task keeps results; may be left empty."""
+    """JSON, of tasks that keep results; may be omitted."""
     queues: Sequence[str | None] = ()
-    """Where `moved` jobs go; may be left empty."""
+    """Target queues of `moved` jobs; may be omitted."""
     calls: int = 0
-    """Handler calls that ended, and how long they ran in sum."""
+    """Handler calls that ended since the last ack."""
     run_s: float = 0.0
+    """Total run time of these calls."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """How far a job is, 0 to 1."""
+    """A job's progress, 0 to 1."""
 
     job_id: int
     ratio: float
@@ -81,7 +87,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
 
 
 class Spend(msgspec.Struct, frozen=True, array_like=True, tag="spend"):
-    """Take `starts` further starts out of a lane; answered by `SpendAnswer` with the same `call`."""
+    """Take `starts` tokens out of a lane; `SpendAnswer` with the same `call` answers it."""
 
     call: int
     queue: str
@@ -91,23 +97,80 @@ class Spend(msgspec.Struct, frozen=True, array_like=True, tag="spend"):
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
-    """What the slot's counters grew by since the last time: see `kernel.metrics.Growth`."""
+    """The growth of the slot's counters since the last report: see `kernel.metrics.Growth`."""
 
     grown: Sequence[Growth]
 
 
 class Recycle(msgspec.Struct, frozen=True, array_like=True, tag="recycle"):
-    """The slot asks to be replaced after the work in hand: its private memory is over its limit, or `why`."""
+    """Request to be replaced after the running work: over the memory limit, or for `why`."""
 
     private_bytes: int
     why: str = ""
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """Nothing is in hand any more and the stop hooks have run; the process ends now."""
+    """No job is left and the stop hooks have run; the process exits now."""
 
 
+class Declared(msgspec.Struct, frozen=True, array_like=True, tag="declared"):
+    """The queues are stored: their ids by name."""
+
+    queues: dict[str, int]
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused", kw_only=True):
+    """The queues could not be stored."""
+
+    code: str
+    text: str
+    exit_code: int
+    retryable: bool
+
+
+DECLARING: Final = -1
+"""The slot number of the process that declares the code's queues and exits; it runs no jobs."""
 ToSlot = Work | Stop | SpendAnswer
-FromSlot = Ready | Settled | Progress | Spend | Measured | Recycle | Left
+FromSlot = Ready | Ack | Progress | Spend | Measured | Recycle | Left
 LENGTH_BYTES: Final = 4
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
+_encoder: Final = msgspec.msgpack.Encoder()
+decode_to_slot: Final[Callable[[Any], ToSlot]] = msgspec.msgpack.Decoder(ToSlot).decode
+"""Decode a message to a slot. Raises: msgspec.DecodeError."""
+decode_from_slot: Final[Callable[[Any], FromSlot]] = msgspec.msgpack.Decoder(FromSlot).decode
+"""Decode a message of a slot. Raises: msgspec.DecodeError."""
+
+
+def encode_frame(message: msgspec.Struct) -> bytearray:
+    """One message, preceded by its length."""
+    frame = bytearray(LENGTH_BYTES)
+    _encoder.encode_into(message, frame, LENGTH_BYTES)
+    frame[:LENGTH_BYTES] = (len(frame) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
+    return frame
+
+
+class FrameSplitter:
+    """Splits a stream into the bodies of its frames."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that `data` completes, in order. Raises: ValueError if a frame is too long."""
+        if self._rest:
+            self._rest += data
+            data = bytes(self._rest)
+        found, start, end = [], 0, len(data)
+        while end - start >= LENGTH_BYTES:
+            body = start + LENGTH_BYTES
+            length = int.from_bytes(data[start:body], "little")
+            if length > MESSAGE_BYTES_MAX:
+                raise ValueError(
+                    f"frame of {length} bytes exceeds {MESSAGE_BYTES_MAX}: not this protocol"
+                )
+            if end - body < length:
+                break
+            found.append(data[body : body + length])
+            start = body + length
+        self._rest = bytearray(data[start:])
+        return found

@@ -1,8 +1,8 @@
-"""The words by which a handler says what becomes of a job, raised or said, and what they mean.
+"""Outcomes of jobs, set or raised by a handler, and their validation. No I/O.
 
-A handler returns: every job it said nothing about is done. It raises: every such job goes to retry, or to
-where `Retry`, `Fail`, `Snooze` or `Cancel` send it. Nothing here does I/O, and nothing here trusts what a
-handler gives: an outcome that means nothing is a failed attempt, never a job that stays leased.
+If a handler returns, every job without an outcome is done. If it raises, every such job is
+retried, or gets the outcome of `Retry`, `Fail`, `Snooze` or `Cancel`. Values from handlers are not
+trusted: an invalid outcome is a failed attempt, never a job that stays leased.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.jobs.errors import LaneExhausted
 from headrace.jobs.model import AT_AWAY_S_MAX, ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
 from headrace.kernel.backoff import Backoff
 
-WORDS: Final = frozenset(
+OUTCOME_KINDS: Final = frozenset(
     {"done", "retry", "snooze", "fail", "cancel", "moved", "unstarted", "returned"}
 )
 
@@ -24,16 +24,16 @@ class Retry(Exception):
     """Run the job again, after `after_s` or the usual backoff; counts as a failed attempt."""
 
     def __init__(self, after_s: float | None = None, why: str = "") -> None:
-        super().__init__(why or "the handler asked for a retry")
+        super().__init__(why or "the handler requested a retry")
         self.after_s = checked_delay_s(after_s)
 
 
 class Fail(Exception):
-    """The job is failed for good, whatever retries are left."""
+    """Fail the job permanently, whatever retries are left."""
 
 
 class Cancel(Exception):
-    """The job is cancelled: nobody wants it any more, and it is no failure."""
+    """Cancel the job: it is no longer needed. This is no failure."""
 
 
 class Snooze(Exception):
@@ -41,21 +41,21 @@ class Snooze(Exception):
 
     def __init__(self, after_s: float) -> None:
         self.after_s = delay_of(after_s)
-        super().__init__(f"the handler asked to wait {self.after_s:g} s")
+        super().__init__(f"the handler requested a wait of {self.after_s:g} s")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is to become of a job: one of WORDS, with what belongs to it."""
+    """What happens to a job after a run: one of OUTCOME_KINDS, `lost` or `quarantined`."""
 
-    word: str
+    kind: str
     after_s: float | None = None
     error: str = ""
     traceback: str = ""
     result: bytes | None = None
-    """JSON, of a job that is done and whose task keeps results."""
+    """JSON, of a done job whose task keeps results."""
     queue: str | None = None
-    """Where a moved job goes."""
+    """The target queue of a moved job."""
 
 
 DONE = Outcome("done")
@@ -64,8 +64,8 @@ RETURNED = Outcome("returned")
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What a raised `error` means for the jobs that its call said nothing about. Never raises."""
-    text = told_text(error) or type(error).__name__
+    """The outcome of jobs whose call raised `error` before one was set. Never raises."""
+    text = readable_text(error) or type(error).__name__
     match error:
         case Fail():
             return Outcome("fail", None, text)
@@ -75,24 +75,24 @@ def outcome_of(error: BaseException) -> Outcome:
             after_s = _readable_delay_s(error.retry_after_s)
             return Outcome("retry" if after_s is None else "snooze", after_s, text)
         case Retry() | Snooze():
-            # A subclass may have left `after_s` out or put anything there.
+            # A subclass may have no `after_s`, or an invalid one.
             after_s = _readable_delay_s(getattr(error, "after_s", None))
             is_snooze = isinstance(error, Snooze) and after_s is not None
             return Outcome("snooze" if is_snooze else "retry", after_s, text)
         case _:
             name = type(error).__name__
-            told = bounded_text(f"{name}: {text}", ERROR_CHARACTERS_MAX)
-            return Outcome("retry", None, told, _traceback_of(error))
+            shown = bounded_text(f"{name}: {text}", ERROR_CHARACTERS_MAX)
+            return Outcome("retry", None, shown, _traceback_of(error))
 
 
 def bounded_text(text: str, characters_max: int) -> str:
-    """What PostgreSQL's text and a log can hold of `text`: its end, no NUL, no lone surrogates."""
+    """The end of `text` as PostgreSQL and logs can store it: no NUL, no lone surrogates."""
     kept = text if len(text) <= characters_max else "... " + text[-characters_max:]
     return kept.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode()
 
 
-def told_text(what: object) -> str:
-    """`what` as text, whatever a handler gave for it: also an error that has no readable text."""
+def readable_text(what: object) -> str:
+    """`what` as text; it may be any value of a handler, also an error whose text cannot be read."""
     try:
         text = "" if what is None else str(what)
     except BaseException as error:  # noqa: BLE001 - its __str__ is the handler's code too
@@ -109,14 +109,14 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def checked_delay_s(after_s: Any) -> float | None:
-    """None for the usual backoff, else as `delay_of`."""
+    """None for the default backoff, else as `delay_of`."""
     return None if after_s is None else delay_of(after_s)
 
 
 def delay_of(after_s: Any) -> float:
-    """`after_s` as seconds. Raises: TypeError for no number, ValueError for one not from 0 to a year.
+    """`after_s` as seconds. Raises: TypeError if not a number, ValueError outside 0 to a year.
 
-    Nothing is bent into range: NaN or a negative number as 0 s would let the job spin.
+    Values are not clamped: NaN or a negative number as 0 s would let the job spin.
     """
     try:
         delay_s = float(after_s)
@@ -130,29 +130,29 @@ def delay_of(after_s: Any) -> float:
 
 
 def _readable_delay_s(after_s: Any) -> float | None:
-    """The same, None also where it means nothing."""
+    """`checked_delay_s`, with None for invalid values."""
     try:
         return checked_delay_s(after_s)
     except (TypeError, ValueError):
         return None
 
 
-def settled_outcome(said: object, *, attempt: int, retries: int, backoff: Backoff) -> Outcome:
-    """What is recorded where `said` was said of run number `attempt`.
+def final_outcome(given: object, *, attempt: int, retries: int, backoff: Backoff) -> Outcome:
+    """The outcome to record for run number `attempt`, from the `given` one, which may be invalid.
 
-    A retry gets its delay, the last one fails; what means nothing is a retry.
+    A retry gets its delay, the last one fails; an invalid outcome is a retry.
     """
-    if said is DONE:
+    if given is DONE:
         return DONE
-    outcome = Outcome("retry", None, "its call ended without an outcome")
-    if isinstance(said, Outcome) and said.word in WORDS:
-        outcome = said
+    outcome = Outcome("retry", None, "its call ended without a valid outcome")
+    if isinstance(given, Outcome) and given.kind in OUTCOME_KINDS:
+        outcome = given
     try:
         after_s = checked_delay_s(outcome.after_s)
     except (TypeError, ValueError) as error:
-        outcome, after_s = Outcome("retry", None, told_text(error)), None
-    if outcome.word != "retry":
+        outcome, after_s = Outcome("retry", None, readable_text(error)), None
+    if outcome.kind != "retry":
         return outcome
     if attempt > retries:
-        return replace(outcome, word="fail", after_s=None)
+        return replace(outcome, kind="fail", after_s=None)
     return replace(outcome, after_s=backoff.delay_s(attempt) if after_s is None else after_s)

@@ -1,11 +1,11 @@
-"""The board: one 64-byte cell a slot in memory shared by agent and slots, written before each handler call.
+"""Memory shared by agent and slots: one 64-byte cell per slot, written before each call.
 
-It says what a slot is doing when the slot itself cannot say it any more: which job ran when its process died, for
-how long a call in C code has been running, when its event loop last turned. Nothing is sent for that, and a
-slot writes its own cell only.
+It shows what a slot does when the slot itself cannot report it: which job ran when its process
+died, how long a call in C code has been running, when its event loop last ran. It needs no
+messages, and a slot writes only its own cell.
 
-A cell is eight words, each stored by one instruction, under a sequence lock: the first word is odd while the
-others are written, and a reader looks again until it finds it even and unchanged around them.
+A cell is eight words, each stored by one instruction, under a sequence lock: the first word is odd
+while the others are written, and a reader retries until it is even and unchanged around them.
 """
 
 from __future__ import annotations
@@ -24,40 +24,44 @@ _READS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
-    """What a cell says. Moments are CLOCK_MONOTONIC, which all processes of a machine share."""
+class SlotStatus:
+    """The content of a cell. Times are CLOCK_MONOTONIC, which all processes of a machine share."""
 
     job_id: int | None
-    """The job that runs alone; None where several do, or none."""
+    """The job that runs alone; None if several run, or none."""
     jobs: int
-    """Jobs whose calls run."""
+    """Jobs in running calls."""
     started_s: float
     timeout_s: float
     beat_s: float
-    """When the slot's event loop last turned; 0: never yet."""
+    """When the slot's event loop last ran; 0: never yet."""
     is_whole: bool = True
-    """False: the slot stands in the midst of a write, having lost its core or its life there."""
+    """False: the slot was interrupted or died during a write."""
 
 
-class SlotCell:
-    """A slot's side of its cell; the runner writes here before and after each call."""
+class StatusCell:
+    """A slot's own cell. Written from the slot's event loop alone; never waits or raises."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
         self._writes = 0
 
     def begin(self, job_id: int, jobs: int, timeout_s: float) -> None:
-        """`jobs` run from now on: `job_id` alone, or several (-1)."""
+        """Record that `jobs` run, before a further handler starts.
+
+        `job_id` is the one that runs alone, or -1. A slot that runs long after `timeout_s` and its
+        grace hangs.
+        """
         now_ns = time.monotonic_ns()
         self._write(job_id, jobs, now_ns, int(timeout_s * 1e9))
         self._words[_BEAT] = now_ns
 
     def beat(self) -> None:
-        """The event loop turns."""
+        """Record that the event loop runs, about every second during calls."""
         self._words[_BEAT] = time.monotonic_ns()
 
     def end(self) -> None:
-        """Nothing runs any more."""
+        """Record that no job runs."""
         self._write(0, 0, 0, 0)
 
     def _write(self, job_id: int, jobs: int, started_ns: int, timeout_ns: int) -> None:
@@ -69,8 +73,8 @@ class SlotCell:
         words[_WRITES] = self._writes
 
 
-class Board:
-    """All cells; made by the agent, its descriptor is inherited by the zygote and so by every slot."""
+class StatusBoard:
+    """All cells. The agent creates it; zygote and slots inherit its descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -78,24 +82,24 @@ class Board:
         self._words = memoryview(self._memory).cast("q")
 
     @classmethod
-    def make(cls) -> Board:
-        """A new board with empty cells."""
+    def make(cls) -> StatusBoard:
+        """Create a board with empty cells."""
         descriptor = os.memfd_create("headrace-board", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, SLOTS_MAX * CELL_BYTES)
         return cls(descriptor)
 
-    def cell(self, number: int) -> SlotCell:
-        """The cell of slot `number`, to write."""
-        return SlotCell(self._cell(number))
+    def cell(self, number: int) -> StatusCell:
+        """The cell of slot `number`, for writing."""
+        return StatusCell(self._cell(number))
 
     def clear(self, number: int) -> None:
-        """Empty a cell before its number is given to a new slot."""
+        """Empty a cell before a new slot gets its number."""
         words = self._cell(number)
         for index in range(_WORDS):
             words[index] = 0
 
-    def read(self, number: int) -> Doing:
-        """What slot `number` is doing."""
+    def read(self, number: int) -> SlotStatus:
+        """What slot `number` is running."""
         words = self._cell(number)
         for _ in range(_READS_MAX):
             writes = words[_WRITES]
@@ -104,7 +108,7 @@ class Board:
             is_whole = writes % 2 == 0 and words[_WRITES] == writes
             if is_whole:
                 break
-        return Doing(
+        return SlotStatus(
             job_id=job_id if jobs == 1 else None,
             jobs=jobs,
             started_s=started_ns / 1e9,
@@ -114,7 +118,7 @@ class Board:
         )
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._words.release()
         self._memory.close()
         os.close(self.descriptor)

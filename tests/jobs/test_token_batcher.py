@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from headrace.jobs.agent.spending import STATEMENTS_AT_ONCE, Spending
+from headrace.jobs.agent.token_batcher import STATEMENTS_AT_ONCE, TokenBatcher
 from headrace.kernel.errors import Unavailable
 
 
@@ -30,16 +30,16 @@ class Lanes:
         return 0.5
 
 
-async def ask(spending: Spending, lane: str = "a", *, starts: int = 1, wait_max_s: float = 9.0):
-    return asyncio.create_task(spending.ask(7, lane, starts=starts, wait_max_s=wait_max_s))
+async def ask(tokens: TokenBatcher, lane: str = "a", *, starts: int = 1, wait_max_s: float = 9.0):
+    return asyncio.create_task(tokens.take(7, lane, starts=starts, wait_max_s=wait_max_s))
 
 
 async def test_those_that_ask_while_a_statement_is_under_way_share_the_next():
     lanes = Lanes(left=100)
-    spending = Spending(lanes.spend)
-    first = await ask(spending)
+    tokens = TokenBatcher(lanes.spend)
+    first = await ask(tokens)
     await asyncio.wait([first], timeout=0.01)
-    rest = [await ask(spending, starts=2, wait_max_s=5.0 + n) for n in range(10)]
+    rest = [await ask(tokens, starts=2, wait_max_s=5.0 + n) for n in range(10)]
     await asyncio.wait(rest, timeout=0.01)
     asked_s = time.monotonic()
     lanes.gate.set()
@@ -52,16 +52,16 @@ async def test_those_that_ask_while_a_statement_is_under_way_share_the_next():
 async def test_what_a_lane_refuses_together_is_given_as_far_as_it_goes():
     lanes = Lanes(left=5)
     lanes.gate.set()
-    spending = Spending(lanes.spend)
-    granted = await asyncio.gather(*[await ask(spending) for _ in range(8)])
+    tokens = TokenBatcher(lanes.spend)
+    granted = await asyncio.gather(*[await ask(tokens) for _ in range(8)])
     assert sum(one.wait_s is not None for one in granted) == 5
     assert lanes.left == 0
 
 
 async def test_few_statements_run_at_once_and_a_fault_refuses_only_its_own():
     lanes = Lanes(left=1000)
-    spending = Spending(lanes.spend)
-    asks = [await ask(spending, f"lane {n}") for n in range(10)]
+    tokens = TokenBatcher(lanes.spend)
+    asks = [await ask(tokens, f"lane {n}") for n in range(10)]
     await asyncio.wait(asks, timeout=0.01)
     assert len(lanes.statements) == STATEMENTS_AT_ONCE
     lanes.gate.set()
@@ -71,5 +71,5 @@ async def test_few_statements_run_at_once_and_a_fault_refuses_only_its_own():
     async def broken(*_) -> float | None:
         raise Unavailable("the database is away")
 
-    spending = Spending(broken)
-    assert (await (await ask(spending))).wait_s is None
+    tokens = TokenBatcher(broken)
+    assert (await (await ask(tokens))).wait_s is None

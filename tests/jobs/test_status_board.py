@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from headrace.jobs.agent.board import CELL_BYTES, SLOTS_MAX, Board
+from headrace.jobs.slots.status_board import CELL_BYTES, SLOTS_MAX, StatusBoard
 
 
 @pytest.fixture
 def board():
     """An empty board."""
-    board = Board.make()
+    board = StatusBoard.make()
     yield board
     board.close()
 
@@ -27,9 +27,9 @@ def test_a_call_is_seen_until_it_ends(board):
     cell = board.cell(3)
     before_s = time.monotonic()
     cell.begin(41, 1, 2.5)
-    doing = board.read(3)
-    assert (doing.job_id, doing.jobs, doing.timeout_s) == (41, 1, 2.5)
-    assert before_s <= doing.started_s <= doing.beat_s <= time.monotonic()
+    status = board.read(3)
+    assert (status.job_id, status.jobs, status.timeout_s) == (41, 1, 2.5)
+    assert before_s <= status.started_s <= status.beat_s <= time.monotonic()
     cell.end()
     assert board.read(3).jobs == 0
 
@@ -45,9 +45,9 @@ def test_a_beat_is_seen_and_changes_nothing_else(board):
     cell.begin(7, 1, 1.0)
     began = board.read(1)
     cell.beat()
-    doing = board.read(1)
-    assert doing.beat_s >= began.beat_s
-    assert (doing.job_id, doing.started_s) == (7, began.started_s)
+    status = board.read(1)
+    assert status.beat_s >= began.beat_s
+    assert (status.job_id, status.started_s) == (7, began.started_s)
 
 
 def test_neighbours_keep_to_their_cells(board):
@@ -71,7 +71,7 @@ def test_a_reader_never_sees_half_a_write(board):
         os._exit(0)
     pairs = set()
     while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        doing = board.read(0)
-        if doing.is_whole:
-            pairs.add((doing.job_id, doing.timeout_s))
+        status = board.read(0)
+        if status.is_whole:
+            pairs.add((status.job_id, status.timeout_s))
     assert pairs <= {(None, 0.0), (1, 1.0), (2, 2.0)}

@@ -1,10 +1,10 @@
-"""One agent a host name, and an heir that waits for what a dead one left.
+"""A file lock that allows one agent per host name and outlives a dead agent.
 
-The lock on this file is held by the agent, its zygote and every slot, which inherit it: whoever gets it knows that no
-handler of a former agent runs any more, so that its leases can be returned at once instead of when they
-expire. What hangs is killed after KILL_AFTER_S by the pids that the file records, with their start times, since
-pids are used again. A handler's own child may hold the lock for longer than all: then the heir goes on after
-the lease time, with a warning.
+The agent, its zygote and every slot hold the lock by inheritance. When another process gets it, no
+handler of the former agent runs any more. The new agent can then return the leases at once instead
+of waiting for their expiry. Hanging slots are killed after KILL_AFTER_S by the pids that the file
+records, with their start times, because pids are reused. A child process of a handler may hold the
+lock for longer: the new agent then continues after the lease time, with a warning.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from typing import Final
 
 import msgspec
 
-from headrace.jobs.agent.remains import end_group
+from headrace.jobs.agent.orphan_cleanup import end_group
 from headrace.jobs.errors import AgentRuns
 from headrace.kernel.logs import logger
 
 KILL_AFTER_S: Final = 3.0
-LOOK_EVERY_S: Final = 0.02
+POLL_EVERY_S: Final = 0.02
 _log: Final = logger(__name__)
 
 
-class Record(msgspec.Struct, kw_only=True):
-    """What the file says of the agent that holds the lock: processes as (pid, start time)."""
+class LockRecord(msgspec.Struct, kw_only=True):
+    """The content of the file: the processes of the lock's holder, as (pid, start time)."""
 
     agent: tuple[int, int] = (0, 0)
     host_ids: list[int] = []
-    """Host rows that its leases hang on."""
+    """Host rows that own its leases."""
     slots: list[tuple[int, int]] = []
 
 
-class Succession:
-    """The lock of one host name in a data folder. Made by `take`."""
+class HostLock:
+    """The lock of one host name in a data folder. Created by `take`."""
 
-    def __init__(self, descriptor: int, former: Record) -> None:
+    def __init__(self, descriptor: int, former: LockRecord) -> None:
         self.descriptor = descriptor
         self.former = former
-        """What the agent before this one left behind."""
-        self._record = Record(agent=(os.getpid(), start_time(os.getpid())))
+        """The record of the former agent."""
+        self._record = LockRecord(agent=(os.getpid(), start_time(os.getpid())))
         self._write()
 
     @classmethod
-    async def take(cls, folder: Path, name: str, *, wait_max_s: float) -> Succession:
-        """Wait until nothing of a former agent runs. Raises: AgentRuns."""
+    async def take(cls, folder: Path, name: str, *, wait_max_s: float) -> HostLock:
+        """Wait until no process of a former agent runs. Raises: AgentRuns."""
         path = folder / f"{file_name(name)}.lock"
         began_s = time.monotonic()
         descriptor = _open(path)
@@ -70,22 +70,22 @@ class Succession:
             if waited_s > wait_max_s:
                 _log.warning("former_slots_not_gone", name=name, waited_s=round(waited_s, 1))
                 return cls(_replaced(path, descriptor), record)
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_EVERY_S)
         return cls(descriptor, _read(descriptor))
 
     def note_host(self, host_id: int) -> None:
-        """Leases hang on this host row too from now on."""
+        """Record that this host row owns leases too."""
         self._record.host_ids.append(host_id)
         self._write()
 
     def note_slots(self, pids: Iterable[int]) -> None:
-        """These slots run now."""
+        """Record the slots that run now."""
         self._record.slots = [(pid, start_time(pid)) for pid in pids]
         self._write()
 
     def release(self) -> None:
-        """Everything was returned and nothing runs."""
-        self._record = Record()
+        """Release the lock after an orderly end: no lease and no slot is left."""
+        self._record = LockRecord()
         self._write()
         os.close(self.descriptor)
 
@@ -96,13 +96,13 @@ class Succession:
 
 
 def file_name(host: str) -> str:
-    """A file's name for a host's, without what no file name may hold."""
+    """A file name for a host name, without characters that file names must not have."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", host)[:64]
     return plain if plain == host else f"{plain}-{hashlib.sha256(host.encode()).hexdigest()[:8]}"
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0: there is none."""
+    """When a process started, in clock ticks since boot; 0 if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -111,7 +111,7 @@ def start_time(pid: int) -> int:
 
 
 def is_running(pid: int, started: int) -> bool:
-    """Whether that very process still runs."""
+    """Whether the process with this pid and start time runs."""
     return pid > 0 and started > 0 and start_time(pid) == started
 
 
@@ -128,11 +128,11 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _read(descriptor: int) -> Record:
+def _read(descriptor: int) -> LockRecord:
     try:
-        return msgspec.json.decode(os.pread(descriptor, 1 << 20, 0), type=Record)
+        return msgspec.json.decode(os.pread(descriptor, 1 << 20, 0), type=LockRecord)
     except msgspec.DecodeError:
-        return Record()
+        return LockRecord()
 
 
 def _kill(slots: Iterable[tuple[int, int]]) -> None:
@@ -145,7 +145,7 @@ def _kill(slots: Iterable[tuple[int, int]]) -> None:
 
 
 def _replaced(path: Path, descriptor: int) -> int:
-    """A new file under the same name, locked: the old one stays with whoever holds it."""
+    """Replace the file by a new, locked one; the old file keeps its holders."""
     os.close(descriptor)
     path.unlink(missing_ok=True)
     fresh = _open(path)

@@ -1,8 +1,8 @@
-"""What slots leave running: processes that their handlers forked or spawned, ended with their slot.
+"""Kills the processes that handlers forked or spawned, once their slot has ended.
 
-Each slot leads a process group, whose rest is killed before the dead slot is reaped: until then its pid, and so
-the group's name, belongs to nobody else. A process that made its own session on purpose goes on and is adopted
-by the agent (PR_SET_CHILD_SUBREAPER), which ends it at its own end.
+Each slot leads a process group, which is killed before the dead slot is reaped: until then no
+other process can get its pid, which names the group. A process that made its own session keeps
+running. The agent adopts it (PR_SET_CHILD_SUBREAPER) and kills it at its own end.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from pathlib import Path
 from typing import Final
 
 PR_SET_CHILD_SUBREAPER: Final = 36
-LOOK_EVERY_S: Final = 0.005
+POLL_EVERY_S: Final = 0.005
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose own parent dies."""
+    """Become the parent of every descendant whose own parent dies."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def lead_group(pid: int = 0) -> None:
-    """Make a process (0: this one) the leader of a group of its own."""
-    # It may be gone, or have been made one already from the other side of its fork.
+    """Make a process (0: this one) the leader of its own process group."""
+    # It may have exited, or the other side of its fork was faster.
     with suppress(OSError):
         os.setpgid(pid, pid)
 
 
 def end_group(leader: int) -> None:
-    """Kill what is left of a leader's group. The leader must not have been reaped yet."""
+    """Kill the rest of a leader's group. The leader must not have been reaped yet."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def end_children(wait_max_s: float) -> list[int]:
-    """Kill and reap every child of this process, and the orphans that it inherits by it; who is left."""
+    """Kill and reap every child of this process, also inherited ones. Return those left."""
     ends_s = time.monotonic() + wait_max_s
     while children := _children():
         for pid in children:
@@ -48,7 +48,7 @@ def end_children(wait_max_s: float) -> list[int]:
                 os.waitpid(pid, os.WNOHANG)
         if time.monotonic() > ends_s:
             return children
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
     return []
 
 

@@ -1,7 +1,7 @@
-"""The forked slots of an agent: as many as the plan and the host allow, watched, recycled, ended.
+"""The forked slots of an agent: forks, watches, recycles and ends them, within plan and capacity.
 
-Slots are told apart from their jobs: what a dead slot held is settled by the dispatcher at the slot's exit (its socket's
-end may come seconds later, while a child of a handler holds it), and after the last word of its socket was read.
+The jobs of a dead slot are settled at its exit, once its last messages were read. The end of its
+socket is not waited for, because a child process of a handler may hold it open for seconds.
 """
 
 from __future__ import annotations
@@ -17,57 +17,55 @@ from typing import Final
 
 from headrace.engines.postgres import Postgres
 from headrace.jobs import store
-from headrace.jobs.agent import capacity, control
-from headrace.jobs.agent.board import SLOTS_MAX, Board, Doing
-from headrace.jobs.agent.declaring import declared_ids
+from headrace.jobs.agent import capacity, zygote_protocol
 from headrace.jobs.agent.dispatcher import Dispatcher
-from headrace.jobs.agent.forked import ForkedSlot
-from headrace.jobs.agent.keeper import ZygoteKeeper
-from headrace.jobs.agent.lines import TaskFacts
-from headrace.jobs.agent.links import SlotLink
-from headrace.jobs.agent.remains import end_group
-from headrace.jobs.agent.seats import Seat
-from headrace.jobs.agent.succession import Succession
+from headrace.jobs.agent.host_lock import HostLock
+from headrace.jobs.agent.orphan_cleanup import end_group
+from headrace.jobs.agent.queue_state import TaskFacts
+from headrace.jobs.agent.worker_process import WorkerConnection, WorkerProcess
+from headrace.jobs.agent.worker_proxy import WorkerProxy
+from headrace.jobs.agent.zygote_client import ZygoteClient, declared_ids
 from headrace.jobs.fleet.facts import Planned
 from headrace.jobs.model import JobsConfig, agent_slots, slots_ended
 from headrace.jobs.slots.messages import FromSlot, Left, Measured, Ready, Recycle
+from headrace.jobs.slots.status_board import SLOTS_MAX, SlotStatus, StatusBoard
 from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import add_growth
 
 TICK_S: Final = 0.25
-EXIT_TOLD_S: Final = 0.05
-"""So long after an exit its socket's last words, or its status, may come."""
+LAST_MESSAGES_S: Final = 0.05
+"""How long after an exit the last messages or the exit status may arrive."""
 KILL_AFTER_S: Final = 1.0
-"""What a stopping slot gets beyond its grace time."""
+"""Extra time for a stopping slot after its grace time."""
 SILENT_WARNED_S: Final = 30.0
 RESTARTS: Final = Backoff(0.1, 30.0)
-_NOTHING: Final = Doing(None, 0, 0.0, 0.0, 0.0)
+_IDLE: Final = SlotStatus(None, 0, 0.0, 0.0, 0.0)
 _log: Final = logger(__name__)
 
 
-class ForkedCrew:
-    """Implements `core.Crew` with slots forked by a zygote."""
+class ForkedWorkerPool:
+    """Implements `WorkerPool` with slots forked by a zygote."""
 
     kind = "agent"
 
     def __init__(
         self,
-        keeper: ZygoteKeeper,
-        board: Board,
-        succession: Succession,
+        zygote: ZygoteClient,
+        board: StatusBoard,
+        host_lock: HostLock,
         config: JobsConfig,
         *,
         name: str,
         tags: Sequence[str] = (),
     ) -> None:
         self.tags = tags
-        self._keeper = keeper
+        self._zygote = zygote
         self._board = board
-        self._succession = succession
+        self._host_lock = host_lock
         self._config = config
         self._name = name
-        self._slots: dict[int, ForkedSlot] = {}
+        self._slots: dict[int, WorkerProcess] = {}
         self._dispatcher: Dispatcher | None = None
         self._changed = asyncio.Event()
         self._is_ending = False
@@ -79,58 +77,58 @@ class ForkedCrew:
         self._slot_cpu = capacity.SlotCpu()
         self._pss: dict[int, int] = {}
         self._unreaped: set[int] = set()
-        """Dead slots whose zygote died too before it reaped them."""
-        keeper.on_forked = self._on_forked
-        keeper.on_exited = self._on_exited
+        """Dead slots whose zygote died before it reaped them."""
+        zygote.on_forked = self._on_forked
+        zygote.on_exited = self._on_exited
 
     @property
     def pids(self) -> list[int]:
-        """Of the slots that run."""
+        """Process ids of the running slots."""
         return [slot.pid for slot in self._slots.values() if slot.pid]
 
     async def declare(self) -> Sequence[tuple[TaskFacts, int]]:
-        """See `Crew`."""
-        loaded = await self._keeper.wait_loaded()
-        ids = await declared_ids(self._keeper)
+        """See `WorkerPool`."""
+        loaded = await self._zygote.wait_loaded()
+        ids = await declared_ids(self._zygote)
         fit = [facts for facts in loaded.tasks if facts.tag is None or facts.tag in self.tags]
         return [(facts, ids[facts.queue]) for facts in fit]
 
     async def serve(self, dispatcher: Dispatcher) -> None:
-        """See `Crew`."""
+        """See `WorkerPool`."""
         self._dispatcher = dispatcher
-        dispatcher.on_message = self._heard
+        dispatcher.on_message = self._receive
         while True:
             self._changed.clear()
             self._reap_orphans()
             self._watch()
             self._sample()
-            await self._keep_number()
+            await self._scale()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._changed.wait()
 
     async def drain(self, dispatcher: Dispatcher, /, grace_s: float) -> None:
-        """See `Crew`."""
+        """See `WorkerPool`."""
         self._is_ending = True
         for slot in self._slots.values():
-            self._ask_to_leave(slot, grace_s)
+            self._request_stop(slot, grace_s)
         if not await self._wait_gone(grace_s + KILL_AFTER_S):
             left = [slot.number for slot in self._slots.values()]
             _log.warning("slots_killed_at_stop", slots=left, jobs=dispatcher.jobs_open)
-            await self.cut()
+            await self.abort()
 
-    async def cut(self) -> None:
-        """See `Crew`."""
+    async def abort(self) -> None:
+        """See `WorkerPool`."""
         for slot in self._slots.values():
             slot.kill("its agent stops or lost its host row", is_blameless=True)
         if not await self._wait_gone(KILL_AFTER_S):
             _log.error("slots_not_gone", pids=self.pids)
 
     async def report(self, postgres: Postgres, host_id: int, dispatcher: Dispatcher) -> None:
-        """See `Crew`."""
+        """See `WorkerPool`."""
         if host_id != self._host_id:
             self._host_id = host_id
-            self._succession.note_host(host_id)
+            self._host_lock.note_host(host_id)
         self._planned = await store.fleet.planned_slots(postgres, self._name)
         self._apply_plan(dispatcher)
         self._changed.set()
@@ -141,10 +139,10 @@ class ForkedCrew:
             capacity=max(0, self._capacity - self._floats),
             load_per_core=capacity.load_per_core(),
             cpu_pressure=self._cpu_pressure(),
-            slots=[self._told(slot, now_s) for slot in self._slots.values()],
+            slots=[self._slot_report(slot, now_s) for slot in self._slots.values()],
         )
 
-    # How many, and whose
+    # How many slots, and their queues
 
     @property
     def _floats(self) -> int:
@@ -158,32 +156,32 @@ class ForkedCrew:
         return min(bound + self._floats, self._capacity)
 
     def _apply_plan(self, dispatcher: Dispatcher) -> None:
-        """Bind as many seats to each queue as the plan says; idle floating ones first."""
+        """Bind the planned number of slots to each queue, idle floating slots first."""
         wanted = dict(self._planned.slots) if self._planned is not None else {}
         staying = [slot for slot in self._slots.values() if not slot.is_leaving]
         for slot in staying:
-            queue = slot.seat.bound.facts.queue if slot.seat.bound else None
-            if queue is not None and wanted.get(queue, 0) > 0:
-                wanted[queue] -= 1
-            elif queue is not None:
-                dispatcher.bind(slot.seat, None)
-        floats = [slot for slot in staying if slot.seat.bound is None and slot.is_ready]
-        floats.sort(key=lambda slot: bool(slot.seat.hands))
-        for queue, count in wanted.items():
-            line = dispatcher.line(queue)
-            for _ in range(count if line is not None else 0):
+            name = slot.worker.bound.facts.queue if slot.worker.bound else None
+            if name is not None and wanted.get(name, 0) > 0:
+                wanted[name] -= 1
+            elif name is not None:
+                dispatcher.bind(slot.worker, None)
+        floats = [slot for slot in staying if slot.worker.bound is None and slot.is_ready]
+        floats.sort(key=lambda slot: bool(slot.worker.leases))
+        for name, count in wanted.items():
+            queue = dispatcher.queue(name)
+            for _ in range(count if queue is not None else 0):
                 if not floats:
                     return
-                dispatcher.bind(floats.pop(0).seat, line)
+                dispatcher.bind(floats.pop(0).worker, queue)
 
-    async def _keep_number(self) -> None:
-        """Fork what is missing, let go what is too much."""
+    async def _scale(self) -> None:
+        """Fork missing slots and retire surplus ones."""
         staying = [slot for slot in self._slots.values() if not slot.is_leaving]
         for slot in list(self._slots.values()):
-            if slot.is_leaving and not slot.seat.hands:
-                self._ask_to_leave(slot, self._config.grace_s)
+            if slot.is_leaving and not slot.worker.leases:
+                self._request_stop(slot, self._config.grace_s)
         target = self._target()
-        idle_first = sorted(staying, key=lambda s: (bool(s.seat.bound), bool(s.seat.hands)))
+        idle_first = sorted(staying, key=lambda s: (bool(s.worker.bound), bool(s.worker.leases)))
         for slot in idle_first[: max(0, len(staying) - target)]:
             self._retire(slot)
         for _ in range(target - len(staying)):
@@ -197,58 +195,60 @@ class ForkedCrew:
         dispatcher = self._dispatcher
         number = next(n for n in range(SLOTS_MAX) if n not in self._slots)
         self._board.clear(number)
-        link = SlotLink(
-            lambda message: self._hear(slot, dispatcher, message),
-            lambda: self._on_link_lost(slot),
+        connection = WorkerConnection(
+            lambda message: self._on_slot_message(slot, dispatcher, message),
+            lambda: self._on_connection_lost(slot),
         )
-        slot = ForkedSlot(number, link, Seat(link))
+        slot = WorkerProcess(number, connection, WorkerProxy(connection))
         ours, theirs = socket.socketpair()
         with theirs:
-            if not self._keeper.fork(number, theirs):
+            if not self._zygote.fork(number, theirs):
                 ours.close()
                 return False
         self._slots[number] = slot
         agent_slots.set(len(self._slots))
-        dispatcher.add(slot.seat)
-        await link.connect(ours)
+        dispatcher.add(slot.worker)
+        await connection.connect(ours)
         return True
 
-    def _retire(self, slot: ForkedSlot) -> None:
-        """Take no more work in it; it leaves when its hands are empty."""
+    def _retire(self, slot: WorkerProcess) -> None:
+        """Stop assigning work to a slot; it leaves once its jobs have ended."""
         slot.is_leaving = True
-        slot.seat.is_open = False
-        slot.seat.bound = None
+        slot.worker.accepts_work = False
+        slot.worker.bound = None
         self._changed.set()
 
-    def _ask_to_leave(self, slot: ForkedSlot, grace_s: float) -> None:
+    def _request_stop(self, slot: WorkerProcess, grace_s: float) -> None:
         slot.is_leaving = True
-        slot.seat.is_open = False
-        if not slot.was_asked:
-            slot.was_asked = True
-            slot.link.stop(grace_s)
+        slot.worker.accepts_work = False
+        if not slot.was_stopped:
+            slot.was_stopped = True
+            slot.connection.stop(grace_s)
 
-    # What slots say
+    # Messages of slots
 
-    def _hear(self, slot: ForkedSlot, dispatcher: Dispatcher, message: FromSlot) -> None:
+    def _on_slot_message(
+        self, slot: WorkerProcess, dispatcher: Dispatcher, message: FromSlot
+    ) -> None:
         if isinstance(message, Ready):
             slot.is_ready = True
             self._early_deaths = 0
             self._changed.set()
             if slot.pidfd < 0:
-                # Its zygote died before it told of it: it is our own child by now.
+                # Its zygote died before it reported the fork: it is this process's child by now.
                 with suppress(ProcessLookupError):
-                    self._seat_process(slot, message.pid, os.pidfd_open(message.pid))
+                    self._attach_process(slot, message.pid, os.pidfd_open(message.pid))
             if slot.is_leaving:
                 return
-        dispatcher.heard(slot.seat, message)
-        if slot.is_leaving and not slot.seat.hands:
+        dispatcher.receive(slot.worker, message)
+        if slot.is_leaving and not slot.worker.leases:
             self._changed.set()
 
-    def _heard(self, seat: Seat, message: FromSlot) -> None:
+    def _receive(self, worker: WorkerProxy, message: FromSlot) -> None:
         if isinstance(message, Measured):
             add_growth(message.grown)
             return
-        slot = next((s for s in self._slots.values() if s.seat is seat), None)
+        slot = next((s for s in self._slots.values() if s.worker is worker), None)
         if slot is None:
             return
         if isinstance(message, Left):
@@ -262,58 +262,58 @@ class ForkedCrew:
             )
             self._retire(slot)
 
-    # How they end
+    # Exits of slots
 
-    def _on_forked(self, told: control.Forked, pidfd: int) -> None:
-        slot = self._slots.get(told.slot)
+    def _on_forked(self, message: zygote_protocol.Forked, pidfd: int) -> None:
+        slot = self._slots.get(message.slot)
         if slot is not None and slot.pidfd < 0:
-            self._seat_process(slot, told.pid, pidfd)
+            self._attach_process(slot, message.pid, pidfd)
         else:
             os.close(pidfd)
 
-    def _seat_process(self, slot: ForkedSlot, pid: int, pidfd: int) -> None:
+    def _attach_process(self, slot: WorkerProcess, pid: int, pidfd: int) -> None:
         slot.pid, slot.pidfd = pid, pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._on_exit, slot)
-        self._succession.note_slots(self.pids)
+        self._host_lock.note_slots(self.pids)
 
-    def _on_exited(self, told: control.Exited) -> None:
-        slot = self._slots.get(told.slot)
-        if slot is not None and slot.pid == told.pid:
-            slot.status = told.status
+    def _on_exited(self, message: zygote_protocol.Exited) -> None:
+        slot = self._slots.get(message.slot)
+        if slot is not None and slot.pid == message.pid:
+            slot.exit_status = message.status
             self._on_exit(slot)
 
-    def _on_exit(self, slot: ForkedSlot) -> None:
-        """The process is gone; its last words and its status may still be on their way."""
-        if slot.is_gone:
-            self._bury_if_silent(slot)
+    def _on_exit(self, slot: WorkerProcess) -> None:
+        """Handle the exit of a process; its last messages and its status may follow."""
+        if slot.has_exited:
+            self._remove_if_final(slot)
             return
-        slot.is_gone = True
+        slot.has_exited = True
         loop = asyncio.get_running_loop()
         loop.remove_reader(slot.pidfd)
-        if slot.status is None:
-            slot.status = slot.reap()
-        loop.call_later(EXIT_TOLD_S, self._bury, slot)
-        self._bury_if_silent(slot)
+        if slot.exit_status is None:
+            slot.exit_status = slot.reap()
+        loop.call_later(LAST_MESSAGES_S, self._remove, slot)
+        self._remove_if_final(slot)
 
-    def _on_link_lost(self, slot: ForkedSlot) -> None:
-        slot.link_lost = True
-        if slot.pidfd < 0 and self._keeper.pid is None:
-            self._bury(slot)
+    def _on_connection_lost(self, slot: WorkerProcess) -> None:
+        slot.connection_lost = True
+        if slot.pidfd < 0 and self._zygote.pid is None:
+            self._remove(slot)
         else:
-            self._bury_if_silent(slot)
+            self._remove_if_final(slot)
 
-    def _bury_if_silent(self, slot: ForkedSlot) -> None:
-        if slot.is_gone and slot.link_lost and slot.status is not None:
-            self._bury(slot)
+    def _remove_if_final(self, slot: WorkerProcess) -> None:
+        if slot.has_exited and slot.connection_lost and slot.exit_status is not None:
+            self._remove(slot)
 
-    def _bury(self, slot: ForkedSlot) -> None:
-        """Settle what a dead slot held, and forget it."""
+    def _remove(self, slot: WorkerProcess) -> None:
+        """Settle the jobs of a dead slot and remove it."""
         if self._slots.get(slot.number) is not slot:
             return
         del self._slots[slot.number]
         self._pss.pop(slot.number, None)
-        slot.link.close()
-        if slot.status is None:
+        slot.connection.close()
+        if slot.exit_status is None:
             self._unreaped.add(slot.pid)
         if slot.pidfd >= 0:
             os.close(slot.pidfd)
@@ -321,23 +321,23 @@ class ForkedCrew:
         how = "left" if is_orderly else "overtime" if slot.is_overtime else "died"
         slots_ended.labels(how=how).inc()
         agent_slots.set(len(self._slots))
-        doing = _NOTHING if is_orderly else self._board.read(slot.number)
-        why = slot.why_killed or _told_status(slot.status)
+        status = _IDLE if is_orderly else self._board.read(slot.number)
+        why = slot.why_killed or _exit_text(slot.exit_status)
         jobs = 0
         if self._dispatcher is not None:
-            jobs = self._dispatcher.lose(
-                slot.seat, doing, f"its process died: {why}", is_overtime=slot.is_overtime
+            jobs = self._dispatcher.handle_crash(
+                slot.worker, status, f"its process died: {why}", is_overtime=slot.is_overtime
             )
         if not is_orderly:
             _log.error("slot_died", slot=slot.number, pid=slot.pid, why=why, jobs=jobs)
             if not slot.is_ready:
                 self._early_deaths += 1
                 self._fork_after_s = time.monotonic() + RESTARTS.delay_s(self._early_deaths)
-        self._succession.note_slots(self.pids)
+        self._host_lock.note_slots(self.pids)
         self._changed.set()
 
     async def _wait_gone(self, wait_s: float) -> bool:
-        """Whether every slot has gone within `wait_s`."""
+        """Wait until no slot is left. Return False after `wait_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while self._slots:
@@ -346,8 +346,8 @@ class ForkedCrew:
         return not self._slots
 
     def _reap_orphans(self) -> None:
-        """Reap what handlers' processes left: where their parents died, this process inherits them."""
-        ours = {slot.pid for slot in self._slots.values()} | {self._keeper.pid}
+        """Reap processes that this process inherited because their parents died."""
+        ours = {slot.pid for slot in self._slots.values()} | {self._zygote.pid}
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -360,38 +360,38 @@ class ForkedCrew:
                 end_group(found.si_pid)
             os.waitpid(found.si_pid, 0)
 
-    # What is watched
+    # Watching slots and the host
 
     def _watch(self) -> None:
-        """Kill slots whose call outlives its timeout, or whose event loop stands still for too long."""
+        """Kill slots with a call over its timeout or an event loop blocked for too long."""
         now_s = time.monotonic()
         for slot in self._slots.values():
-            doing = self._board.read(slot.number)
-            if not doing.is_whole:
+            status = self._board.read(slot.number)
+            if not status.is_whole:
                 continue
-            if slot.overtime_s(doing, now_s) > 0:
+            if slot.overtime_s(status, now_s) > 0:
                 slot.kill(
-                    f"its call ran over its timeout of {doing.timeout_s:g} s", is_overtime=True
+                    f"its call ran over its timeout of {status.timeout_s:g} s", is_overtime=True
                 )
                 continue
-            line = slot.seat.line
-            silent_s = slot.silent_s(doing, now_s)
-            if line is None or not line.facts.is_async or silent_s < SILENT_WARNED_S:
+            queue = slot.worker.queue
+            silent_s = slot.silent_s(status, now_s)
+            if queue is None or not queue.facts.is_async or silent_s < SILENT_WARNED_S:
                 slot.warned_s = 0.0
             elif silent_s > self._config.slot_silent_max_s:
-                slot.kill(f"its event loop stood still for {silent_s:.0f} s", is_overtime=True)
+                slot.kill(f"its event loop was blocked for {silent_s:.0f} s", is_overtime=True)
             elif slot.warned_s == 0.0:
                 slot.warned_s = now_s
                 _log.warning(
                     "slot_silent",
                     slot=slot.number,
-                    queue=line.facts.queue,
+                    queue=queue.facts.queue,
                     silent_s=round(silent_s, 1),
-                    advice="its async handler blocks the event loop: make it sync, or await",
+                    advice="an async handler blocks the event loop: make it sync, or await in it",
                 )
 
     def _sample(self) -> None:
-        """Read the memory of one more slot, and conclude how many fit."""
+        """Measure the memory of one slot, and update how many slots fit."""
         unread = [n for n in self._slots if n not in self._pss]
         oldest = next(iter(self._pss), None)
         number = unread[0] if unread else oldest
@@ -417,31 +417,31 @@ class ForkedCrew:
         used = self._slot_cpu.cores_used(self.pids)
         return capacity.cpu_pressure() if 2 * used >= capacity.cores() else 0.0
 
-    def _told(self, slot: ForkedSlot, now_s: float) -> dict[str, object]:
-        doing = self._board.read(slot.number)
-        bound = slot.seat.bound
+    def _slot_report(self, slot: WorkerProcess, now_s: float) -> dict[str, object]:
+        status = self._board.read(slot.number)
+        bound = slot.worker.bound
         return {
             "queue": bound.facts.queue if bound is not None else None,
             "pid": slot.pid,
-            "busy_s": _busy_s(doing, slot.seat, now_s),
+            "busy_s": _busy_s(status, slot.worker, now_s),
         }
 
 
-def _busy_s(doing: Doing, seat: Seat, now_s: float) -> float:
-    """Slot time of the calls that run; those side by side share it, as they do once they have ended.
+def _busy_s(status: SlotStatus, worker: WorkerProxy, now_s: float) -> float:
+    """Slot time of the running calls; concurrent calls share it.
 
-    Counted whole, a hundred that hung in a slot with room for 800 looked like a queue in need of slots.
+    Otherwise a few hanging calls in a slot with room for many would look like a lack of slots.
     """
-    if not doing.jobs:
+    if not status.jobs:
         return 0.0
-    line = seat.line
-    at_once = 1 if line is None or line.facts.batch is not None else line.facts.concurrency
-    return max(0.001, round((now_s - doing.started_s) * min(1.0, doing.jobs / at_once), 3))
+    queue = worker.queue
+    at_once = 1 if queue is None or queue.facts.batch is not None else queue.facts.concurrency
+    return max(0.001, round((now_s - status.started_s) * min(1.0, status.jobs / at_once), 3))
 
 
-def _told_status(status: int | None) -> str:
+def _exit_text(status: int | None) -> str:
     if status is None:
-        return "nothing is known of how"
+        return "its exit status is unknown"
     if status >= 0:
         return f"exit code {status}"
     with suppress(ValueError):

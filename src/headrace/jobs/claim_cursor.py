@@ -1,7 +1,8 @@
-"""Where a consumer's claims of one queue go on. No I/O.
+"""The position from which a consumer continues to claim jobs of one queue. No I/O.
 
-Every job that was claimed leaves a dead entry in the index that claims walk, until vacuum takes it away; and while any
-transaction is open that is older, vacuum may not. A consumer therefore remembers how far it came.
+Every claimed job leaves a dead entry in the index that claims scan, until vacuum removes it.
+Vacuum cannot remove it while an older transaction is open. A consumer therefore remembers its
+position.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ COSTLY_S: Final = 0.02
 LATE_COMMIT_S: Final = 0.5
 
 
-class Scan:
-    """Where a consumer's claims of one queue go on, and which priorities they begin with.
+class ClaimCursor:
+    """The position of one consumer in one queue, per priority, and the order of priorities.
 
-    Marks keep claims off the dead index entries of what was claimed before: 97,000 jobs/s beside a
-    24 s transaction instead of 5,000. They are dropped after a short batch and each second, so that late
-    commits, returned jobs and more urgent ones are seen. Where looking from the beginning is slow, since a
-    long transaction keeps very many dead entries there, it is done the more seldom: it costs a twentieth of
-    the time whatever happens, and what commits late meanwhile waits.
+    Marks let claims skip the dead index entries of former claims. They are dropped after a short
+    batch and every second, so that late commits, returned jobs and more urgent jobs are found. A
+    scan from the beginning is slow while a long transaction keeps many dead entries. It is then
+    made less often, so that it takes at most WHOLE_SHARE of the time, and jobs that commit late
+    wait longer.
     """
 
     saw_all: bool = False
-    """The last claim began at the beginning and was short: nothing else was due."""
+    """The last claim scanned from the beginning and was short: no other job was due."""
 
     def __init__(self) -> None:
         self.marks = [_FIRST] * len(PRIORITIES)
@@ -44,11 +45,11 @@ class Scan:
 
     @property
     def is_costly(self) -> bool:
-        """Whether looking from the beginning takes long; claiming on from the marks does not."""
+        """Whether a scan from the beginning is slow; claims from the marks are not."""
         return self._whole_s > COSTLY_S
 
     def next_order(self) -> Sequence[int]:
-        """Priorities in the order to claim them: every 8th time the last first, so that none starves."""
+        """Priorities in the order to claim; every 8th time reversed, so that none starves."""
         self._claims += 1
         is_turned = self._claims % LOWEST_FIRST_EVERY == 0
         self._order = PRIORITIES[::-1] if is_turned else PRIORITIES
@@ -63,9 +64,10 @@ class Scan:
         took_s: float = 0.0,
         leases_max: int | None = None,
     ) -> None:
-        """Learn from a claim that asked for `jobs_max` in up to `leases_max` leases.
+        """Update the marks after a claim of up to `jobs_max` jobs in `leases_max` leases.
 
-        A claim that used all its leases may have ended before a job whose process died, which needs its own.
+        A claim that used all its leases may have stopped at a job that needs its own lease,
+        because its process died before.
         """
         if self._is_whole:
             self._whole_at_s, self._whole_s = now_s, took_s
@@ -80,13 +82,13 @@ class Scan:
         found: dict[int, tuple[datetime, int]] = {}
         for claim in claims.leases:
             keys = zip(claim.run_ats, claim.ids, strict=True)
-            # Jobs of a lease are in order, so the last of each priority is what remains.
+            # Jobs of a lease are in order, so the dict keeps the last of each priority.
             for priority, key in dict(zip(claim.priorities, keys, strict=True)).items():
                 found[priority] = max(found.get(priority, _FIRST), key)
-        # Priorities before the one that the claim ended in gave all that was due.
+        # Priorities before the one where the claim ended had no other due job.
         reached = [self._order.index(priority) for priority in found]
         last = len(self._order) if is_short else max(reached, default=0)
         late = (claims.claimed_at - timedelta(seconds=LATE_COMMIT_S), 0)
-        for place, priority in enumerate(self._order):
-            ended = late if place < last else _FIRST
+        for position, priority in enumerate(self._order):
+            ended = late if position < last else _FIRST
             self.marks[priority] = max(self.marks[priority], found.get(priority, _FIRST), ended)

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs.slots.halving import Halving
-from headrace.jobs.slots.pace import CALL_S, Pace
+from headrace.jobs.agent.queue_state import CALL_S, BatchSizer
+from headrace.jobs.slots.lease_run import Bisect
 
 
 def runs_of(count, bad, said=()):
     """Play a batch of `count` whose calls raise while a bad job is in them: runs and failures by job."""
     runs, failed, done = dict.fromkeys(range(count), 0), set(), set()
-    halving = Halving(range(count))
-    while (run := halving.next_run()) is not None:
+    bisect = Bisect(range(count))
+    while (run := bisect.next_run()) is not None:
         assert run
         for job in run:
             runs[job] += 1
@@ -26,7 +26,7 @@ def runs_of(count, bad, said=()):
             failed.update(run)
         else:
             done.update(job for job in run if job in said)
-            halving.run_apart([job for job in run if job not in said])
+            bisect.split([job for job in run if job not in said])
     return runs, failed, done
 
 
@@ -51,31 +51,31 @@ def test_jobs_that_said_their_outcome_are_not_run_again(data, count):
 
 @pytest.mark.parametrize(("bad", "calls"), [({41}, 15), (set(range(100)), 199), (set(), 1)])
 def test_how_many_calls_it_takes(bad, calls):
-    halving, made = Halving(range(100)), 0
-    while (run := halving.next_run()) is not None:
+    bisect, made = Bisect(range(100)), 0
+    while (run := bisect.next_run()) is not None:
         made += 1
         if len(run) > 1 and bad.intersection(run):
-            halving.run_apart(run)
+            bisect.split(run)
     assert made == calls
 
 
 def test_what_is_given_up_is_everything_that_was_left():
-    halving = Halving(range(10))
-    halving.run_apart(halving.next_run())
-    assert list(halving.next_run()) == [0, 1, 2, 3, 4]
-    assert halving.give_up() == [5, 6, 7, 8, 9]
-    assert halving.next_run() is None
+    bisect = Bisect(range(10))
+    bisect.split(bisect.next_run())
+    assert list(bisect.next_run()) == [0, 1, 2, 3, 4]
+    assert bisect.give_up() == [5, 6, 7, 8, 9]
+    assert bisect.next_run() is None
 
 
 @given(st.lists(st.floats(1e-6, 100.0), min_size=1, max_size=30), st.integers(1, 10_000))
 def test_a_batch_is_capped_by_what_its_calls_showed(job_times, batch):
-    pace = Pace()
-    assert pace.batch_hint(batch) == batch
+    batch_sizer = BatchSizer()
+    assert batch_sizer.batch_size(batch) == batch
     for job_s in job_times:
-        pace.note_calls(10, 10 * job_s)
-    hint = pace.batch_hint(batch)
-    assert 1 <= hint <= batch
-    assert hint == 1 or hint * min(job_times) <= CALL_S
+        batch_sizer.note_calls(10, 10 * job_s)
+    size = batch_sizer.batch_size(batch)
+    assert 1 <= size <= batch
+    assert size == 1 or size * min(job_times) <= CALL_S
     for _ in range(60):
-        pace.note_calls(10, 10 * 0.1)
-    assert pace.batch_hint(batch) in (min(batch, 14), min(batch, 15))
+        batch_sizer.note_calls(10, 10 * 0.1)
+    assert batch_sizer.batch_size(batch) in (min(batch, 14), min(batch, 15))

@@ -1,7 +1,7 @@
-"""What agent and zygote say to each other: one msgpack array a packet, descriptors beside it.
+"""Messages between agent and zygote: one msgpack array per packet, with descriptors.
 
-SOCK_SEQPACKET keeps the packets apart and passes descriptors; every message is small, and an import's traceback is
-cut to what fits.
+SOCK_SEQPACKET keeps the packets separate and passes descriptors. Every message is small; the
+traceback of a failed import is cut to what fits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.jobs.agent.lines import TaskFacts
+from headrace.jobs.agent.queue_state import TaskFacts
 
 PACKET_BYTES_MAX: Final = 512 * 1024
 TEXT_CHARACTERS_MAX: Final = 60_000
@@ -22,22 +22,22 @@ _DESCRIPTORS_MAX: Final = 4
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag="fork"):
-    """Fork slot `slot`; its socket end comes beside."""
+    """Fork slot `slot`; the packet carries its socket end."""
 
     slot: int
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded", kw_only=True):
-    """The application is imported and the heap is frozen: slots can be forked."""
+    """The application is imported and its heap is frozen: slots can be forked."""
 
     pid: int
     tasks: Sequence[TaskFacts]
     settings: dict[str, str]
-    """Of the application as it is configured where it is imported: `section.name` to the written value."""
+    """The application's settings: `section.name` to the written value."""
     threads: Sequence[str]
-    """Names of threads that its imports started, which no slot has."""
+    """Names of threads that its imports started; slots do not have them."""
     sockets: Sequence[str]
-    """Sockets that its imports opened, which all slots would share."""
+    """Sockets that its imports opened; all slots would share them."""
     import_s: float
 
 
@@ -49,14 +49,14 @@ class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
 
 
 class Forked(msgspec.Struct, frozen=True, array_like=True, tag="forked"):
-    """Slot `slot` runs as `pid`; its pidfd comes beside, so that no later process is taken for it."""
+    """Slot `slot` runs as `pid`; the packet carries its pidfd, because pids are reused."""
 
     slot: int
     pid: int
 
 
 class Exited(msgspec.Struct, frozen=True, array_like=True, tag="exited"):
-    """A slot has ended: exit code, or the signal's number below 0."""
+    """A slot has exited: its exit code, or the negative signal number."""
 
     slot: int
     pid: int
@@ -70,7 +70,7 @@ _decode_from_zygote: Final = msgspec.msgpack.Decoder(FromZygote).decode
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
-    """The agent's end and the zygote's."""
+    """A socket pair: the agent's end and the zygote's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         # A full traceback and the facts of many queues must fit into one packet.
@@ -79,12 +79,12 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(link: socket.socket, message: Fork | FromZygote, descriptors: Sequence[int] = ()) -> None:
-    """Send one message. Raises: OSError where the other side is gone."""
+    """Send one message. Raises: OSError if the other side has closed."""
     socket.send_fds(link, [_encoder.encode(message)], list(descriptors))
 
 
 def receive_fork(link: socket.socket) -> tuple[Fork, socket.socket] | None:
-    """The agent's next order with the slot's socket end; None: the agent is gone."""
+    """The agent's next request with the slot's socket end; None: the agent has closed."""
     packet, descriptors = _receive(link)
     if not packet:
         return None
@@ -92,7 +92,7 @@ def receive_fork(link: socket.socket) -> tuple[Fork, socket.socket] | None:
 
 
 def receive_from_zygote(link: socket.socket) -> tuple[FromZygote, list[int]] | None:
-    """The zygote's next message; None: it is gone. Raises: BlockingIOError."""
+    """The zygote's next message; None: it has closed. Raises: BlockingIOError."""
     packet, descriptors = _receive(link)
     return (_decode_from_zygote(packet), descriptors) if packet else None
 
@@ -101,7 +101,7 @@ def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
     with suppress(ConnectionError):
         packet, descriptors, _, _ = socket.recv_fds(link, PACKET_BYTES_MAX, _DESCRIPTORS_MAX)
         for descriptor in descriptors:
-            # What comes over a socket is inheritable: a program started by a handler would hold it.
+            # Received descriptors are inheritable: a program started by a handler would hold them.
             os.set_inheritable(descriptor, False)
         return packet, descriptors
     return b"", []

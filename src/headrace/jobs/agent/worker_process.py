@@ -1,0 +1,150 @@
+"""One forked slot as its agent sees it: its process, from fork to exit, and its socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headrace.jobs.agent.orphan_cleanup import end_group
+from headrace.jobs.agent.worker_proxy import WorkerProxy
+from headrace.jobs.slots.messages import (
+    FrameSplitter,
+    FromSlot,
+    SpendAnswer,
+    Stop,
+    ToSlot,
+    Work,
+    decode_from_slot,
+    encode_frame,
+)
+from headrace.jobs.slots.status_board import SlotStatus
+
+OVERTIME_GRACE_S: Final = 2.0
+"""Extra time for a slot to end a call over its timeout by itself."""
+
+
+class WorkerConnection(asyncio.Protocol):
+    """The agent's end of a slot's socket; implements `WorkerChannel`."""
+
+    def __init__(self, on_message: Callable[[FromSlot], None], on_lost: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._frames = FrameSplitter()
+        self._transport: Any = None
+        self._early: list[ToSlot] = []
+        self._is_closed = False
+
+    async def connect(self, ours: socket.socket) -> None:
+        """Use `ours`, one end of a socket pair."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = transport
+        early, self._early = self._early, []
+        for message in early:
+            self._send(message)
+        if self._is_closed:
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        for body in self._frames.feed(data):
+            self._on_message(decode_from_slot(body))
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._on_lost()
+
+    def give(self, work: Work) -> None:
+        """See `WorkerChannel`."""
+        self._send(work)
+
+    def answer(self, answer: SpendAnswer) -> None:
+        """See `WorkerChannel`."""
+        self._send(answer)
+
+    def stop(self, grace_s: float) -> None:
+        """See `WorkerChannel`."""
+        self._send(Stop(grace_s))
+
+    def close(self) -> None:
+        """Close the socket: the slot is dead."""
+        self._is_closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _send(self, message: ToSlot) -> None:
+        if self._transport is None:
+            self._early.append(message)
+        # Work that a dying slot does not read is settled at its exit.
+        elif not self._transport.is_closing():
+            self._transport.write(encode_frame(message))
+
+
+@dataclass(slots=True, eq=False)
+class WorkerProcess:
+    """A slot's process, its connection, and the slot as the dispatcher sees it."""
+
+    number: int
+    connection: WorkerConnection
+    worker: WorkerProxy
+    pid: int = 0
+    pidfd: int = -1
+    is_ready: bool = False
+    is_leaving: bool = False
+    """It received a stop request, or will once it has no leases."""
+    was_stopped: bool = False
+    """It received a stop request."""
+    has_left: bool = False
+    has_exited: bool = False
+    exit_status: int | None = None
+    """Its exit code, or the negative signal number; None until it is known."""
+    connection_lost: bool = False
+    """Its socket was read to the end: no more messages follow."""
+    why_killed: str = ""
+    is_overtime: bool = False
+    """It was killed for a call over its timeout."""
+    is_blameless: bool = False
+    """It was killed for a reason that is not its jobs' fault."""
+    warned_s: float = 0.0
+
+    def kill(self, why: str, *, is_overtime: bool = False, is_blameless: bool = False) -> None:
+        """Send SIGKILL; its exit is reported later."""
+        if self.why_killed or self.pidfd < 0:
+            return
+        self.why_killed = why
+        self.is_overtime = is_overtime
+        self.is_blameless = is_blameless
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def reap(self) -> int | None:
+        """Reap it if a dead zygote left it to this process. Return its exit status, else None."""
+        try:
+            if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            end_group(self.pid)
+            ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if ended is None:
+            return None
+        is_exit = ended.si_code == os.CLD_EXITED
+        return ended.si_status if is_exit else -ended.si_status
+
+    def overtime_s(self, status: SlotStatus, now_s: float) -> float:
+        """Seconds that its call runs over its timeout and grace; 0 or less if it does not."""
+        if not status.jobs:
+            return 0.0
+        return now_s - status.started_s - status.timeout_s - OVERTIME_GRACE_S
+
+    def silent_s(self, status: SlotStatus, now_s: float) -> float:
+        """Seconds since its event loop last ran while a call is running."""
+        return now_s - max(status.beat_s, status.started_s) if status.jobs else 0.0
