@@ -9,8 +9,8 @@ from desk_hands import claim_lane_jobs, claim_one, living_desk, settle
 
 from headrace.jobs import JobState, NewGroup, NewJob
 from headrace.jobs.errors import InvalidFilter, JobNotWaiting, QueueUnknown
-from headrace.jobs.handling import Outcome
 from headrace.jobs.model import JobFilter
+from headrace.jobs.outcomes import Outcome
 from headrace.jobs.service import steering
 
 FAIL = Outcome("fail", None, "peer: 503")

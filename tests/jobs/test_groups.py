@@ -8,8 +8,8 @@ import pytest
 from desk_hands import claim_one, living_desk, told
 
 from headrace.jobs import Batch, InvalidJob, NewGroup, NewJob, store
-from headrace.jobs.handling import DONE, Outcome
-from headrace.jobs.settling import said_of
+from headrace.jobs.acks import outcomes_by_job
+from headrace.jobs.outcomes import DONE, Outcome
 from headrace.testing.waiting import wait_true
 
 
@@ -131,6 +131,6 @@ async def settle(postgres, lease, outcomes=DONE):
         fared = await store.leases.settle(postgres, whole=[lease.lease_id], losses_max=3)
     else:
         message = told(lease, outcomes)
-        said = {lease.lease_id: said_of(message, message.ids)}
+        said = {lease.lease_id: outcomes_by_job(message, message.ids)}
         fared = await store.leases.settle(postgres, jobs=said, losses_max=3)
     return not fared.lost and not fared.busy

@@ -7,8 +7,8 @@ from desk_hands import claim_one, living_desk, settle
 
 from headrace.jobs import NewJob
 from headrace.jobs.errors import InvalidFilter, QueueUnknown
-from headrace.jobs.handling import Outcome
 from headrace.jobs.model import JobFilter
+from headrace.jobs.outcomes import Outcome
 from headrace.jobs.service import steering
 
 

@@ -8,8 +8,8 @@ import pytest
 from desk_hands import claim_one, living_desk, settle, told
 
 from headrace.jobs import NewJob, store
-from headrace.jobs.handling import DONE, Outcome
 from headrace.jobs.model import TakenOutcome
+from headrace.jobs.outcomes import DONE, Outcome
 from headrace.jobs.slots.messages import Progress
 from headrace.testing.waiting import wait_true
 

@@ -13,9 +13,9 @@ from desk_hands import living_desk, told
 
 from headrace.engines.postgres import PostgresBusy
 from headrace.jobs import NewJob
+from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.errors import JobNotWaiting, LaneUnknown
-from headrace.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
-from headrace.jobs.leases import Scan
+from headrace.jobs.outcomes import DONE, RETURNED, UNSTARTED, Outcome
 
 LANES = ("u", "v", "w", "x", None)
 STORM_S = 3.0
@@ -70,7 +70,7 @@ class Storm:
         """One host after the other; each dies in the end with what it holds."""
         while not self.is_over:
             desk = await living_desk(self.postgres, self.config, self.ids.values())
-            scans = {queue_id: Scan() for queue_id in self.ids.values()}
+            scans = {queue_id: ClaimCursor() for queue_id in self.ids.values()}
             for _ in range(self.dice.randint(10, 40)):
                 queue_id = self.dice.choice(list(self.ids.values()))
                 size = {"leases_max": self.dice.randint(1, 3), "batch": self.dice.randint(1, 6)}
@@ -173,7 +173,7 @@ async def _drained(jobs, postgres, config, *, ids, sql):
             found = 0
             for queue_id in ids.values():
                 for claims in (
-                    await desk.claim_ready(queue_id, Scan(), leases_max=20, batch=50),
+                    await desk.claim_ready(queue_id, ClaimCursor(), leases_max=20, batch=50),
                     await desk.claim_lanes(queue_id, leases_max=20, batch=50),
                 ):
                     found += len(claims.leases)

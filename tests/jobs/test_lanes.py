@@ -10,9 +10,9 @@ import pytest
 from desk_hands import claim_lane_jobs, living_desk, settle
 from lane_invariants import most_in_a_window
 
-from headrace.jobs import Batch, JobInHand, Jobs, JobState, NewJob, Registry
+from headrace.jobs import Batch, JobContext, Jobs, JobState, NewJob, Registry
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterFixed
-from headrace.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
+from headrace.jobs.outcomes import DONE, RETURNED, UNSTARTED, Outcome
 from headrace.testing.waiting import wait_true
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
@@ -53,7 +53,7 @@ async def test_windows_hold_at_handler_start(registry, jobs, working, config, br
             starts.setdefault(job.lane, []).append(time.monotonic())
 
     @registry.task("single", concurrency=4, limiter="fetch")
-    async def single(job: JobInHand[dict]):
+    async def single(job: JobContext[dict]):
         starts.setdefault(job.payload["lane"], []).append(time.monotonic())
 
     for lane in "wxyz":
@@ -258,7 +258,7 @@ async def test_many_claimers_keep_the_books(jobs, registry, desk, postgres, brok
                 continue
             some = dict.fromkeys(lease.ids[1:], DONE)
             some[lease.ids[0]] = Outcome(word)
-            done.extend(job_id for job_id, outcome in some.items() if outcome.word == "done")
+            done.extend(job_id for job_id, outcome in some.items() if outcome.kind == "done")
             assert await settle(desk, lease, some)
             empty = 0
 

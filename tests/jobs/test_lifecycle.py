@@ -14,7 +14,7 @@ from headrace.jobs import (
     Batch,
     Cancel,
     Fail,
-    JobInHand,
+    JobContext,
     Jobs,
     JobState,
     NewJob,
@@ -23,7 +23,7 @@ from headrace.jobs import (
     Snooze,
 )
 from headrace.jobs.errors import JobNotEnded, JobNotWaiting, JobUnknown, KeyTaken
-from headrace.jobs.hints import BURST, GAP_S, Hints, Ration
+from headrace.jobs.notify import BURST, GAP_S, Notifier, NotifyRate
 from headrace.kernel.trace import current_traceparent, new_traceparent
 from headrace.testing.waiting import wait_true
 
@@ -328,11 +328,11 @@ async def test_a_job_is_sent_on_to_another_queue(jobs, registry, working):
     seen = []
 
     @registry.task("first", retries=0)
-    async def first(job: JobInHand[dict]):
+    async def first(job: JobContext[dict]):
         job.send_to("second")
 
     @registry.task("second", version=2, upgrade={1: lambda old: old | {"upgraded": True}})
-    async def second(job: JobInHand[dict]):
+    async def second(job: JobContext[dict]):
         seen.append((job.id, job.payload))
 
     job_id = await first.enqueue({"a": 1}, unique="k")
@@ -419,8 +419,8 @@ async def _is_cancelled(jobs, job_id):
 async def test_hints_that_are_being_sent_are_waited_for(postgres, jobs, registry):
     registry.task("q")(_nothing)
     queue_id = (await jobs.declare_queues())["q"].id
-    hints, before = Hints(postgres), asyncio.all_tasks()
-    hints.tell_later({queue_id})
+    hints, before = Notifier(postgres), asyncio.all_tasks()
+    hints.notify_later({queue_id})
     [trailing] = asyncio.all_tasks() - before
     while hints._trailing:
         await asyncio.sleep(0)
@@ -430,7 +430,7 @@ async def test_hints_that_are_being_sent_are_waited_for(postgres, jobs, registry
 
 
 def test_hints_of_a_queue_go_out_a_few_at_once_and_one_a_gap_in_the_long_run():
-    ration, now_s = Ration(), 1_000.0
+    ration, now_s = NotifyRate(), 1_000.0
     for _ in range(BURST):
         assert ration.wait_s(1, now_s) <= 0
         ration.take(1, now_s)

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from headrace.jobs import NewJob, QueueUnknown, store
+from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.errors import InvalidSpan, LeaseLost
 from headrace.jobs.model import TakenOutcome
-from headrace.jobs.scans import Scan
 from headrace.jobs.store.leases import Said
 from queue_counts import add_counts
 
@@ -152,7 +152,7 @@ async def test_old_minutes_are_forgotten(postgres, mail, sql):
 async def _claim(runner, host_id, queue_id, *, done=()):
     claims = await store.leases.claim_ready(
         runner, host_id, queue_id, leases_max=5, batch=10,
-        priorities=store.leases.PRIORITIES, marks=Scan().marks, done=done,
+        priorities=store.leases.PRIORITIES, marks=ClaimCursor().marks, done=done,
     )  # fmt: skip
     return claims.leases
 

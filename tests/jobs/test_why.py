@@ -6,7 +6,7 @@ import pytest
 from desk_hands import claim_lane_jobs, claim_one, living_desk, settle
 
 from headrace.jobs import NewJob, store
-from headrace.jobs.handling import Outcome
+from headrace.jobs.outcomes import Outcome
 from headrace.jobs.service import steering
 
 

@@ -20,8 +20,9 @@ from recorded_fleet import LEASE_S, ROLES
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, JobState, NewJob, Registry, store
-from headrace.jobs.leases import Desk, Scan
-from headrace.jobs.slots.messages import Settled
+from headrace.jobs.claim_cursor import ClaimCursor
+from headrace.jobs.leases import LeaseManager
+from headrace.jobs.slots.messages import Ack
 from headrace.testing.checkers import overlapping
 from headrace.testing.waiting import wait_true
 
@@ -56,15 +57,15 @@ async def test_claims_read_no_more_beside_a_long_transaction(postgres):
     service = _service(postgres, "churn")
     for _ in range(CHURNED // len(jobs) + 1):
         await service.enqueue_many(jobs)
-    scan = Scan()
+    scan = ClaimCursor()
     async with postgres.session() as session, postgres.transaction() as report:
-        await _pages(session, desk, queue_id, Scan())
+        await _pages(session, desk, queue_id, ClaimCursor())
         await report.one(BEGIN_REPORT)
         await _churn(desk, queue_id, scan, 2_000)
         first = await _pages(session, desk, queue_id, scan)
         await _churn(desk, queue_id, scan, CHURNED - 4_000)
         last = await _pages(session, desk, queue_id, scan)
-        whole = await _pages(session, desk, queue_id, Scan())
+        whole = await _pages(session, desk, queue_id, ClaimCursor())
     assert last <= 1.5 * first, "the dead are passed over"
     assert whole > 3 * last, "they are there, and are read from the beginning"
 
@@ -144,7 +145,7 @@ async def test_a_held_lane_holds_up_the_return_of_its_own_leases_alone(postgres)
         claims = await desk.claim_lanes(queue_id, leases_max=2, batch=1)
         assert len(claims.leases) == 2
     await service.enqueue_many([NewJob(queue="laned")])
-    assert (await desk.claim_ready(queue_id, Scan(), leases_max=1, batch=1)).leases
+    assert (await desk.claim_ready(queue_id, ClaimCursor(), leases_max=1, batch=1)).leases
     await store.hosts.expire_host(postgres, desk.host_id)
     async with postgres.transaction() as tx:
         await service.set_lane("laned", "a", starts_max=None, window_s=None, concurrency=5, tx=tx)
@@ -197,7 +198,7 @@ async def _desk(postgres, *queues):
     """A desk of a host that lives, and the ids of the queues."""
     ids = [(await _service(postgres, queue).declare_queues())[queue].id for queue in queues]
     host_id = await store.hosts.add_host(postgres, "test", ids, 60)
-    return Desk(postgres, JobsConfig(), host_id), ids
+    return LeaseManager(postgres, JobsConfig(), host_id), ids
 
 
 async def _churn(desk, queue_id, scan, jobs):
@@ -208,7 +209,7 @@ async def _churn(desk, queue_id, scan, jobs):
         assert claims.leases
         for claim in claims.leases:
             left -= len(claim.ids)
-            desk.settle(Settled(lease_id=claim.lease_id))
+            desk.settle(Ack(lease_id=claim.lease_id))
     await desk.flush()
 
 

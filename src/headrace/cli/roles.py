@@ -210,8 +210,8 @@ def agent(
             partial(zygote_command, line, application),
             open_app,
             tags=tags,
+            on_ready=announce_ready,
         )
-        host.on_ready = announce_ready
         try:
             await host.run(stop, lease_s=app.config.sections["jobs"].lease_s)
         finally:

@@ -27,7 +27,7 @@ from headrace.fetch.share import Share
 from headrace.fetch.speeds import Speeds
 from headrace.fetch.starts import NotStarted, Starts
 from headrace.fetch.store.photos import NewPhoto
-from headrace.jobs import JobInHand
+from headrace.jobs import JobContext
 from headrace.jobs.errors import LaneExhausted
 
 RATE_LIMITED_S: Final = 10.0
@@ -56,7 +56,7 @@ class Back:
     after_s: float = 0.0
     queue: str | None = None
 
-    def apply(self, job: JobInHand[Any]) -> None:
+    def apply(self, job: JobContext[Any]) -> None:
         """Say so of the job."""
         if self.queue is not None and self.queue != job.queue:
             job.send_to(self.queue)
@@ -96,7 +96,7 @@ class Asking:
         """Begin to read what is known of the host, beside what else is read of the photo."""
         self._speeds.expect(customer, host_of(url))
 
-    async def ask(self, job: JobInHand[Any], customer: str, url: str, link: Any) -> Asked | Back:
+    async def ask(self, job: JobContext[Any], customer: str, url: str, link: Any) -> Asked | Back:
         """Ask for `url`, whose link's row is `link`. Raises: Unavailable of our own engines only."""
         await self._keeping.require_up()
         self._share.refresh_soon()
@@ -119,7 +119,7 @@ class Asking:
         return asked
 
     async def _download(
-        self, job: JobInHand[Any], url: str, host: str, link: Any
+        self, job: JobContext[Any], url: str, host: str, link: Any
     ) -> Download | Back:
         is_often_late = self._late.get(job.id, 0) >= LATE_MAX
         starts = Starts(job.lane, job.start_before_s, may_return=not is_often_late)
@@ -138,7 +138,7 @@ class Asking:
         except LaneExhausted as refused:
             return Back(refused.retry_after_s or RATE_LIMITED_S)
 
-    async def _later(self, job: JobInHand[Any], starts: Starts, after_s: float) -> Back:
+    async def _later(self, job: JobContext[Any], starts: Starts, after_s: float) -> Back:
         """Send a job back whose start was over before anything was sent.
 
         Only who comes back at once gives the start back, too, so a short wait is spent here; where this

@@ -14,7 +14,7 @@ from headrace.fetch.model import LIMITER
 from headrace.fetch.starts import Starts
 from headrace.jobs import Jobs
 from headrace.jobs.errors import LaneExhausted
-from headrace.jobs.inhand import LaneInHand
+from headrace.jobs.job_context import JobLane
 from headrace.jobs.service.lanes import SLACK_S
 
 TRIES: Final = 5
@@ -28,7 +28,7 @@ class LaneReach:
 
     async def starts(self, customer: str, *, wait_max_s: float) -> Starts:
         """The starts of one download, the first of them in hand. Raises: LaneExhausted."""
-        lane = LaneInHand.of(customer, LIMITER, self)
+        lane = JobLane.of(customer, LIMITER, self)
         before_s = await lane.spend(wait_max_s=wait_max_s)
         return Starts(lane, before_s, may_return=False)
 
@@ -52,5 +52,5 @@ class LaneReach:
         """The same where a thread may block."""
         asyncio.run(self.spend(queue, lane, starts, wait_max_s))
 
-    def tell_progress(self, job_id: int, ratio: float, text: str) -> None:
+    def report_progress(self, job_id: int, ratio: float, text: str) -> None:
         """There is no job whose progress could be told."""

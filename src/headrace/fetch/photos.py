@@ -25,7 +25,7 @@ from headrace.fetch.asking import Asked, Asking, Back
 from headrace.fetch.ledger import Ledger
 from headrace.fetch.model import PHOTO_RETRIES, is_temporary
 from headrace.fetch.store.photos import Decision
-from headrace.jobs import JobInHand, Snooze
+from headrace.jobs import JobContext, Snooze
 from headrace.kernel.backoff import Backoff
 from headrace.kernel.errors import Unavailable
 
@@ -49,14 +49,14 @@ class Photos:
         self._asking = asking
         self._answers: dict[tuple[str, str], asyncio.Future[Asked | Back]] = {}
 
-    async def handle(self, job: JobInHand[PhotoJob]) -> None:
+    async def handle(self, job: JobContext[PhotoJob]) -> None:
         """Decide one photo, or send it to another try."""
         try:
             await self._handle(job)
         except Unavailable as error:
             raise Snooze(error.retry_after_s or 5.0) from error
 
-    async def _handle(self, job: JobInHand[PhotoJob]) -> None:
+    async def _handle(self, job: JobContext[PhotoJob]) -> None:
         photo_job = job.payload
         self._asking.expect(photo_job.customer, photo_job.url)
         state = await self._ledger.state(
@@ -90,7 +90,7 @@ class Photos:
             answer.cancel()
             del self._answers[link]
 
-    async def _settle(self, job: JobInHand[PhotoJob], answer: Asked | Back, retries: int) -> None:
+    async def _settle(self, job: JobContext[PhotoJob], answer: Asked | Back, retries: int) -> None:
         """Write the outcome, or mark the job for another try."""
         if isinstance(answer, Back):
             answer.apply(job)

@@ -35,7 +35,7 @@ from headrace.fetch.store.photos import Decision
 from headrace.fetch.store.results import NewResult
 from headrace.fetch.store.sql import SQL
 from headrace.fetch.webhooks import WebhookSending
-from headrace.jobs import Batch, JobInHand, Jobs, Snooze
+from headrace.jobs import Batch, JobContext, Jobs, Snooze
 from headrace.kernel.crash import crash_point
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
@@ -195,7 +195,7 @@ class Publishing:
             )
         return results
 
-    async def deliver(self, job: JobInHand[ItemJob]) -> None:
+    async def deliver(self, job: JobContext[ItemJob]) -> None:
         """Call a job's consumer; a handler's error sends its job to retry."""
         try:
             await self._deliver(job, await self._ids.ask(None))
@@ -205,7 +205,7 @@ class Publishing:
     async def _read_ids(self, asked: list[None]) -> list[dict[str, int]]:
         return [await self._consumers.ids()] * len(asked)
 
-    async def _deliver(self, job: JobInHand[ItemJob], ids: dict[str, int]) -> None:
+    async def _deliver(self, job: JobContext[ItemJob], ids: dict[str, int]) -> None:
         """Bring the newest version of the job's item to its consumer, or leave the job for later."""
         consumer = job.payload.consumer
         if ids.get(consumer) != job.payload.consumer_id:
@@ -243,7 +243,7 @@ class Publishing:
         await self._call(job, handler, found, is_shown=taken["is_shown"] and is_known)
 
     async def _call(
-        self, job: JobInHand[ItemJob], handler: Handler, found: Result, *, is_shown: bool
+        self, job: JobContext[ItemJob], handler: Handler, found: Result, *, is_shown: bool
     ) -> None:
         """Call `handler` and note how far its consumer is."""
         place = {"consumer": job.payload.consumer, "customer": found.customer, "item": found.id}

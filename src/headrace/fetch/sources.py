@@ -39,7 +39,7 @@ from headrace.fetch.settings import FetchConfig
 from headrace.fetch.starts import NotStarted
 from headrace.fetch.store.sources import SourceToBring
 from headrace.fetch.store.sql import SQL
-from headrace.jobs import JobInHand, Jobs, NewCron, NewJob, Snooze
+from headrace.jobs import JobContext, Jobs, NewCron, NewJob, Snooze
 from headrace.jobs.crons import Cron
 from headrace.jobs.errors import CronExists, CronUnknown
 from headrace.kernel.backoff import Backoff
@@ -184,7 +184,7 @@ class Sources:
             raise SourceUnknown(customer)
         await self._drop_cron(customer)
 
-    async def handle(self, job: JobInHand[CatalogueJob]) -> None:
+    async def handle(self, job: JobContext[CatalogueJob]) -> None:
         """Bring one file and run it."""
         payload = job.payload
         try:
@@ -208,7 +208,7 @@ class Sources:
             with suppress(OSError, TimeoutError):
                 await connection.close(timeout=5)
 
-    async def _bring(self, job: JobInHand[CatalogueJob]) -> None:
+    async def _bring(self, job: JobContext[CatalogueJob]) -> None:
         payload = job.payload
         source = await self._source_of(payload)
         if source is None:
@@ -245,7 +245,7 @@ class Sources:
         return found.read_as(rules)
 
     async def _end_without(
-        self, job: JobInHand[CatalogueJob], source: SourceToBring, download: Download
+        self, job: JobContext[CatalogueJob], source: SourceToBring, download: Download
     ) -> None:
         """No body came: it did not change, or it could not be had."""
         payload = job.payload

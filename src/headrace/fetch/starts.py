@@ -17,7 +17,7 @@ import time
 from typing import ClassVar, Final
 
 from headrace.jobs.errors import LaneExhausted
-from headrace.jobs.inhand import LaneInHand
+from headrace.jobs.job_context import JobLane
 
 HUNG_S: Final = 5.0
 LEAD_S_MAX: Final = 0.1
@@ -53,7 +53,7 @@ class Starts:
 
     def __init__(
         self,
-        lane: LaneInHand | None = None,
+        lane: JobLane | None = None,
         before_s: float | None = None,
         *,
         may_return: bool = True,
@@ -112,7 +112,7 @@ class Starts:
                 task.add_done_callback(_paying.discard)
 
 
-async def _pay(lane: LaneInHand) -> None:
+async def _pay(lane: JobLane) -> None:
     """Charge what is owed, all that gathered meanwhile at once.
 
     One by one, the charges of a late moment kept the claims of their host waiting for seconds, which made
@@ -126,7 +126,7 @@ async def _pay(lane: LaneInHand) -> None:
         del _owed[lane]
 
 
-async def _spend(lane: LaneInHand, starts: int) -> None:
+async def _spend(lane: JobLane, starts: int) -> None:
     try:
         await lane.spend(starts, wait_max_s=_OWED_WAIT_S)
     except LaneExhausted:

@@ -35,7 +35,7 @@ from headrace.fetch.model import WEBHOOK_POSTS, WEBHOOK_QUEUE, Result
 from headrace.fetch.posting import Posted, Poster, PostFailed
 from headrace.fetch.store.sql import SQL
 from headrace.fetch.store.webhooks import Hook, Turn
-from headrace.jobs import JobInHand, Jobs, NewJob, Snooze
+from headrace.jobs import JobContext, Jobs, NewJob, Snooze
 from headrace.kernel.backoff import Backoff
 from headrace.kernel.crash import crash_point
 from headrace.kernel.errors import Unavailable
@@ -149,14 +149,14 @@ class WebhookSending:
             await self._jobs.enqueue_many([webhook_job(turn) for turn in turns])
             after = turns[-1].customer if turns else after
 
-    async def deliver(self, job: JobInHand[WebhookJob]) -> None:
+    async def deliver(self, job: JobContext[WebhookJob]) -> None:
         """Send what the customer's webhook has not taken yet."""
         try:
             await self._deliver(job)
         except Unavailable as error:
             raise Snooze(error.retry_after_s or 5.0) from error
 
-    async def _deliver(self, job: JobInHand[WebhookJob]) -> None:
+    async def _deliver(self, job: JobContext[WebhookJob]) -> None:
         customer, turn = job.payload.customer, job.payload.turn
         ends_s = time.monotonic() + STEP_S
         while time.monotonic() < ends_s:

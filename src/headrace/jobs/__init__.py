@@ -55,8 +55,7 @@ from headrace.jobs.errors import (
     ResultLate,
 )
 from headrace.jobs.fleet.facts import FleetState, QueueMinute
-from headrace.jobs.handling import Cancel, Fail, Retry, Snooze
-from headrace.jobs.inhand import Batch, JobInHand, LaneInHand, current_job
+from headrace.jobs.job_context import Batch, JobContext, JobLane, current_job
 from headrace.jobs.model import (
     BulkDone,
     Job,
@@ -77,6 +76,7 @@ from headrace.jobs.model import (
     TakenOutcome,
     Why,
 )
+from headrace.jobs.outcomes import Cancel, Fail, Retry, Snooze
 from headrace.jobs.refs import JobRef
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.groups import Group
@@ -105,9 +105,10 @@ __all__ = [
     "InvalidTake",
     "InvalidTask",
     "Job",
+    "JobContext",
     "JobFailed",
     "JobFilter",
-    "JobInHand",
+    "JobLane",
     "JobNotEnded",
     "JobNotWaiting",
     "JobPage",
@@ -120,7 +121,6 @@ __all__ = [
     "KeyTaken",
     "Lane",
     "LaneExhausted",
-    "LaneInHand",
     "LaneUnknown",
     "LeaseLost",
     "Limiter",

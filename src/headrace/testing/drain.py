@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from headrace.jobs import Jobs, QueueUnknown, store
-from headrace.jobs.leases import Desk, Scan
-from headrace.jobs.slots.messages import FromSlot, Progress, Settled, Spend, SpendAnswer
+from headrace.jobs.claim_cursor import ClaimCursor
+from headrace.jobs.leases import LeaseManager
+from headrace.jobs.slots.messages import Ack, FromSlot, Progress, Spend, SpendAnswer
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.store.leases import Claims
 from headrace.jobs.tasks import Task
@@ -48,7 +49,7 @@ async def drain(
     if not until_empty:
         jobs_max = min(jobs_max, await postgres.value(SQL.count_due, queues=ids))
     host_id = await store.hosts.add_host(postgres, "drain", ids, LEASE_S)
-    desk = Desk(postgres, app.jobs.config, host_id)
+    desk = LeaseManager(postgres, app.jobs.config, host_id)
     slot = _Slot(app.jobs, desk, dict(zip([t.queue for t in tasks], ids, strict=True)), jobs_max)
     await slot.runner.start()
     try:
@@ -64,8 +65,10 @@ async def drain(
 class _Slot:
     """A slot and its agent in one, at work on one lease at a time."""
 
-    def __init__(self, jobs: Jobs, desk: Desk, queue_ids: dict[str, int], jobs_left: int) -> None:
-        self.runner = SlotRunner(jobs.registry, say=self._hear, config=jobs.config)
+    def __init__(
+        self, jobs: Jobs, desk: LeaseManager, queue_ids: dict[str, int], jobs_left: int
+    ) -> None:
+        self.runner = SlotRunner(jobs.registry, send=self._hear, config=jobs.config)
         self.outcomes: Counter[str] = Counter()
         self._desk = desk
         self._queue_ids = queue_ids
@@ -85,7 +88,7 @@ class _Slot:
     async def _work_once(self, task: Task, queue_id: int) -> bool:
         """Claim one lease and see it settled; whether there was anything."""
         batch = min(task.batch or task.concurrency, self._jobs_left)
-        claims = await self._desk.claim_ready(queue_id, Scan(), leases_max=1, batch=batch)
+        claims = await self._desk.claim_ready(queue_id, ClaimCursor(), leases_max=1, batch=batch)
         start_before_s = None
         if not claims.leases:
             sent_s = time.monotonic()
@@ -108,7 +111,7 @@ class _Slot:
 
     def _hear(self, message: FromSlot) -> None:
         match message:
-            case Settled():
+            case Ack():
                 self._settle(message)
             case Spend():
                 answer = asyncio.create_task(self._answer(message))
@@ -117,9 +120,9 @@ class _Slot:
             case Progress():
                 self._desk.note_progress(message)
 
-    def _settle(self, settled: Settled) -> None:
+    def _settle(self, settled: Ack) -> None:
         self._desk.settle(settled)
-        words = ["done"] * len(self._open) if settled.ids is None else settled.words
+        words = ["done"] * len(self._open) if settled.ids is None else settled.kinds
         self.outcomes.update(word for word in words if word not in PUT_BACK)
         self._jobs_left += sum(word in PUT_BACK for word in words)
         self._open.difference_update(list(self._open) if settled.ids is None else settled.ids)

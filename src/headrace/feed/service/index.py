@@ -25,7 +25,7 @@ from headrace.feed.rebuild import Progress, Rebuild
 from headrace.feed.returning import Returning
 from headrace.feed.settings import FeedConfig
 from headrace.jobs import Jobs, NewJob, Registry, Task
-from headrace.jobs.inhand import current_job
+from headrace.jobs.job_context import current_job
 from headrace.kernel.backoff import Backoff
 from headrace.kernel.errors import HeadraceError, Unavailable
 from headrace.kernel.logs import SparseLogger, logger

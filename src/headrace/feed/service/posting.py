@@ -27,7 +27,7 @@ from headrace.feed.names import Names
 from headrace.feed.store.posts import Stored
 from headrace.jobs import Jobs, NewJob, Registry, Task
 from headrace.jobs.errors import InvalidJob
-from headrace.jobs.inhand import current_job
+from headrace.jobs.job_context import current_job
 
 PUBLISH_QUEUE: Final = "feed.publish"
 DELETED_QUEUE: Final = "feed.deleted."

@@ -24,7 +24,6 @@ from headrace.jobs.errors import (
 )
 from headrace.jobs.fitting import require_fit
 from headrace.jobs.fleet.facts import QueueMinute
-from headrace.jobs.hints import Hints
 from headrace.jobs.intake import (
     Rows,
     prepare_groups,
@@ -46,6 +45,7 @@ from headrace.jobs.model import (
     Why,
     jobs_enqueued,
 )
+from headrace.jobs.notify import Notifier
 from headrace.jobs.service.crons import Crons
 from headrace.jobs.service.fleet import Fleet
 from headrace.jobs.service.groups import Group, open_group
@@ -69,12 +69,12 @@ class Jobs:
         self.registry = registry
         self.config = config
         self._postgres = postgres
-        self._hints = Hints(postgres)
+        self._notifier = Notifier(postgres)
         self._queues = Queues(postgres, registry)
 
     async def close(self) -> None:
         """Let hints that are on their way go out."""
-        await self._hints.close()
+        await self._notifier.close()
 
     async def enqueue(self, job: NewJob, *, tx: Transaction | None = None) -> int:
         """Enqueue one job; return its id, or the id of the unfinished job that has its unique key.
@@ -377,7 +377,7 @@ class Jobs:
         runner = tx or self._postgres
         traceparent = next_hop(current_traceparent.get())
         # Inside a transaction PostgreSQL itself sends one hint a queue, and only if it commits.
-        is_hinted = tx is not None or self._hints.is_due(set(queue_ids))
+        is_hinted = tx is not None or self._notifier.is_due(set(queue_ids))
         ids: list[int] | None
         if group_ids is not None and is_counted:
             ids = await store.groups.add_members(
@@ -395,7 +395,7 @@ class Jobs:
                 is_hinted=is_hinted,
             )
         if not is_hinted:
-            self._hints.tell_later(set(queue_ids))
+            self._notifier.notify_later(set(queue_ids))
         jobs_enqueued.inc(len(ids))
         return ids
 

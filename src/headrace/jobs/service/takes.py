@@ -17,10 +17,9 @@ import msgspec
 
 from headrace.engines.postgres import Postgres, Tx
 from headrace.jobs import store
+from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.errors import InvalidTake, LeaseLost, QueueUnknown
-from headrace.jobs.handling import Outcome, settled_outcome
 from headrace.jobs.intake import is_row_id, is_storable
-from headrace.jobs.leases import Scan
 from headrace.jobs.model import (
     AT_AWAY_S_MAX,
     JobsConfig,
@@ -28,7 +27,8 @@ from headrace.jobs.model import (
     TakenJob,
     TakenOutcome,
 )
-from headrace.jobs.store.leases import Claims, Said, TakenJobs
+from headrace.jobs.outcomes import Outcome, final_outcome
+from headrace.jobs.store.leases import Claims, TakenJobs
 from headrace.kernel.errors import FieldProblem
 from headrace.kernel.limits import PAYLOAD_BYTES_MAX
 
@@ -56,7 +56,7 @@ class Takes:
     def __init__(self, postgres: Postgres, config: JobsConfig) -> None:
         self._postgres = postgres
         self._config = config
-        self._scan = Scan()
+        self._scan = ClaimCursor()
         self._is_lanes_turn = False
 
     async def take(
@@ -156,7 +156,7 @@ class Takes:
             leases_max=1,
             batch=n,
             priorities=self._scan.next_order(),
-            marks=Scan().marks,
+            marks=ClaimCursor().marks,
         )
         if not claims.leases and (claims.moved or not self._is_lanes_turn):
             claims = await self._claim_lanes(tx, host_id, queue_id, n)
@@ -169,7 +169,7 @@ class Takes:
 
     async def _said(
         self, tx: Tx, lease_id: int, taken: TakenJobs, outcomes: Mapping[int, TakenOutcome]
-    ) -> dict[int, Said]:
+    ) -> dict[int, Outcome]:
         """What is recorded for `outcomes`. Raises: InvalidTake, QueueUnknown."""
         problems = []
         for job_id, outcome in outcomes.items():
@@ -184,15 +184,15 @@ class Takes:
                 raise QueueUnknown(queue)
         said = {}
         for job_id, given in outcomes.items():
-            final = settled_outcome(
+            final = final_outcome(
                 Outcome(WORDS[given.outcome], given.after_s, given.why),
                 attempt=taken.attempts[job_id] + 1,
                 retries=taken.retries,
                 backoff=self._config.backoff,
             )
             result = None if given.result is None else msgspec.json.encode(given.result)
-            said[job_id] = Said(
-                final.word, final.after_s, final.error, result=result, queue=given.queue
+            said[job_id] = Outcome(
+                final.kind, final.after_s, final.error, result=result, queue=given.queue
             )
         return said
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from headrace.engines.postgres import Row, Runner
-from headrace.jobs.handling import bounded_text
+from headrace.jobs.outcomes import bounded_text
 from headrace.jobs.slots.messages import Progress
 from headrace.jobs.store.sql import SQL
 

@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any, Final
 
 from headrace.engines.postgres import Row, Runner
-from headrace.jobs.handling import bounded_text
 from headrace.jobs.model import (
     ERROR_CHARACTERS_MAX,
     PRIORITY_LAST,
     TRACEBACK_CHARACTERS_MAX,
     JobsConfig,
 )
+from headrace.jobs.outcomes import Outcome, bounded_text
 from headrace.jobs.slots.messages import Work
 from headrace.jobs.store.sql import SQL
 
@@ -72,18 +72,6 @@ class Claims:
     """After an empty claim of lanes: when to look again; None: at the next enqueue."""
     lost: Sequence[int] = ()
     busy: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What is to become of one job."""
-
-    word: str
-    delay_s: float | None = None
-    error: str = ""
-    traceback: str = ""
-    result: bytes | None = None
-    queue: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +191,7 @@ def _claims(rows: list[Row], **rest: Any) -> Claims:
 async def settle(
     runner: Runner,
     *,
-    jobs: Mapping[int, Mapping[int, Said]] | None = None,
+    jobs: Mapping[int, Mapping[int, Outcome]] | None = None,
     whole: Iterable[int] = (),
     word: str = "done",
     losses_max: int,
@@ -220,8 +208,8 @@ async def settle(
         word=word,
         leases=[lease for lease, _, _ in said],
         ids=[job for _, job, _ in said],
-        words=[one.word for _, _, one in said],
-        delays_s=[one.delay_s for _, _, one in said],
+        words=[one.kind for _, _, one in said],
+        delays_s=[one.after_s for _, _, one in said],
         errors=[bounded_text(one.error, ERROR_CHARACTERS_MAX) for _, _, one in said],
         tracebacks=[bounded_text(one.traceback, TRACEBACK_CHARACTERS_MAX) for _, _, one in said],
         results=[one.result for _, _, one in said],

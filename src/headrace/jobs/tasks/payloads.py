@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from headrace.jobs.errors import InvalidTask
-from headrace.jobs.inhand import Batch, JobInHand
+from headrace.jobs.job_context import Batch, JobContext
 from headrace.jobs.tasks.declared import OWN_OPTIONS, JobOptions
 
 
@@ -62,7 +62,7 @@ class Payloads:
         first = hints.get(parameters[0].name, Any) if parameters else Any
         if is_batch:
             return _type_in_batch(owner, first)
-        if len(parameters) == 1 and typing.get_origin(first) is JobInHand:
+        if len(parameters) == 1 and typing.get_origin(first) is JobContext:
             self.takes_job = True
             return typing.get_args(first)[0]
         if len(parameters) == 1 and _is_whole_payload(first):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 from headrace.engines.borrowed import Transaction
 from headrace.jobs.bridge import View
 from headrace.jobs.errors import InvalidTask, PayloadNewer
-from headrace.jobs.inhand import JobInHand
+from headrace.jobs.job_context import JobContext
 from headrace.jobs.model import VERSION_LAST, NewJob
 from headrace.jobs.refs import JobRef, Origin
 from headrace.jobs.tasks.declared import (
@@ -42,7 +42,7 @@ class Call:
 
     task: Task
     queue: str
-    jobs: Sequence[JobInHand[Any]]
+    jobs: Sequence[JobContext[Any]]
     attempt: int
     """Of its first job, from 1."""
 
