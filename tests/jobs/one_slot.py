@@ -1,4 +1,4 @@
-"""A slot's runner in a test's own process: give it work, see what it says, let nothing be said twice."""
+"""A slot's runner in the test's process, with a check that no job is settled twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.testing.waiting import wait_true
 
 
 class Slot:
-    """A runner and what it said."""
+    """A runner and its messages."""
 
     def __init__(self, registry, status=None):
         self.said = []
@@ -26,7 +26,7 @@ class Slot:
         self.on_spend = lambda spend: SpendAnswer(spend.call, 0.0)
 
     def give(self, payloads, *, queue="q", **columns):
-        """Give jobs 1, 2, ... under a new lease; its id."""
+        """Give jobs under a new lease. Return their ids."""
         lease_id = len(self._leases) + 1
         first = sum(len(work.ids) for work in self._leases.values()) + 1
         work = work_of(queue, payloads, lease_id=lease_id, first=first, **columns)
@@ -35,7 +35,7 @@ class Slot:
         return list(work.ids)
 
     async def wait_settled(self, jobs):
-        """Until every one of `jobs` has its outcome."""
+        """Wait until all `jobs` have an outcome. Return the outcomes."""
         await wait_true(lambda: self.outcomes.keys() >= set(jobs), what="all jobs are settled")
         return [self.outcomes[job][0] for job in jobs]
 
@@ -92,7 +92,7 @@ def work_of(queue, payloads, *, lease_id=1, first=1, **columns):
 
 @asynccontextmanager
 async def running_slot(registry, status=None):
-    """A started slot, which has stopped with nothing open when the block ends."""
+    """A started slot; at the end of the block it stops and must have no open job."""
     slot = Slot(registry, status)
     await slot.runner.start()
     yield slot

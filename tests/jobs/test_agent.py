@@ -1,4 +1,4 @@
-"""`headrace agent` as a fleet sees it: it reports itself, follows the plan, counts, and says what it is."""
+"""`headrace agent` in a fleet: it registers, reports its slots, follows the plan and counts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HOST = compile_query("host", "-- A host.\nSELECT * FROM headrace.host WHERE name
 
 @pytest.fixture
 def jobs(postgres):
-    """The service of a process that only enqueues and looks."""
+    """The jobs service of a process that runs no jobs."""
     registry = Registry()
     for queue in ("one", "two"):
 
@@ -89,7 +89,7 @@ async def _has_capacity(postgres, name):
 
 
 async def slots_of(postgres, name):
-    """What the host says of its slots: a queue each, None where it floats."""
+    """The reported queue of each slot of a host; None for floating slots."""
     row = await find_host(postgres, name)
     return sorted(str(slot["queue"]) for slot in json.loads(row["slots"])) if row else []
 
@@ -138,7 +138,7 @@ async def test_several_agents_on_one_machine_are_several_hosts(start, jobs, post
     for agent in agents:
         agent.signal(signal.SIGTERM)
         assert agent.wait_exit() == 0
-    assert await find_host(postgres, "h1") is None, "it took its row away"
+    assert await find_host(postgres, "h1") is None, "it deleted its row"
 
 
 @pytest.mark.slow
@@ -185,8 +185,8 @@ async def test_a_lock_file_that_cannot_be_read_is_no_obstacle(tmp_path):
 
 
 @pytest.mark.slow
-async def test_an_heir_goes_on_after_a_while_where_a_former_slot_keeps_the_lock(tmp_path):
-    """A child of a handler holds it, whose pid nobody recorded."""
+async def test_a_new_agent_starts_after_the_lease_time_if_a_former_slot_keeps_the_lock(tmp_path):
+    """A child process of a handler holds it, and the file does not record its pid."""
     first = await HostLock.take(tmp_path, "h1", wait_max_s=1)
     child = os.fork()
     if child == 0:
@@ -207,7 +207,7 @@ async def test_an_heir_goes_on_after_a_while_where_a_former_slot_keeps_the_lock(
 
 
 async def _taken_by_another(folder):
-    """Take the lock as another process would see it: held by one that is not itself."""
+    """Take the lock in a process that pretends to be another agent."""
     descriptor = os.open(folder / "h1.lock", os.O_RDWR)
     parent = os.getppid()
     record = f'{{"agent":[{parent},{start_time(parent)}]}}'.encode()
@@ -218,7 +218,7 @@ async def _taken_by_another(folder):
 
 
 async def _plan(postgres, host, slots):
-    """Write a plan as a scheduler would."""
+    """Write a plan in place of the scheduler."""
     rows = ", ".join(f"('{host}', {queue}, {count})" for queue, count in slots.items())
     texts = ["DELETE FROM headrace.fleet_slot"]
     if rows:

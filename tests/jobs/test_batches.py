@@ -1,4 +1,4 @@
-"""Batches in a slot: one call for all, and where it raises nobody pays for a neighbour."""
+"""Batches in a slot: one call for all jobs; a job that raises does not fail its neighbors."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_a_batch_over_its_timeout_is_taken_apart(registry, slot):
 
 
 async def test_taking_apart_is_bounded_and_always_blames_one(registry, slot):
-    """All jobs hang: after one was found, and as much time as a call may take, the rest go back."""
+    """All jobs hang: once one was blamed and one timeout has passed, the others are snoozed."""
 
     @registry.task("q", batch=16, timeout="20ms")
     async def handle(batch: Batch[int]):
@@ -199,7 +199,7 @@ async def test_a_batch_of_lanes_is_taken_apart_at_the_cost_of_its_lanes(registry
 
 
 async def test_a_half_whose_grant_ran_out_does_not_start_late(registry, slot):
-    """The answer of a lane is good for its slack; who was stopped after it hands the jobs back."""
+    """A start is valid for the limiter's slack; a slot paused for longer returns the jobs."""
     runs = []
 
     @registry.task("q", batch=10)

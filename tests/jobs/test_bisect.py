@@ -1,4 +1,4 @@
-"""The bad jobs of a batch are found, and nobody else pays for them more than the bound says."""
+"""Bisecting a batch finds its bad jobs; good jobs run again at most as often as documented."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.jobs.slots.lease_run import Bisect
 
 
 def runs_of(count, bad, said=()):
-    """Play a batch of `count` whose calls raise while a bad job is in them: runs and failures by job."""
+    """Simulate a batch whose calls raise on a bad job. Return runs and failures by job."""
     runs, failed, done = dict.fromkeys(range(count), 0), set(), set()
     bisect = Bisect(range(count))
     while (run := bisect.next_run()) is not None:

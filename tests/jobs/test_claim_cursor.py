@@ -1,4 +1,4 @@
-"""ClaimCursor marks: behind what was claimed, dropped often where looking back is cheap and seldom where it is not."""
+"""The claim cursor: marks after claimed jobs, dropped often if a scan is cheap, else rarely."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LATE = (NOW - timedelta(seconds=LATE_COMMIT_S), 0)
 
 
 def claims(*jobs, moved=0):
-    """A claim of (priority, seconds before now, id)."""
+    """A claim that returned jobs given as (priority, seconds before now, id)."""
     columns = dict.fromkeys(("attempts", "losses", "lanes", "traceparents", "versions", "payloads"))
     lease = Claim(
         lease_id=1,
@@ -65,7 +65,7 @@ def test_marks_are_dropped_each_second():
 
 
 def test_where_looking_back_is_slow_it_is_done_seldom():
-    """A tenth of a second: then not again for two, and a short claim does not change that."""
+    """A scan of 0.1 s is not repeated for 2 s, not even after a short claim."""
     cursor = ClaimCursor()
     cursor.next_order()
     cursor.note(claims((5, 1, 1)), jobs_max=2, now_s=1000.0, took_s=0.1)

@@ -1,4 +1,4 @@
-"""Which queue for which slot: on a real store, with slots whose work a test ends itself."""
+"""The dispatcher on a real database, with slots whose work the test ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING = SlotStatus(None, 0, 0.0, 0.0, 0.0)
 
 
 class HeldChannel:
-    """A slot that keeps its work until the test ends it."""
+    """A slot's channel that keeps work until the test ends it."""
 
     def __init__(self):
         self.works = []
@@ -42,7 +42,7 @@ class HeldChannel:
 
 
 class Host:
-    """A dispatcher over the queues of this test, and its seats."""
+    """A dispatcher over the queues of this test, and its slots."""
 
     def __init__(self, dispatcher, queues, leases):
         self.dispatcher = dispatcher
@@ -50,19 +50,19 @@ class Host:
         self.leases = leases
 
     def worker(self, bound=None):
-        """One more slot, ready for work."""
+        """Add a slot that is ready for work."""
         worker = WorkerProxy(HeldChannel(), bound=self.queues[bound] if bound else None)
         self.dispatcher.add(worker)
         self.dispatcher.receive(worker, Ready(1))
         return worker
 
     async def wait_given(self, worker, count=1):
-        """Until the seat holds `count` works; they."""
+        """Wait until the slot has `count` works. Return them."""
         await wait_true(lambda: len(worker.channel.works) >= count)
         return worker.channel.works
 
     def finish(self, worker, *, run_s=0.001):
-        """End the oldest work of a seat: all done."""
+        """End the oldest work of a slot: all jobs done."""
         work = worker.channel.works.pop(0)
         ack = Ack(lease_id=work.lease_id, calls=1, run_s=run_s)
         self.dispatcher.receive(worker, ack)
@@ -71,7 +71,7 @@ class Host:
 
 @pytest.fixture
 def open_host(postgres, jobs, registry, config):
-    """`async with open_host(queue={options}) as host`: a dispatcher at work over one queue for each."""
+    """`open_host(queue={options})`: a running dispatcher with one queue per option."""
 
     @asynccontextmanager
     async def opened(poll_s=0.05, **queues):
@@ -103,7 +103,7 @@ def open_host(postgres, jobs, registry, config):
 
 
 async def fill(jobs, queue, count, **options):
-    """Enqueue jobs; their ids."""
+    """Enqueue jobs. Return their ids."""
     return await jobs.enqueue_many(
         [NewJob(queue=queue, payload={}, **options) for _ in range(count)]
     )
@@ -178,8 +178,8 @@ async def test_a_floating_slot_stays_until_its_queue_is_empty(open_host, jobs):
         assert worker.channel.given == ["a"] * 3 + ["b"] * 3
 
 
-async def test_no_queue_keeps_a_floating_slot_from_another_for_ever(open_host, jobs, monkeypatch):
-    """Also from a less important one: every 8th choice begins at that end."""
+async def test_no_queue_keeps_a_floating_slot_forever(open_host, jobs, monkeypatch):
+    """Also a less important queue: every 8th choice begins with it."""
     monkeypatch.setattr(worker_proxy, "QUEUE_SHARE_S", 0.0)
     async with open_host(
         high={"batch": 1, "importance": 0}, low={"batch": 1, "importance": 9}
@@ -241,7 +241,7 @@ async def test_what_was_claimed_in_advance_goes_back_where_no_slot_becomes_free(
         await host.wait_given(worker)
         await wait_true(lambda: not host.queues["a"].prefetched)
         await wait_true(lambda: _counts(sql, ready=16, leased=2))
-        assert host.queues["a"].prefetch_max == 0, "until calls are seen to end quickly again"
+        assert host.queues["a"].prefetch_max == 0, "until calls end quickly again"
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ async def test_jobs_of_a_dead_slot_are_lost_or_returned(open_host, jobs, sql):
         late = Ack(lease_id=worker.channel.works[0].lease_id)
         host.dispatcher.receive(worker, late)
         await host.leases.flush()
-        assert await _counts(sql, ready=2, leased=0), "the dead say nothing more"
+        assert await _counts(sql, ready=2, leased=0), "late messages of a dead slot are dropped"
 
 
 async def test_a_call_over_its_timeout_is_a_failed_run(open_host, jobs, sql):
@@ -465,18 +465,18 @@ def work_of(lease_id, ids):
         pytest.param(None, 9, (None, 3), {1, 2, 3, 4, 5}, id="many at once: any of them"),
         pytest.param(None, 9, (4, 1), {4}, id="many may, one did"),
         pytest.param(5, 1, (None, 5), {1, 2, 3, 4, 5}, id="a batch as a whole"),
-        pytest.param(5, 1, (3, 1), {3}, id="one of a batch that ran apart"),
-        pytest.param(None, 9, (77, 1), set(), id="a job that it does not hold"),
+        pytest.param(5, 1, (3, 1), {3}, id="one of a bisected batch"),
+        pytest.param(None, 9, (77, 1), set(), id="a job of another slot"),
     ],
 )
-def test_who_is_to_blame_for_a_death(batch, concurrency, status, started):
+def test_a_crash_is_attributed_to_the_jobs_that_had_started(batch, concurrency, status, started):
     queue = QueueState(facts_of(batch=batch, concurrency=concurrency), 1)
     worker = WorkerProxy(HeldChannel(), queue=queue)
     worker.leases[1] = InFlightLease(1, [1, 2, 3, 4, 5], [0] * 5, retries=3)
     assert started_jobs(worker, replace(NOTHING, job_id=status[0], jobs=status[1])) == started
 
 
-def test_what_was_settled_is_nobodys_fault():
+def test_a_crash_is_not_attributed_to_settled_jobs():
     queue = QueueState(facts_of(batch=5), 1)
     worker = WorkerProxy(HeldChannel())
     worker.accepts_work = True

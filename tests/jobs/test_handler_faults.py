@@ -1,4 +1,4 @@
-"""Whatever a handler raises or says, its jobs end up settled and the worker goes on."""
+"""Whatever a handler raises or sets, its jobs are settled and the worker continues."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from headrace.testing.waiting import wait_true
 
 
 class Mute(Exception):
-    """Has no text that could be read."""
+    """An error whose text cannot be read."""
 
     def __str__(self) -> str:
         raise KeyError("no text")
 
 
 class Careless(Retry):
-    """A subclass that does not call what it comes from."""
+    """A subclass that does not call its base class."""
 
     def __init__(self) -> None:
         self.after_s = "abc"
 
 
 class Unspoken(Snooze):
-    """A snooze that never says how long."""
+    """A snooze without a delay."""
 
     def __init__(self) -> None: ...
 
 
 class Odd(BaseException):
-    """No `Exception`."""
+    """A `BaseException` that is no `Exception`."""
 
 
 def _retry_abc():
@@ -149,7 +149,7 @@ async def test_words_of_another_type_are_taken_as_text(registry, working, sql):
 
 @pytest.mark.parametrize("batch", [None, 5])
 async def test_an_outcome_of_no_meaning_is_a_failed_attempt(registry, working, sql, batch):
-    """A handler can reach `outcome` itself, past the words."""
+    """A handler can assign `outcome` itself, without the methods."""
 
     def spoil(jobs):
         for job in jobs:

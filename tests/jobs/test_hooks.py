@@ -1,4 +1,4 @@
-"""Start and stop hooks of a slot, and what is put around its handler calls."""
+"""Start and stop hooks of a slot, and middlewares around its handler calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def work_of(queue, payloads, lease_id=1):
 
 
 async def run_all(registry, *works):
-    """Run the works one after the other in a slot of its own; what it said, but `Ready` and `Left`."""
+    """Run the works one by one in a new slot. Return its acks."""
     said = []
     slot = SlotRunner(registry, send=said.append, config=JobsConfig())
     await slot.start()

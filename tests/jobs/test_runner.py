@@ -1,4 +1,4 @@
-"""A slot's runner: single jobs, lanes, results, and stopping; every job is settled exactly once."""
+"""A slot's runner: single jobs, lanes, results, stopping; every job is settled exactly once."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ async def test_results_are_kept_where_the_task_says_so(registry, slot):
     jobs = slot.give([{"n": 1}, {"n": 0}], queue="kept")
     assert await slot.wait_settled(jobs) == ["done", "fail"]
     assert slot.outcomes[1][3] == b'{"n":1}'
-    assert slot.outcomes[2][2].startswith("the result cannot be kept: expected what JSON can hold")
+    assert slot.outcomes[2][2].startswith("the result cannot be kept: expected a JSON value")
     (job,) = slot.give([{"n": 1}], queue="plain")
     assert await slot.wait_settled([job]) == ["done"]
     assert slot.outcomes[job][3] is None

@@ -1,4 +1,4 @@
-"""The maximum slots of a queue over a fleet of 40 hosts: the real store and state machine, simulated slots."""
+"""The maximum slots of a queue in a fleet of 40 hosts: real database, simulated slots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HELD = compile_query(
 
 
 class LateRunner:
-    """A connection that breaks: the statement is lost, or runs without its answer, now or later."""
+    """A broken connection: the statement runs without an answer, now or later."""
 
     def __init__(self, postgres, *, runs_now):
         self._postgres = postgres
@@ -51,7 +51,7 @@ class LateRunner:
 
 
 class SimulatedHost:
-    """One host row: queues, slots and allowances as an agent has them; a call is a lease in a slot."""
+    """A host row with an agent's queues, slots and allowances; a call is a lease in a slot."""
 
     def __init__(self, name, host_id, facts):
         self.name, self.host_id = name, host_id
@@ -61,7 +61,7 @@ class SimulatedHost:
         self.leases = 0
 
     def start(self, queue):
-        """Begin a call in every seat that may work the queue."""
+        """Start a call in every slot that may work the queue."""
         queue.may_have_jobs = True
         for worker in Assignment(self.workers, [queue], time.monotonic()).workers_for(queue):
             self.leases += 1
@@ -70,7 +70,7 @@ class SimulatedHost:
             worker.jobs_open += 1
 
     def end(self, worker):
-        """The call in a seat returns."""
+        """End the calls in a slot."""
         worker.leases.clear()
         worker.jobs_open = 0
 
@@ -79,7 +79,7 @@ class SimulatedHost:
         return sum(bool(s.leases) and s.queue.queue_id == queue_id for s in self.workers)
 
     def bind(self, slots):
-        """Follow the plan: bind seats, let the others float."""
+        """Follow the plan: bind slots, let the others float."""
         wanted = [
             queue for queue in self.queues.values() for _ in range(slots.get(queue.facts.queue, 0))
         ]
@@ -113,7 +113,7 @@ def open_host(postgres, facts):
 
 
 class Fleet:
-    """Forty hosts, two schedulers, and everything that may go wrong between them and the store."""
+    """Forty hosts, two schedulers, and failures between them and the database."""
 
     def __init__(self, postgres, facts, open_host, chance):
         self.postgres, self.facts, self.open_host, self.chance = postgres, facts, open_host, chance
@@ -131,7 +131,7 @@ class Fleet:
             assert running <= MOSTS[task.queue], task.queue
 
     async def work(self):
-        """Some host begins what it may; after that some calls end."""
+        """Start calls on some host, then end some calls."""
         host = self.chance.choice(self.hosts)
         host.start(self.chance.choice(list(host.queues.values())))
         self.require_within()
@@ -141,18 +141,18 @@ class Fleet:
                     host.end(worker)
 
     async def renew(self):
-        """A host asks for what it needs."""
+        """Renew the allowances of some host."""
         host = self.chance.choice(self.hosts)
         await host.allowances.renew(self.postgres, host.host_id)
 
     async def lose_answer(self):
-        """The store changed, the host does not know."""
+        """Renew, but lose the database's answer."""
         host = self.chance.choice(self.hosts)
         with suppress(PostgresDown):
             await host.allowances.renew(LateRunner(self.postgres, runs_now=True), host.host_id)
 
     async def delay_call(self):
-        """The statement arrives much later, after others of the same host."""
+        """Delay a statement until after others of the same host."""
         host = self.chance.choice(self.hosts)
         runner = LateRunner(self.postgres, runs_now=False)
         with suppress(PostgresDown):
@@ -163,20 +163,20 @@ class Fleet:
             await self.postgres.all(query, **arguments)
 
     async def freeze(self):
-        """A host falls silent and its row expires; its calls run on until they are killed."""
+        """Let a host row expire while its calls still run."""
         host = self.hosts.pop(self.chance.randrange(len(self.hosts)))
         await self.postgres.run(AGE, host=host.host_id, age_s=0)
         self.frozen.append(host)
 
     async def bury(self):
-        """The slots of a silent host were killed in time; a new one has its name."""
+        """Replace an expired host, whose slots were killed."""
         if self.frozen:
             host = self.frozen.pop(0)
             await self.postgres.run(AGE, host=host.host_id, age_s=6)
             self.hosts.append(await self.open_host(host.name))
 
     async def plan(self):
-        """The leader plans; now and then another one leads, and the former one tries once more."""
+        """Write a plan; sometimes another scheduler leads, and the former leader tries again."""
         if self.chance.random() < 0.5:
             await store.fleet.stop_leading(self.postgres, self.leader)
             self.leader = "s1" if self.leader == "s0" else "s0"
@@ -249,7 +249,7 @@ async def test_a_host_gives_up_before_another_receives(postgres, facts, open_hos
 
 @pytest.fixture
 async def pair(postgres, facts, open_host):
-    """Two hosts and their lines of the queues `few` and `many`; the first holds 4 of few's 5 slots, idle."""
+    """Two hosts with queues `few` and `many`; the first has an allowance of 4 of few's 5 slots."""
     ids = {task.queue: queue_id for task, queue_id in facts}
     first, second = await open_host("a"), await open_host("b")
     await first.allowances.renew(postgres, first.host_id)

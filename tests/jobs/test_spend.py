@@ -1,4 +1,4 @@
-"""Further starts of a lane: strict beside claims, in line, bounded, refused without a trace."""
+"""Tokens for further starts of a lane: strict beside claims, in order, bounded, refusable."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import random
 
 import pytest
-from desk_hands import claim_lane_jobs, living_desk, settle
 from lane_invariants import most_in_a_window
+from lease_steps import claim_lane_jobs, live_manager, settle
 
 from headrace.jobs import JobContext, NewJob
 from headrace.jobs.errors import InvalidJob
@@ -26,8 +26,8 @@ async def queue_id(jobs, registry):
 
 @pytest.fixture
 async def leases(postgres, config, queue_id):
-    """A desk of a living host."""
-    return await living_desk(postgres, config, [queue_id])
+    """The lease manager of a live host."""
+    return await live_manager(postgres, config, [queue_id])
 
 
 async def _nothing(job: dict | None) -> None:
@@ -118,7 +118,7 @@ async def test_spends_that_mean_nothing(jobs, starts, wait_max_s):
 async def test_claims_spends_and_hand_backs_hold_the_window_together(
     jobs, leases, queue_id, *, sql, broken_invariants, starts_max
 ):
-    """Grants as the lane's log has them, taken after each step; window and slack together 0.15 s."""
+    """Starts from the lane's log, read after each step; window and slack are 0.15 s together."""
     await jobs.lanes.set_limiter("l", starts_max=starts_max, window_s=0.1, slack_s=0.05)
     await fill(jobs, 600)
     dice = random.Random(7)
@@ -153,7 +153,7 @@ async def test_claims_spends_and_hand_backs_hold_the_window_together(
 
 
 async def test_a_start_that_was_not_used_is_free_again(jobs, registry, working, broken_invariants):
-    """One start a minute: the job that began nothing with it gets it once more, at once."""
+    """With one start per minute, a job that returned its start gets it again at once."""
     seen = []
 
     async def unsure(job: JobContext[dict | None]) -> None:

@@ -1,4 +1,4 @@
-"""The board: what a slot writes is what its agent reads, also across a fork and beside a writer."""
+"""The status board: an agent reads what a slot wrote, also after a fork and during writes."""
 
 from __future__ import annotations
 

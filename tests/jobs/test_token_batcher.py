@@ -1,4 +1,4 @@
-"""Further starts asked for at once share statements, and what is too much together is asked for by halves."""
+"""Concurrent token requests share a statement; a refused sum is requested in halves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads outlive the code that wrote them: old ones are brought up to date, newer ones left to newer code."""
+"""Payload versions: old payloads are upgraded, newer ones are left to newer code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.testing.waiting import wait_true
 
 
 class Mail(msgspec.Struct):
-    """The shape of today."""
+    """The current version."""
 
     to: list[str]
     text: str
@@ -39,7 +39,7 @@ NOW = Mail(["ann", "bob"], "hi")
 
 
 def declare(registry, kind):
-    """A task of the kind, and what it was given."""
+    """Declare the task. Return it and the payloads that it received."""
     seen = []
     options = {"version": 4, "upgrade": UPGRADE}
     if kind == "batch":

@@ -1,4 +1,4 @@
-"""A zygote and its slots as their agent knows them: real processes, spoken to over their sockets, without a database."""
+"""A zygote and its slots: real processes driven over their sockets, without a database."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def closed() -> None:
 
 @pytest.fixture
 async def zygote(tmp_path, monkeypatch):
-    """A keeper whose zygote imports APPLICATION in a folder of its own."""
+    """A client whose zygote imports APPLICATION in its own folder."""
     (tmp_path / "small_app.py").write_text(APPLICATION)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADRACE_POSTGRES_URL", "postgresql://nobody@127.0.0.1:9/none")
@@ -77,7 +77,7 @@ async def zygote(tmp_path, monkeypatch):
 
 
 class Talk:
-    """A slot at the other end of a socket."""
+    """A slot driven over its socket."""
 
     def __init__(self, zygote, number):
         self.received = []
@@ -101,7 +101,7 @@ class Talk:
         return self
 
     async def wait(self, kind, count=1):
-        """The newest message of a kind, once there are `count`."""
+        """Wait for `count` messages of a kind. Return the newest."""
         of_kind = lambda: [m for m in self.received if isinstance(m, kind)]  # noqa: E731
         await wait_true(lambda: len(of_kind()) >= count)
         return of_kind()[-1]
@@ -115,7 +115,7 @@ class Talk:
 
 
 def work(queue, payloads):
-    """Work under lease 1, jobs from 1."""
+    """Work of lease 1 with jobs from id 1."""
     count = len(payloads)
     return Work(
         queue=queue,
@@ -139,7 +139,7 @@ async def test_it_says_what_an_agent_must_know_of_the_application(zygote):
     assert facts["each"].is_async
     assert not facts["sizes"].is_async
     assert loaded.settings["jobs.retry_first"] == "7s"
-    assert "jobs.poll" not in loaded.settings, "defaults are everyone's own"
+    assert "jobs.poll" not in loaded.settings, "defaults are not sent"
     assert (loaded.threads, loaded.sockets) == ([], []), "an app with all rooms leaves nothing open"
 
 

@@ -1,4 +1,4 @@
-"""Hands for a desk in tests: claim one lease, say what became of its jobs, wait until that is recorded."""
+"""Steps with a `LeaseManager` in tests: claim one lease, settle its jobs, wait until recorded."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from headrace.jobs.outcomes import DONE, Outcome
 from headrace.jobs.slots.messages import Ack
 
 
-async def living_desk(postgres, config, queue_ids, lease_s=30):
-    """A desk of a host that lives."""
+async def live_manager(postgres, config, queue_ids, lease_s=30):
+    """The lease manager of a live host."""
     host_id = await store.hosts.add_host(postgres, "test", list(queue_ids), lease_s)
     return LeaseManager(postgres, config, host_id)
 
 
-async def claim_one(leases, queue_id, jobs_max=10, cursor=None):
+async def claim_one(manager, queue_id, jobs_max=10, cursor=None):
     """One lease of jobs without lanes, or None."""
-    claims = await leases.claim_ready(
+    claims = await manager.claim_ready(
         queue_id, cursor or ClaimCursor(), leases_max=1, batch=jobs_max
     )
     return claims.leases[0] if claims.leases else None
 
 
-async def claim_lane_jobs(leases, queue_id, jobs_max=100):
+async def claim_lane_jobs(manager, queue_id, jobs_max=100):
     """One lease of jobs of lanes, or None."""
-    claims = await leases.claim_lanes(queue_id, leases_max=1, batch=jobs_max)
+    claims = await manager.claim_lanes(queue_id, leases_max=1, batch=jobs_max)
     return claims.leases[0] if claims.leases else None
 
 
 def told(claim, outcomes=DONE):
-    """What a slot would say: one outcome for all jobs of a lease, or some by job."""
+    """The ack of a slot: one outcome for all jobs of a lease, or outcomes by job."""
     if outcomes is DONE:
         return Ack(lease_id=claim.lease_id)
     if isinstance(outcomes, Outcome):
@@ -48,10 +48,10 @@ def told(claim, outcomes=DONE):
     )
 
 
-async def settle(leases, claim, outcomes=DONE):
-    """Say it and wait until it is recorded; False: the lease was gone."""
+async def settle(manager, claim, outcomes=DONE):
+    """Settle a lease and wait until recorded. Return False if the lease no longer existed."""
     lost = []
-    leases.on_lost = lost.append
-    leases.settle(told(claim, outcomes))
-    await leases.flush()
+    manager.on_lost = lost.append
+    manager.settle(told(claim, outcomes))
+    await manager.flush()
     return claim.lease_id not in lost
