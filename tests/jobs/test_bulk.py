@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from desk_hands import claim_lane_jobs, claim_one, living_desk, settle
+from lease_steps import claim_lane_jobs, claim_one, live_manager, settle
 
 from headrace.jobs import JobState, NewGroup, NewJob
 from headrace.jobs.errors import InvalidFilter, JobNotWaiting, QueueUnknown
@@ -30,7 +30,7 @@ async def queue_id(jobs, registry):
 @pytest.fixture
 async def desk(postgres, config, queue_id):
     """A desk of a living host."""
-    return await living_desk(postgres, config, [queue_id])
+    return await live_manager(postgres, config, [queue_id])
 
 
 async def fail_all(desk, queue_id, count):

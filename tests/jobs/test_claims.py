@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from desk_hands import claim_one, living_desk, settle, told
+from lease_steps import claim_one, live_manager, settle, told
 
 from headrace.jobs import JobState, NewGroup, NewJob
 from headrace.jobs.claim_cursor import ClaimCursor
@@ -22,7 +22,7 @@ async def queue_id(jobs, registry):
 @pytest.fixture
 async def desk(postgres, config, queue_id):
     """A desk of a living host."""
-    return await living_desk(postgres, config, [queue_id])
+    return await live_manager(postgres, config, [queue_id])
 
 
 async def _nothing(job: dict | None) -> None:
@@ -62,7 +62,7 @@ async def test_no_more_leases_than_asked_for(registry, desk, queue_id, sql):
 async def test_a_job_that_killed_its_process_is_claimed_alone(
     jobs, registry, desk, *, queue_id, sql, postgres, config
 ):
-    doomed = await living_desk(postgres, config, [queue_id])
+    doomed = await live_manager(postgres, config, [queue_id])
     await fill(registry, 3)
     assert len((await claim_one(doomed, queue_id)).ids) == 3
     await sql(f"UPDATE headrace.host SET expires_at = now() WHERE id = {doomed.host_id}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from desk_hands import claim_one, living_desk, told
+from lease_steps import claim_one, live_manager, told
 
 from headrace.jobs import Batch, InvalidJob, NewGroup, NewJob, store
 from headrace.jobs.acks import outcomes_by_job
@@ -121,7 +121,7 @@ async def test_a_callback_takes_an_object_without_group(jobs, sql, payload):
 async def claim(jobs, postgres, queue, jobs_max):
     """Claim as a host of its own would."""
     queues = await jobs.declare_queues()
-    desk = await living_desk(postgres, jobs.config, [queues[queue].id])
+    desk = await live_manager(postgres, jobs.config, [queues[queue].id])
     return await claim_one(desk, queues[queue].id, jobs_max)
 
 

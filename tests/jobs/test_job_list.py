@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from desk_hands import claim_one, living_desk, settle
+from lease_steps import claim_one, live_manager, settle
 
 from headrace.jobs import NewJob
 from headrace.jobs.errors import InvalidFilter, QueueUnknown
@@ -29,7 +29,7 @@ async def queue_ids(jobs, registry):
 @pytest.fixture
 async def of_each_state(jobs, queue_ids, postgres, config):
     """One job in each state by its name, of queue `post`."""
-    desk = await living_desk(postgres, config, queue_ids.values())
+    desk = await live_manager(postgres, config, queue_ids.values())
     ids = {}
     for state, word in {"done": "done", "failed": "fail", "quarantined": "quarantined"}.items():
         ids[state] = await jobs.enqueue(NewJob(queue="post"))

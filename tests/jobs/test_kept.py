@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from desk_hands import claim_one, living_desk, settle, told
+from lease_steps import claim_one, live_manager, settle, told
 
 from headrace.jobs import NewJob, store
 from headrace.jobs.model import TakenOutcome
@@ -26,7 +26,7 @@ async def queue_id(jobs, registry, sql):
 @pytest.fixture
 async def desk(postgres, config, queue_id):
     """A desk of a living host."""
-    return await living_desk(postgres, config, [queue_id])
+    return await live_manager(postgres, config, [queue_id])
 
 
 async def _nothing(job: dict | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from desk_hands import living_desk, settle
+from lease_steps import live_manager, settle
 
 from headrace.jobs import NewJob
 
@@ -23,7 +23,7 @@ async def queues(jobs, registry):
 @pytest.fixture
 async def desk(postgres, config, queues):
     """A desk of a living host."""
-    return await living_desk(postgres, config, queues.values())
+    return await live_manager(postgres, config, queues.values())
 
 
 async def _nothing(job: dict | None) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
-from desk_hands import living_desk, told
+from lease_steps import live_manager, told
 
 from headrace.engines.postgres import PostgresBusy
 from headrace.jobs import NewJob
@@ -69,7 +69,7 @@ class Storm:
     async def work(self):
         """One host after the other; each dies in the end with what it holds."""
         while not self.is_over:
-            desk = await living_desk(self.postgres, self.config, self.ids.values())
+            desk = await live_manager(self.postgres, self.config, self.ids.values())
             scans = {queue_id: ClaimCursor() for queue_id in self.ids.values()}
             for _ in range(self.dice.randint(10, 40)):
                 queue_id = self.dice.choice(list(self.ids.values()))
@@ -165,7 +165,7 @@ async def test_a_storm(jobs, registry, postgres, *, config, sql, broken_invarian
 
 async def _drained(jobs, postgres, config, *, ids, sql):
     """Finish everything; how often each job was kept as ended."""
-    desk = await living_desk(postgres, config, ids.values())
+    desk = await live_manager(postgres, config, ids.values())
     async with asyncio.timeout(60):
         while True:
             await sql("UPDATE headrace.job_ready SET run_at = now() WHERE run_at > now()")

@@ -7,8 +7,8 @@ import dataclasses
 import time
 
 import pytest
-from desk_hands import claim_lane_jobs, living_desk, settle
 from lane_invariants import most_in_a_window
+from lease_steps import claim_lane_jobs, live_manager, settle
 
 from headrace.jobs import Batch, JobContext, Jobs, JobState, NewJob, Registry
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterFixed
@@ -24,7 +24,7 @@ async def desk(jobs, registry, postgres, config):
     for queue in ("a", "b"):
         registry.task(queue, limiter="fetch")(_nothing)
     queues = await jobs.declare_queues()
-    return await living_desk(postgres, config, [row.id for row in queues.values()])
+    return await live_manager(postgres, config, [row.id for row in queues.values()])
 
 
 async def _nothing(job: dict | None) -> None:

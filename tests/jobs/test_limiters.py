@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from desk_hands import claim_lane_jobs, living_desk, settle
+from lease_steps import claim_lane_jobs, live_manager, settle
 
 from headrace.jobs import NewJob, store
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
@@ -21,7 +21,7 @@ async def queue_id(jobs, registry):
 @pytest.fixture
 async def desk(postgres, config, queue_id):
     """A desk of a living host."""
-    return await living_desk(postgres, config, [queue_id])
+    return await live_manager(postgres, config, [queue_id])
 
 
 async def _nothing(job: dict | None) -> None:

@@ -10,7 +10,7 @@ from headrace.jobs import NewJob, QueueUnknown, store
 from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.errors import InvalidSpan, LeaseLost
 from headrace.jobs.model import TakenOutcome
-from headrace.jobs.store.leases import Said
+from headrace.jobs.outcomes import Outcome
 from queue_counts import add_counts
 
 DAY = timedelta(days=1)
@@ -87,7 +87,7 @@ async def test_a_settlement_whose_answer_was_lost_counts_once(jobs, postgres, ma
     leases = await _claim(postgres, host_id, mail)
     assert [len(lease.ids) for lease in leases] == [10, 10, 5]
     first, second, third = (lease.lease_id for lease in leases)
-    said = {second: {job_id: Said("done") for job_id in leases[1].ids[:4]}}
+    said = {second: {job_id: Outcome("done") for job_id in leases[1].ids[:4]}}
     for _ in range(2):
         await store.leases.settle(postgres, jobs=said, whole=[first], losses_max=3)
     await _claim(postgres, host_id, mail, done=[first, second])

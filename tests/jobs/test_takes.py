@@ -148,10 +148,10 @@ async def test_lanes_and_the_rest_take_turns(jobs):
 
 @pytest.mark.usefixtures("queues")
 async def test_an_agents_lease_is_not_for_takers(jobs, postgres, config, queues):
-    from desk_hands import claim_one, living_desk
+    from lease_steps import claim_one, live_manager
 
     [job_id] = await fill(jobs)
-    desk = await living_desk(postgres, config, [queues["q"].id])
+    desk = await live_manager(postgres, config, [queues["q"].id])
     lease = await claim_one(desk, queues["q"].id)
     with pytest.raises(LeaseLost):
         await jobs.takes.ack(lease.lease_id, {job_id: TakenOutcome()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from desk_hands import claim_lane_jobs, claim_one, living_desk, settle
+from lease_steps import claim_lane_jobs, claim_one, live_manager, settle
 
 from headrace.jobs import NewJob, store
 from headrace.jobs.outcomes import Outcome
@@ -90,7 +90,7 @@ async def test_how_many_go_before(jobs, host_id, monkeypatch):
 
 
 async def test_lanes(jobs, host_id, queue_id, postgres, config):
-    desk = await living_desk(postgres, config, [queue_id])
+    desk = await live_manager(postgres, config, [queue_id])
     ids = await jobs.enqueue_many([NewJob(queue="q", lane="a")] * 4)
     await jobs.lanes.set("lim", "a", starts_max=2, window_s=60, concurrency=1)
     assert "3 go before it in lane 'a'" in (await jobs.why(ids[3])).text
@@ -109,7 +109,7 @@ async def test_lanes(jobs, host_id, queue_id, postgres, config):
 
 
 async def test_those_that_do_not_wait(jobs, host_id, queue_id, postgres, config):
-    desk = await living_desk(postgres, config, [queue_id])
+    desk = await live_manager(postgres, config, [queue_id])
     later = await jobs.enqueue(NewJob(queue="q", after_s=60))
     why = await jobs.why(later)
     assert (why.reason, why.until_at) == ("not_due", (await jobs.job(later)).run_at)
@@ -130,7 +130,7 @@ async def test_those_that_do_not_wait(jobs, host_id, queue_id, postgres, config)
 async def test_a_job_that_runs_again_tells_its_last_error(
     jobs, host_id, queue_id, postgres, config
 ):
-    desk = await living_desk(postgres, config, [queue_id])
+    desk = await live_manager(postgres, config, [queue_id])
     await jobs.set_queue("q", retries=5)
     plain, laned = await jobs.enqueue_many([NewJob(queue="q"), NewJob(queue="q", lane="a")])
     later = Outcome("retry", 60, f"RuntimeError: no peer\n{'x' * 900}")
