@@ -2,8 +2,8 @@
 
 A lease belongs to a host row. The manager claims and settles for all slots of a host. It tracks
 which leases this process has, because a claim can commit while its answer is lost: such a lease
-belongs to a live host and would never expire. Leases that the database has and the manager does
-not know at two heartbeats in a row are returned.
+belongs to a live host and would never expire. Leases that the manager does
+not have, but the database has at two heartbeats in a row, are returned.
 
 The lease row itself is the fence: settling deletes or updates it under its lock, so a worker that
 was presumed dead can record nothing.

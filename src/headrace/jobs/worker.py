@@ -8,7 +8,7 @@ its process ends all of it; `headrace agent` isolates such crashes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -66,8 +66,10 @@ class LocalWorkerPool:
         self._config = config
         self._runner: SlotRunner | None = None
         self._dispatcher: Dispatcher | None = None
-        self.worker_of: dict[int, WorkerProxy] = {}
-        """The proxy of each lease in flight."""
+        self._workers: dict[str, WorkerProxy] = {}
+        """By queue."""
+        self._worker_of: dict[int, WorkerProxy] = {}
+        """By lease in flight."""
 
     async def declare(self) -> Sequence[tuple[TaskFacts, int]]:
         """See `WorkerPool`."""
@@ -77,13 +79,15 @@ class LocalWorkerPool:
     async def serve(self, dispatcher: Dispatcher) -> None:
         """See `WorkerPool`."""
         self._dispatcher = dispatcher
-        self.worker_of.clear()
+        self._worker_of.clear()
         runner = SlotRunner(self._jobs.registry, send=self._receive, config=self._config)
         self._runner = runner
-        for queue in dispatcher.queues:
-            channel = LocalChannel(self, runner)
-            channel.worker = WorkerProxy(channel, bound=queue)
-            dispatcher.add(channel.worker)
+        channel = LocalChannel(runner, self._note_given)
+        self._workers = {
+            queue.facts.queue: WorkerProxy(channel, bound=queue) for queue in dispatcher.queues
+        }
+        for worker in self._workers.values():
+            dispatcher.add(worker)
         await runner.start()
         await asyncio.get_running_loop().create_future()
 
@@ -105,46 +109,40 @@ class LocalWorkerPool:
                 async with asyncio.timeout(grace_s + END_S):
                     await runner.stop(grace_s)
 
+    def _note_given(self, work: Work) -> None:
+        self._worker_of[work.lease_id] = self._workers[work.queue]
+
     def _receive(self, message: FromSlot) -> None:
         assert self._dispatcher is not None, "the runner is created after it"
         match message:
             case Ack():
-                worker = self.worker_of.get(message.lease_id)
+                worker = self._worker_of.get(message.lease_id)
                 if worker is not None:
                     self._dispatcher.receive(worker, message)
                     if message.lease_id not in worker.leases:
-                        del self.worker_of[message.lease_id]
+                        del self._worker_of[message.lease_id]
             case Left():
                 return
             case Spend():
-                self._dispatcher.receive(self._worker_of_queue(message.queue), message)
+                self._dispatcher.receive(self._workers[message.queue], message)
             case Ready():
-                for worker in self._dispatcher.workers:
+                for worker in self._workers.values():
                     self._dispatcher.receive(worker, message)
             case _:
-                self._dispatcher.receive(next(iter(self._dispatcher.workers)), message)
-
-    def _worker_of_queue(self, queue: str) -> WorkerProxy:
-        assert self._dispatcher is not None, "the runner is created after it"
-        return next(
-            worker
-            for worker in self._dispatcher.workers
-            if worker.bound is not None and worker.bound.facts.queue == queue
-        )
+                # Any proxy will do: progress belongs to a job.
+                self._dispatcher.receive(next(iter(self._workers.values())), message)
 
 
 class LocalChannel:
-    """A proxy's way to the runner in this process; implements `WorkerChannel`."""
+    """The proxies' way to the runner in this process; implements `WorkerChannel`."""
 
-    def __init__(self, pool: LocalWorkerPool, runner: SlotRunner) -> None:
-        self.worker: WorkerProxy | None = None
-        self._pool = pool
+    def __init__(self, runner: SlotRunner, on_given: Callable[[Work], None]) -> None:
         self._runner = runner
+        self._on_given = on_given
 
     def give(self, work: Work) -> None:
         """See `WorkerChannel`."""
-        assert self.worker is not None, "set together with the proxy"
-        self._pool.worker_of[work.lease_id] = self.worker
+        self._on_given(work)
         self._runner.give(work)
 
     def answer(self, answer: SpendAnswer) -> None:

@@ -70,8 +70,6 @@ class Dispatcher:
         self.allowances = Allowances(self._queues, self._workers.keys(), self._plan_dispatch)
         self._fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.jobs_run = 0
-        self.on_message: Callable[[WorkerProxy, FromSlot], None] = lambda _worker, _message: None
-        """Receives messages about the slot's process: Recycle, Left, Measured."""
         leases.on_settled = self._on_settled
 
     @property
@@ -115,7 +113,7 @@ class Dispatcher:
         self._plan_dispatch()
 
     def receive(self, worker: WorkerProxy, message: FromSlot) -> None:
-        """Handle a message of a slot."""
+        """Handle a message of a slot; messages about its process are ignored."""
         match message:
             case Ack():
                 self._record(worker, message)
@@ -127,7 +125,7 @@ class Dispatcher:
             case Progress():
                 self._leases.note_progress(message)
             case _:
-                self.on_message(worker, message)
+                return
 
     def add_slot_time(self, elapsed_s: float) -> None:
         """Count the time since the last call for the queues that slots are bound to or work."""

@@ -3,7 +3,7 @@
 The agent, whose slots are forked, and `headrace work`, whose slots run in its own process, share
 it; only their worker pools differ. A host that could not renew in time is fenced: it drops its
 leases, ends its slots and registers a new row, because other hosts receive its jobs. A PostgreSQL
-outage ends nothing: every loop waits and retries.
+outage does not stop a host: every loop waits and retries.
 """
 
 from __future__ import annotations

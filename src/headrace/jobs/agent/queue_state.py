@@ -29,7 +29,7 @@ _ENDS: Final = frozenset({"done", "fail", "cancel", "quarantined"})
 
 
 class TaskFacts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What other processes need to know about a task whose code they do not have."""
+    """The facts about a task for processes that do not have its code."""
 
     queue: str
     batch: int | None

@@ -27,7 +27,7 @@ from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.agent.zygote_client import ZygoteClient, declared_ids
 from headrace.jobs.fleet.facts import Planned
 from headrace.jobs.model import JobsConfig, agent_slots, slots_ended
-from headrace.jobs.slots.messages import FromSlot, Left, Measured, Ready, Recycle
+from headrace.jobs.slots.messages import Ack, FromSlot, Left, Measured, Ready, Recycle
 from headrace.jobs.slots.status_board import SLOTS_MAX, SlotStatus, StatusBoard
 from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import logger
@@ -96,7 +96,6 @@ class ForkedWorkerPool:
     async def serve(self, dispatcher: Dispatcher) -> None:
         """See `WorkerPool`."""
         self._dispatcher = dispatcher
-        dispatcher.on_message = self._receive
         while True:
             self._changed.clear()
             self._reap_orphans()
@@ -230,37 +229,37 @@ class ForkedWorkerPool:
     def _on_slot_message(
         self, slot: WorkerProcess, dispatcher: Dispatcher, message: FromSlot
     ) -> None:
-        if isinstance(message, Ready):
-            slot.is_ready = True
-            self._early_deaths = 0
-            self._changed.set()
-            if slot.pidfd < 0:
-                # Its zygote died before it reported the fork: it is this process's child by now.
-                with suppress(ProcessLookupError):
-                    self._attach_process(slot, message.pid, os.pidfd_open(message.pid))
-            if slot.is_leaving:
-                return
+        match message:
+            case Ack():
+                pass
+            case Ready():
+                self._on_ready(slot, message)
+                if slot.is_leaving:
+                    return
+            case Measured():
+                add_growth(message.grown)
+            case Left():
+                slot.has_left = True
+            case Recycle() if not slot.is_leaving:
+                _log.info(
+                    "slot_recycled",
+                    slot=slot.number,
+                    private_bytes=message.private_bytes,
+                    why=message.why,
+                )
+                self._retire(slot)
         dispatcher.receive(slot.worker, message)
         if slot.is_leaving and not slot.worker.leases:
             self._changed.set()
 
-    def _receive(self, worker: WorkerProxy, message: FromSlot) -> None:
-        if isinstance(message, Measured):
-            add_growth(message.grown)
-            return
-        slot = next((s for s in self._slots.values() if s.worker is worker), None)
-        if slot is None:
-            return
-        if isinstance(message, Left):
-            slot.has_left = True
-        elif isinstance(message, Recycle) and not slot.is_leaving:
-            _log.info(
-                "slot_recycled",
-                slot=slot.number,
-                private_bytes=message.private_bytes,
-                why=message.why,
-            )
-            self._retire(slot)
+    def _on_ready(self, slot: WorkerProcess, message: Ready) -> None:
+        slot.is_ready = True
+        self._early_deaths = 0
+        self._changed.set()
+        if slot.pidfd < 0:
+            # Its zygote died before it reported the fork: it is this process's child by now.
+            with suppress(ProcessLookupError):
+                self._attach_process(slot, message.pid, os.pidfd_open(message.pid))
 
     # Exits of slots
 

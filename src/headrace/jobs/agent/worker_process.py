@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from headrace.jobs.agent.orphan_cleanup import end_group
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.slots.messages import (
-    FrameSplitter,
+    FramedConnection,
     FromSlot,
     SpendAnswer,
     Stop,
-    ToSlot,
     Work,
     decode_from_slot,
-    encode_frame,
 )
 from headrace.jobs.slots.status_board import SlotStatus
 
@@ -29,63 +25,23 @@ OVERTIME_GRACE_S: Final = 2.0
 """Extra time for a slot to end a call over its timeout by itself."""
 
 
-class WorkerConnection(asyncio.Protocol):
+class WorkerConnection(FramedConnection):
     """The agent's end of a slot's socket; implements `WorkerChannel`."""
 
     def __init__(self, on_message: Callable[[FromSlot], None], on_lost: Callable[[], None]) -> None:
-        self._on_message = on_message
-        self._on_lost = on_lost
-        self._frames = FrameSplitter()
-        self._transport: Any = None
-        self._early: list[ToSlot] = []
-        self._is_closed = False
-
-    async def connect(self, ours: socket.socket) -> None:
-        """Use `ours`, one end of a socket pair."""
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
-        self._transport = transport
-        early, self._early = self._early, []
-        for message in early:
-            self._send(message)
-        if self._is_closed:
-            transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
-        for body in self._frames.feed(data):
-            self._on_message(decode_from_slot(body))
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
-        self._on_lost()
+        super().__init__(decode_from_slot, on_message, on_lost)
 
     def give(self, work: Work) -> None:
-        """See `WorkerChannel`."""
-        self._send(work)
+        """See `WorkerChannel`. Work that a dying slot does not read is settled at its exit."""
+        self.send(work)
 
     def answer(self, answer: SpendAnswer) -> None:
         """See `WorkerChannel`."""
-        self._send(answer)
+        self.send(answer)
 
     def stop(self, grace_s: float) -> None:
         """See `WorkerChannel`."""
-        self._send(Stop(grace_s))
-
-    def close(self) -> None:
-        """Close the socket: the slot is dead."""
-        self._is_closed = True
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _send(self, message: ToSlot) -> None:
-        if self._transport is None:
-            self._early.append(message)
-        # Work that a dying slot does not read is settled at its exit.
-        elif not self._transport.is_closing():
-            self._transport.write(encode_frame(message))
+        self.send(Stop(grace_s))
 
 
 @dataclass(slots=True, eq=False)

@@ -207,15 +207,15 @@ def _broken(error: BaseException) -> zygote_protocol.Broken:
 
 def _detach_input() -> None:
     """Open descriptors 0 to 2, and detach 0 from a terminal, which slots cannot share."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
+    null_device = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null_device, 0)
     for descriptor in (1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.dup2(nothing, descriptor)
-    if nothing > 2:
-        os.close(nothing)
+            os.dup2(null_device, descriptor)
+    if null_device > 2:
+        os.close(null_device)
 
 
 def _bind_to_parent(number: int) -> None:

@@ -10,6 +10,8 @@ that a packet must fit in. Payloads pass as the driver returned them.
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -174,3 +176,73 @@ class FrameSplitter:
             start = body + length
         self._rest = bytearray(data[start:])
         return found
+
+
+class FramedConnection(asyncio.Protocol):
+    """One end of the socket between agent and slot. Messages sent before it connects are kept."""
+
+    def __init__(
+        self,
+        decode: Callable[[Any], Any],
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._decode = decode
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._frames = FrameSplitter()
+        self._transport: Any = None
+        self._early: list[msgspec.Struct] = []
+        self._is_closed = False
+        self._is_drained = asyncio.Event()
+        self._is_drained.set()
+
+    async def connect(self, link: socket.socket) -> None:
+        """Use `link`, one end of a socket pair."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=link)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = transport
+        early, self._early = self._early, []
+        for message in early:
+            self.send(message)
+        if self._is_closed:
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        for body in self._frames.feed(data):
+            self._on_message(self._decode(body))
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._is_drained.set()
+        self._on_lost()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._is_drained.clear()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._is_drained.set()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message; drop it if the other side has closed its end."""
+        if self._transport is None:
+            self._early.append(message)
+        elif not self._transport.is_closing():
+            self._transport.write(encode_frame(message))
+
+    async def flush(self) -> None:
+        """Wait until every message has left this process."""
+        if not self._transport.is_closing():
+            self._transport.set_write_buffer_limits(0)
+            await self._is_drained.wait()
+
+    def close(self) -> None:
+        """Close the socket at once."""
+        self._is_closed = True
+        if self._transport is not None:
+            self._transport.abort()

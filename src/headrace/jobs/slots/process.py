@@ -13,10 +13,10 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import uvloop
 from setproctitle import setproctitle
@@ -26,7 +26,7 @@ from headrace.jobs.slots.executor import hide_from_children
 from headrace.jobs.slots.messages import (
     Ack,
     Declared,
-    FrameSplitter,
+    FramedConnection,
     FromSlot,
     Left,
     Measured,
@@ -37,7 +37,6 @@ from headrace.jobs.slots.messages import (
     ToSlot,
     Work,
     decode_to_slot,
-    encode_frame,
 )
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.slots.status_board import StatusCell
@@ -96,46 +95,6 @@ def run_slot(
         os._exit(0)
 
 
-class _AgentConnection(asyncio.Protocol):
-    """The slot's end of its socket."""
-
-    def __init__(self, on_message: Callable[[ToSlot], None], on_lost: Callable[[], None]) -> None:
-        self._on_message = on_message
-        self._on_lost = on_lost
-        self._frames = FrameSplitter()
-        self._transport: Any = None
-        self._is_drained = asyncio.Event()
-        self._is_drained.set()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        for body in self._frames.feed(data):
-            self._on_message(decode_to_slot(body))
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self._is_drained.set()
-        self._on_lost()
-
-    def pause_writing(self) -> None:
-        self._is_drained.clear()
-
-    def resume_writing(self) -> None:
-        self._is_drained.set()
-
-    def send(self, message: FromSlot | Declared | Refused) -> None:
-        """Send a message; drop it if the agent has closed its end."""
-        if not self._transport.is_closing():
-            self._transport.write(encode_frame(message))
-
-    async def flush(self) -> None:
-        """Wait until every message has left this process."""
-        if not self._transport.is_closing():
-            self._transport.set_write_buffer_limits(0)
-            await self._is_drained.wait()
-
-
 class _Slot:
     def __init__(self, application: Application, number: int, cell: StatusCell) -> None:
         self._application = application
@@ -153,13 +112,13 @@ class _Slot:
         self._runner = SlotRunner(
             application.registry, send=self._send, config=application.jobs_config, status=cell
         )
-        self._link = _AgentConnection(self._receive, self._orphaned)
+        self._link = FramedConnection(decode_to_slot, self._receive, self._orphaned)
 
     async def run(self, link: socket.socket) -> None:
         """Run until the slot has left."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: self._stop(TERMINATED_GRACE_S))
-        await loop.create_unix_connection(lambda: self._link, sock=link)
+        await self._link.connect(link)
         await self._runner.start()
         self._title("idle")
         await self._has_left.wait()
@@ -255,8 +214,8 @@ class _Slot:
 
 
 async def _declare(application: Application, link: socket.socket) -> int:
-    end = _AgentConnection(lambda _: None, lambda: os._exit(0))
-    await asyncio.get_running_loop().create_unix_connection(lambda: end, sock=link)
+    end = FramedConnection(decode_to_slot, lambda _: None, lambda: os._exit(0))
+    await end.connect(link)
     answer: Declared | Refused
     try:
         answer = Declared(await application.declare())
