@@ -5,8 +5,8 @@ from __future__ import annotations
 from headrace.jobs import store
 from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.leases import LeaseManager
+from headrace.jobs.messages import Ack
 from headrace.jobs.outcomes import DONE, Outcome
-from headrace.jobs.slots.messages import Ack
 
 
 async def live_manager(postgres, config, queue_ids, lease_s=30):

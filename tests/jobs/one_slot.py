@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from headrace.jobs.messages import Ack, Left, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.messages import Ack, Left, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.testing.waiting import wait_true
 

@@ -11,7 +11,7 @@ import pytest
 from one_slot import running_slot
 
 from headrace.jobs import Batch, Cancel, Fail, Registry, Retry, Snooze
-from headrace.jobs.slots.messages import Ack, SpendAnswer
+from headrace.jobs.messages import Ack, SpendAnswer
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.queue_state import QueueState, TaskFacts
 from headrace.jobs.agent.worker_proxy import InFlightLease, WorkerProxy
 from headrace.jobs.leases import LeaseManager
-from headrace.jobs.slots.messages import Ack, Ready, Spend, Work
+from headrace.jobs.messages import Ack, Ready, Spend, Work
 from headrace.jobs.slots.status_board import SlotStatus
 from headrace.testing.waiting import wait_true
 

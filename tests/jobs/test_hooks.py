@@ -10,8 +10,8 @@ import pytest
 
 from headrace.jobs import Batch, Registry, Retry
 from headrace.jobs.errors import SlotHookFailed
+from headrace.jobs.messages import Ack, Left, Ready, Work
 from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.messages import Ack, Left, Ready, Work
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.testing.waiting import wait_true
 

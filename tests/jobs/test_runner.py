@@ -12,7 +12,7 @@ from one_slot import running_slot
 
 from headrace.jobs import Batch, JobContext, Registry, current_job
 from headrace.jobs.errors import LaneExhausted, NoCurrentJob
-from headrace.jobs.slots.messages import Ack, Progress, SpendAnswer
+from headrace.jobs.messages import Ack, Progress, SpendAnswer
 from headrace.testing.waiting import wait_true
 
 

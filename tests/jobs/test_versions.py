@@ -7,8 +7,8 @@ import pytest
 
 from headrace.jobs import Batch, InvalidJob, NewJob, Registry
 from headrace.jobs.errors import PayloadNewer
+from headrace.jobs.messages import Ack, Work
 from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.messages import Ack, Work
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.testing.waiting import wait_true
 

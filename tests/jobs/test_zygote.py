@@ -16,7 +16,7 @@ from headrace.jobs.agent import zygote_protocol
 from headrace.jobs.agent.worker_process import WorkerConnection
 from headrace.jobs.agent.zygote_client import ZygoteClient
 from headrace.jobs.errors import ApplicationBroken
-from headrace.jobs.slots.messages import Ack, Left, Ready, Work
+from headrace.jobs.messages import Ack, Left, Ready, Work
 from headrace.jobs.slots.status_board import StatusBoard
 from headrace.testing.processes import is_alive
 from headrace.testing.waiting import wait_true

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
+from headrace.jobs.messages import Ack
 from headrace.jobs.outcomes import DONE, Outcome
-from headrace.jobs.slots.messages import Ack
 
 
 class InFlightLease:

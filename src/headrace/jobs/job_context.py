@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, overload
 import msgspec
 
 from headrace.jobs.errors import NoCurrentJob
+from headrace.jobs.messages import Work
 from headrace.jobs.outcomes import (
     DONE,
     RETURNED,
@@ -24,7 +25,6 @@ from headrace.jobs.outcomes import (
     delay_of,
     readable_text,
 )
-from headrace.jobs.slots.messages import Work
 from headrace.kernel.limits import PAYLOAD_BYTES_MAX
 
 P = TypeVar("P")

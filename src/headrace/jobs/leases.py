@@ -24,6 +24,7 @@ from headrace.engines.postgres import Postgres, PostgresBusy
 from headrace.jobs import store
 from headrace.jobs.acks import AckBatch, AckBuffer, InFlightLease, is_all_done, outcomes_by_job
 from headrace.jobs.claim_cursor import ClaimCursor
+from headrace.jobs.messages import Ack, Progress
 from headrace.jobs.model import (
     OUTCOMES,
     JobsConfig,
@@ -32,7 +33,6 @@ from headrace.jobs.model import (
     leases_lost,
 )
 from headrace.jobs.outcomes import DONE, Outcome, final_outcome, readable_text
-from headrace.jobs.slots.messages import Ack, Progress
 from headrace.jobs.store.leases import Claims, WorkAhead
 from headrace.kernel.backoff import Backoff
 from headrace.kernel.cancels import require_not_cancelled

@@ -17,9 +17,9 @@ from headrace.jobs.agent.dispatcher import Dispatcher
 from headrace.jobs.agent.host_loop import HostLoop
 from headrace.jobs.agent.queue_state import TaskFacts
 from headrace.jobs.agent.worker_proxy import WorkerProxy
+from headrace.jobs.messages import Ack, FromSlot, Left, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.service import Jobs
-from headrace.jobs.slots.messages import Ack, FromSlot, Left, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.slots.runner import SlotRunner
 
 END_S: Final = 3.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.jobs.agent.worker_proxy import WorkerProxy
+from headrace.jobs.messages import Ack, Work
 from headrace.jobs.outcomes import Outcome, final_outcome
-from headrace.jobs.slots.messages import Ack, Work
 from headrace.jobs.slots.status_board import SlotStatus
 from headrace.kernel.backoff import Backoff
 

@@ -25,7 +25,7 @@ from headrace.jobs.agent.token_batcher import REFUSED, TokenBatcher
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.leases import RECONNECT, LeaseManager
-from headrace.jobs.slots.messages import Ack, FromSlot, Progress, Ready, Spend, SpendAnswer, Work
+from headrace.jobs.messages import Ack, FromSlot, Progress, Ready, Spend, SpendAnswer, Work
 from headrace.jobs.slots.status_board import SlotStatus
 from headrace.jobs.store.leases import Claims
 from headrace.kernel.cancels import require_not_cancelled

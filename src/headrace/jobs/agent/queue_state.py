@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.jobs.acks import InFlightLease
 from headrace.jobs.claim_cursor import ClaimCursor
-from headrace.jobs.slots.messages import Work
+from headrace.jobs.messages import Work
 from headrace.jobs.tasks import Task
 
 QUICK_S: Final = 0.1

@@ -26,8 +26,8 @@ from headrace.jobs.agent.worker_process import WorkerConnection, WorkerProcess
 from headrace.jobs.agent.worker_proxy import WorkerProxy
 from headrace.jobs.agent.zygote_client import ZygoteClient, declared_ids
 from headrace.jobs.fleet.facts import Planned
+from headrace.jobs.messages import Ack, FromSlot, Left, Measured, Ready, Recycle
 from headrace.jobs.model import JobsConfig, agent_slots, slots_ended
-from headrace.jobs.slots.messages import Ack, FromSlot, Left, Measured, Ready, Recycle
 from headrace.jobs.slots.status_board import SLOTS_MAX, SlotStatus, StatusBoard
 from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import logger

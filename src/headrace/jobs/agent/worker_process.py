@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.jobs.agent.orphan_cleanup import end_group
 from headrace.jobs.agent.worker_proxy import WorkerProxy
-from headrace.jobs.slots.messages import (
+from headrace.jobs.messages import (
     FramedConnection,
     FromSlot,
     SpendAnswer,

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from headrace.jobs.acks import InFlightLease
 from headrace.jobs.agent.queue_state import QueueState
-from headrace.jobs.slots.messages import SpendAnswer, Work
+from headrace.jobs.messages import SpendAnswer, Work
 
 QUEUE_SHARE_S: Final = 1.0
 """How long a floating slot stays with a queue while another queue waits."""

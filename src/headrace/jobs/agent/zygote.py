@@ -31,7 +31,7 @@ from setproctitle import setproctitle
 from headrace.jobs.agent import zygote_protocol
 from headrace.jobs.agent.orphan_cleanup import adopt_orphans, end_children, end_group, lead_group
 from headrace.jobs.agent.queue_state import TaskFacts
-from headrace.jobs.slots.messages import DECLARING
+from headrace.jobs.messages import DECLARING
 from headrace.jobs.slots.process import Application, run_slot
 from headrace.jobs.slots.status_board import StatusBoard
 from headrace.kernel.errors import HeadraceError, InvalidInput

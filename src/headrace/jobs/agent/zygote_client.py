@@ -20,7 +20,7 @@ import msgspec
 from headrace.jobs.agent import zygote_protocol
 from headrace.jobs.agent.orphan_cleanup import adopt_orphans
 from headrace.jobs.errors import ApplicationBroken, NotDeclared
-from headrace.jobs.slots.messages import DECLARING, LENGTH_BYTES, Declared, Refused
+from headrace.jobs.messages import DECLARING, LENGTH_BYTES, Declared, Refused
 from headrace.jobs.slots.status_board import StatusBoard
 from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import logger

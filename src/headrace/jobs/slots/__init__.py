@@ -2,6 +2,6 @@
 
 A slot is a forked process of the agent, or part of `headrace work`. `process` is the forked
 process, `runner` receives work and sends acks, `executor` runs one handler call, `lease_run`
-collects the outcomes of a lease, `agent_client` sends requests of running jobs, `messages` is the
-protocol, `status_board` the memory shared with the agent.
+collects the outcomes of a lease, `agent_client` sends requests of running jobs, `status_board` is the
+memory shared with the agent. Agent and slot exchange the messages of `jobs.messages`.
 """

@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.jobs.bridge import AwaitInstead
 from headrace.jobs.errors import LaneExhausted
-from headrace.jobs.slots.messages import FromSlot, Progress, Spend, SpendAnswer
+from headrace.jobs.messages import FromSlot, Progress, Spend, SpendAnswer
 
 PROGRESS_GAP_S: Final = 0.1
 JOBS_REPORTED_MAX: Final = 1_000

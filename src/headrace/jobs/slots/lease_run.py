@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from headrace.jobs.acks import InFlightLease
+from headrace.jobs.messages import Ack, Work
 from headrace.jobs.outcomes import DONE, Outcome, final_outcome
-from headrace.jobs.slots.messages import Ack, Work
 from headrace.jobs.tasks import Task
 from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import logger

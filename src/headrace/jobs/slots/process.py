@@ -21,9 +21,7 @@ from typing import Final, Protocol
 import uvloop
 from setproctitle import setproctitle
 
-from headrace.jobs.model import JobsConfig
-from headrace.jobs.slots.executor import hide_from_children
-from headrace.jobs.slots.messages import (
+from headrace.jobs.messages import (
     Ack,
     Declared,
     FramedConnection,
@@ -38,6 +36,8 @@ from headrace.jobs.slots.messages import (
     Work,
     decode_to_slot,
 )
+from headrace.jobs.model import JobsConfig
+from headrace.jobs.slots.executor import hide_from_children
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry

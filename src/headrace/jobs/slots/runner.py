@@ -23,6 +23,7 @@ import msgspec
 
 from headrace.jobs.errors import LaneExhausted, PayloadNewer
 from headrace.jobs.job_context import Batch, encode_result, job_context, running_job
+from headrace.jobs.messages import FromSlot, Left, Ready, SpendAnswer, Work
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.outcomes import (
     DONE,
@@ -41,7 +42,6 @@ from headrace.jobs.slots.executor import (
     run_stop_hooks,
 )
 from headrace.jobs.slots.lease_run import Bisect, LeaseRun, snooze_ack
-from headrace.jobs.slots.messages import FromSlot, Left, Ready, SpendAnswer, Work
 from headrace.jobs.slots.status_board import StatusCell
 from headrace.jobs.tasks import Registry, Task
 from headrace.jobs.tasks.payloads import fields_of
