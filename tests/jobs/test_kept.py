@@ -8,9 +8,9 @@ import pytest
 from lease_steps import claim_one, live_manager, settle, told
 
 from headrace.jobs import NewJob, store
+from headrace.jobs.messages import Progress
 from headrace.jobs.model import TakenOutcome
 from headrace.jobs.outcomes import DONE, Outcome
-from headrace.jobs.slots.messages import Progress
 from headrace.testing.waiting import wait_true
 
 

@@ -22,7 +22,7 @@ from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, JobState, NewJob, Registry, store
 from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.leases import LeaseManager
-from headrace.jobs.slots.messages import Ack
+from headrace.jobs.messages import Ack
 from headrace.testing.checkers import overlapping
 from headrace.testing.waiting import wait_true
 

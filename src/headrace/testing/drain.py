@@ -19,7 +19,7 @@ from typing import Final
 from headrace.jobs import Jobs, QueueUnknown, store
 from headrace.jobs.claim_cursor import ClaimCursor
 from headrace.jobs.leases import LeaseManager
-from headrace.jobs.slots.messages import Ack, FromSlot, Progress, Spend, SpendAnswer
+from headrace.jobs.messages import Ack, FromSlot, Progress, Spend, SpendAnswer
 from headrace.jobs.slots.runner import SlotRunner
 from headrace.jobs.store.leases import Claims
 from headrace.jobs.tasks import Task

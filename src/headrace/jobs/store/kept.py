@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from headrace.engines.postgres import Row, Runner
+from headrace.jobs.messages import Progress
 from headrace.jobs.outcomes import bounded_text
-from headrace.jobs.slots.messages import Progress
 from headrace.jobs.store.sql import SQL
 
 PROGRESS_CHARACTERS_MAX: Final = 500

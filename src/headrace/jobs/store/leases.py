@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from headrace.engines.postgres import Row, Runner
+from headrace.jobs.messages import Work
 from headrace.jobs.model import (
     ERROR_CHARACTERS_MAX,
     PRIORITY_LAST,
@@ -15,7 +16,6 @@ from headrace.jobs.model import (
     JobsConfig,
 )
 from headrace.jobs.outcomes import Outcome, bounded_text
-from headrace.jobs.slots.messages import Work
 from headrace.jobs.store.sql import SQL
 
 PRIORITIES: Final = tuple(range(PRIORITY_LAST + 1))
