@@ -62,7 +62,7 @@ def test_a_retry_gets_a_delay_until_retries_are_used_up(attempt, retries):
 def test_what_raised_errors_mean():
     assert outcome_of(Retry(3, "busy")) == Outcome("retry", 3.0, "busy")
     assert outcome_of(Fail("no")) == Outcome("fail", None, "no")
-    assert outcome_of(Snooze(5)).word == "snooze"
+    assert outcome_of(Snooze(5)).kind == "snooze"
     assert outcome_of(Cancel("off")) == Outcome("cancel", None, "off")
     assert outcome_of(LaneExhausted("a", 1, 7.0)).after_s == 7.0
     assert outcome_of(KeyError("x")) == Outcome("retry", None, "KeyError: 'x'", "KeyError: 'x'\n")
@@ -85,10 +85,10 @@ def test_a_delay_that_means_nothing_is_the_handlers_error(given_s):
         with pytest.raises((TypeError, ValueError), match="after_s: expected seconds"):
             say(given_s)
     assert job.outcome is None
-    assert outcome_of(Bare(given_s)).word == "retry"
+    assert outcome_of(Bare(given_s)).kind == "retry"
     exhausted = LaneExhausted("a", 1, 7.0)
     exhausted.retry_after_s = given_s
-    assert outcome_of(exhausted).word == "retry"
+    assert outcome_of(exhausted).kind == "retry"
     said = final_outcome(
         Outcome("snooze", given_s), attempt=1, retries=5, backoff=Backoff(3.0, 3.0)
     )
