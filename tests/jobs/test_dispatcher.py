@@ -38,8 +38,6 @@ class HeldChannel:
     def answer(self, answer):
         self.answers.append(answer)
 
-    def stop(self, grace_s): ...
-
 
 class Host:
     """A dispatcher over the queues of this test, and its slots."""

@@ -148,6 +148,3 @@ class LocalChannel:
     def answer(self, answer: SpendAnswer) -> None:
         """See `WorkerChannel`."""
         self._runner.answer(answer)
-
-    def stop(self, grace_s: float) -> None:
-        """See `WorkerChannel`: the pool stops the runner for all proxies."""

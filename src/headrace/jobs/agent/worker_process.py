@@ -40,7 +40,7 @@ class WorkerConnection(FramedConnection):
         self.send(answer)
 
     def stop(self, grace_s: float) -> None:
-        """See `WorkerChannel`."""
+        """Request that the slot finishes and leaves; the message `Left` reports its end."""
         self.send(Stop(grace_s))
 
 

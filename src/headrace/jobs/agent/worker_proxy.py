@@ -22,9 +22,6 @@ class WorkerChannel(Protocol):
     def answer(self, answer: SpendAnswer) -> None:
         """Deliver the answer to a request for lane tokens."""
 
-    def stop(self, grace_s: float) -> None:
-        """Request that the slot finishes and leaves; the message `Left` reports its end."""
-
 
 @dataclass(slots=True, eq=False)
 class WorkerProxy:
