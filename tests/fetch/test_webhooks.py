@@ -106,7 +106,7 @@ class Hooks:
             return await self.publish_in(tx, *ids, version=version)
 
     async def publish_in(self, tx, *ids: str, version: int = 1) -> list[int]:
-        await tx.run(SQL.take_turn)
+        await tx.run(SQL.lock_result_order)
         new = [NewResult("shop", i, version, "publish", "{}", []) for i in ids]
         seqs = [seq for seq, _ in await store.results.insert_results(tx, new)]
         await self.sending.wake(tx, {"shop"})
@@ -216,7 +216,7 @@ async def test_a_receiver_that_is_away_loses_nothing(hooks, receiver):
 
 async def test_no_more_is_read_than_a_message_carries(hooks):
     async with hooks.postgres.transaction() as tx:
-        await tx.run(SQL.take_turn)
+        await tx.run(SQL.lock_result_order)
         large = msgspec.json.encode({"text": "x" * 300_000}).decode()
         new = [NewResult("shop", f"i{n}", 1, "publish", large, []) for n in range(6)]
         seqs = [seq for seq, _ in await store.results.insert_results(tx, new)]

@@ -76,7 +76,7 @@ class Consumers:
         if self._is_declared:
             return
         async with self._postgres.transaction() as tx:
-            await tx.run(SQL.take_turn)
+            await tx.run(SQL.lock_result_order)
             new = [r["name"] for r in await tx.all(SQL.add_consumers, names=list(self._handlers))]
             has_results = bool(new) and await tx.value(SQL.has_results)
         self._is_declared = True

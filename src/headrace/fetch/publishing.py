@@ -98,7 +98,7 @@ class Publishing:
         keys = sorted({(p.run, p.item) for p in payloads})
         runs, items = [k[0] for k in keys], [k[1] for k in keys]
         changes = await tx.all(SQL.lock_changes, runs=runs, items=items)
-        await tx.run(SQL.take_turn)
+        await tx.run(SQL.lock_result_order)
         await self._settle_undecided(tx, changes)
         results = await self._results_of(
             tx, [row for row in changes if row["version"] == row["item_version"]]
@@ -121,7 +121,7 @@ class Publishing:
                     return count
                 after = rows[-1]["item"]
                 changes = [row for row in rows if row["version"] == row["item_version"]]
-                await tx.run(SQL.take_turn)
+                await tx.run(SQL.lock_result_order)
                 await self._insert(tx, await self._late_results(tx, changes))
                 items = [row["item"] for row in changes]
                 await tx.run(SQL.note_late, runs=[run_id] * len(items), items=items)

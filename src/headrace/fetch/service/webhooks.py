@@ -50,7 +50,7 @@ class Webhooks:
         judge_url(url, self._poster.policy)
         secret = new_secret()
         # Publishing takes the same turn: a result is either before the webhook or finds it.
-        await tx.run(SQL.take_turn)
+        await tx.run(SQL.lock_result_order)
         turn, is_new = await store.webhooks.set_webhook(tx, customer, url=url, secret=secret)
         await self._jobs.enqueue_many([webhook_job(turn)], tx=tx)
         return secret if is_new else None

@@ -23,7 +23,6 @@ async def insert_problems(runner: Runner, run_id: int, problems: list[RowProblem
         items=[p.item for p in problems],
         fields=[p.field for p in problems],
         codes=[p.code for p in problems],
-        texts=[p.text for p in problems],
         parameters=[msgspec.json.encode(p.values).decode() for p in problems],
     )
 
@@ -31,7 +30,7 @@ async def insert_problems(runner: Runner, run_id: int, problems: list[RowProblem
 async def row_problems(
     runner: Runner, run_id: int, *, after: int, rows_max: int
 ) -> list[tuple[int, RowProblem]]:
-    """(position, problem) of a page; its text is the one that was kept, if any."""
+    """(position, problem) of a page, without its text."""
     rows = await runner.all(SQL.problems, run_id=run_id, after=after, rows_max=rows_max)
     return [
         (
@@ -43,7 +42,6 @@ async def row_problems(
                 field=row["field"],
                 code=row["code"],
                 values=_VALUES.decode(row["parameters"]),
-                text=row["problem"],
             ),
         )
         for row in rows

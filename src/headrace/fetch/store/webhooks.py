@@ -84,7 +84,7 @@ async def untold_results(
 ) -> list[Result]:
     """Results of a customer after `after`, one at least, within both bounds."""
     rows = await runner.all(
-        SQL.untold_results, customer=customer, after=after, rows_max=rows_max, bytes_max=bytes_max
+        SQL.unsent_results, customer=customer, after=after, rows_max=rows_max, bytes_max=bytes_max
     )
     return [result_of(row) for row in rows]
 

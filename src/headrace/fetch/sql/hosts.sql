@@ -1,15 +1,16 @@
 -- name: note_hosts
--- Add what a slot measured of hosts.
-SELECT headrace.note_hosts_v1(
+-- Add the host measurements of a worker.
+SELECT headrace.fetch_note_hosts_v1(
     :customers::text[], :hosts::text[], :requests::integer[], :photos::integer[],
     :seconds::double precision[], :pauses_s::double precision[],
     :speed_customers::text[], :speed_hosts::text[], :speed_classes_s::double precision[],
     :speed_photos::integer[],
-    :outcome_customers::text[], :outcome_hosts::text[], :outcomes::text[], :outcome_photos::integer[],
+    :outcome_customers::text[], :outcome_hosts::text[], :outcomes::text[],
+    :outcome_photos::integer[],
     :half_life_s::double precision, :recent::double precision);
 
 -- name: host_states
--- For each (customer, host) that is known: its weights by class, how old they are, how long it is paused.
+-- Known state per (customer, host): weights by class, their age, remaining pause.
 SELECT g.position, extract(epoch FROM now() - h.last_seen_at)::double precision AS age_s,
        extract(epoch FROM h.paused_until - now())::double precision AS paused_s,
        ARRAY(SELECT s.class_s FROM headrace.fetch_speed s
@@ -25,7 +26,8 @@ SELECT h.customer, h.host, h.requests, h.photos, h.seconds, h.first_seen_at, h.l
        CASE WHEN h.paused_until > now() THEN h.paused_until END AS paused_until,
        ARRAY(SELECT s.class_s FROM headrace.fetch_speed s
              WHERE s.customer = h.customer AND s.host = h.host ORDER BY s.class_s) AS classes_s,
-       ARRAY(SELECT s.weight * power(0.5, extract(epoch FROM now() - h.last_seen_at) / :half_life_s::double precision)
+       ARRAY(SELECT s.weight * power(
+                 0.5, extract(epoch FROM now() - h.last_seen_at) / :half_life_s::double precision)
              FROM headrace.fetch_speed s
              WHERE s.customer = h.customer AND s.host = h.host ORDER BY s.class_s) AS weights,
        (SELECT json_object_agg(o.outcome, o.photos ORDER BY o.outcome)::text
@@ -39,7 +41,7 @@ WHERE (:customer::text IS NULL OR h.customer = :customer::text)
 ORDER BY h.host, h.customer LIMIT :rows_max;
 
 -- name: forget_hosts
--- Drop some hosts that were not asked for long; returns those dropped.
+-- Delete hosts without recent requests, a batch at a time; return the deleted ones.
 WITH old AS (
     DELETE FROM headrace.fetch_host WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM headrace.fetch_host
@@ -47,7 +49,8 @@ WITH old AS (
         LIMIT :rows_max FOR UPDATE SKIP LOCKED))
     RETURNING customer, host
 ), speeds AS (
-    DELETE FROM headrace.fetch_speed s USING old WHERE s.customer = old.customer AND s.host = old.host
+    DELETE FROM headrace.fetch_speed s USING old
+        WHERE s.customer = old.customer AND s.host = old.host
 ), outcomes AS (
     DELETE FROM headrace.fetch_host_outcome o USING old
     WHERE o.customer = old.customer AND o.host = old.host
@@ -55,7 +58,8 @@ WITH old AS (
 SELECT customer, host FROM old;
 
 -- name: begin_robots
--- Take it on to read a host's robots.txt; no row: it was read less than :kept_s ago, or another does.
+-- Claim the reading of a host's robots.txt; no row if it was read recently or another process reads
+-- it.
 INSERT INTO headrace.fetch_robots AS r (host, begun_at) VALUES (:host, now())
 ON CONFLICT (host) DO UPDATE SET begun_at = now()
 WHERE coalesce(r.read_at, '-infinity') < now() - :kept_s::double precision * interval '1 s'
@@ -63,16 +67,16 @@ WHERE coalesce(r.read_at, '-infinity') < now() - :kept_s::double precision * int
 RETURNING host;
 
 -- name: leave_robots
--- Let another read a host's robots.txt at once: the caller could not.
+-- Release the claim on a host's robots.txt after a failed read.
 UPDATE headrace.fetch_robots SET begun_at = '-infinity' WHERE host = :host;
 
 -- name: note_robots
--- Keep what a host's robots.txt asks; NULL: no delay.
+-- Store the Crawl-delay of a host; NULL: none.
 UPDATE headrace.fetch_robots SET crawl_delay_s = :crawl_delay_s::double precision, read_at = now()
 WHERE host = :host;
 
 -- name: take_turn_of_host
--- Take the next turn at a host with a crawl delay where it is at most :wait_max_s away; returns the wait.
+-- Reserve the next request to a host with a Crawl-delay within :wait_max_s; return the wait.
 UPDATE headrace.fetch_robots SET
     next_at = greatest(next_at, clock_timestamp()) + crawl_delay_s * interval '1 s'
 WHERE host = :host AND crawl_delay_s > 0
@@ -81,6 +85,7 @@ RETURNING greatest(0, extract(epoch FROM next_at - crawl_delay_s * interval '1 s
                                          - clock_timestamp()))::double precision AS wait_s;
 
 -- name: find_robots
--- A host's delay, whether that is known yet, and how long until its next turn.
-SELECT crawl_delay_s, read_at IS NOT NULL AS is_read, extract(epoch FROM next_at - clock_timestamp())::double precision AS wait_s
+-- A host's Crawl-delay, whether robots.txt was read, and the wait until its next request.
+SELECT crawl_delay_s, read_at IS NOT NULL AS is_read,
+    extract(epoch FROM next_at - clock_timestamp())::double precision AS wait_s
 FROM headrace.fetch_robots WHERE host = :host;
