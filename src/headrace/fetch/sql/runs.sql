@@ -304,7 +304,7 @@ WHERE c.run_id = :run_id AND c.item > :after
 ORDER BY c.item LIMIT :rows_max;
 
 -- name: note_counts
--- Store the counts of the diff; uploaded items that are gone have a row each.
+-- Store the counts of the diff; removed items of an upload have a row each.
 UPDATE headrace.fetch_run SET new = :new, changed = :changed, gone = :gone,
     unchanged = rows_read - invalid - :new - :changed - CASE WHEN is_whole THEN 0 ELSE :gone END
 WHERE id = :run_id;

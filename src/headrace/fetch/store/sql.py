@@ -1,4 +1,4 @@
-"""The room's named queries."""
+"""Named queries of fetch."""
 
 from __future__ import annotations
 

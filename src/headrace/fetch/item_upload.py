@@ -1,11 +1,12 @@
-"""Items sent by themselves, by those who have no catalogue files: the same diff, for these items alone.
+"""Item upload: items without a catalogue file go through the same validation and diff, for these
+items alone.
 
-    items --judged--> staged --diff--> changes, photos, jobs      all in the caller's one transaction
+    items --validate--> staged --diff--> changes, photos, jobs  all in the caller's one transaction
 
-They belong to the same set as those of catalogues, and the last word counts: what is sent here holds until
-a catalogue that was begun later says otherwise, and a catalogue rules over all items of its customer: one that
-it does not name is gone. Of an item sent without fields only the photos change. Each call is a run of
-each customer in it, to be followed like a catalogue's; a faulty item is told in the run and left as it was.
+Uploaded items and items of catalogues are one set, and the latest write wins. An upload holds
+until a catalogue that starts later differs. A catalogue lists all items of its customer, so an
+item that it omits is unpublished. For an item without fields only the photos change. Each call
+creates one run per customer; a faulty item is a problem of its run and stays unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 from headrace.engines.postgres import Postgres, Tx
 from headrace.fetch import store
 from headrace.fetch.applying import Applying
-from headrace.fetch.errors import CustomerUnknown, InvalidItems
+from headrace.fetch.errors import InvalidItems
 from headrace.fetch.guard import Policy
 from headrace.fetch.intake import (
     Chunk,
@@ -37,16 +38,15 @@ from headrace.fetch.readers import Fault, RawRow
 from headrace.fetch.staging import Staging
 from headrace.fetch.store.sql import SQL
 from headrace.kernel.crash import crash_point
-from headrace.kernel.ids import USER_ID
 
 FORMAT: Final = "items"
-"""Of runs of items sent by themselves."""
+"""Format of runs of uploaded items."""
 SENDING_AT_ONCE: Final = 4
-"""Calls of a process that hold a connection: those of one customer wait for each other in the database."""
+"""Calls of a process that hold a connection; those of one customer wait for each other."""
 
 
-class Sent:
-    """Takes items in without a catalogue."""
+class ItemUpload:
+    """Uploads items without a catalogue."""
 
     def __init__(self, postgres: Postgres, applying: Applying, policy: Policy) -> None:
         self._postgres = postgres
@@ -55,7 +55,8 @@ class Sent:
         self._places = asyncio.Semaphore(SENDING_AT_ONCE)
 
     async def send(self, items: Sequence[SentItem], *, tx: Tx | None = None) -> list[int]:
-        """Apply up to 1,000 items, all or none, within `tx` if given; the runs, one a customer.
+        """Apply up to 1,000 items, all or none, within `tx` if given; return one run id per
+        customer.
 
         Raises: InvalidItems, CustomerUnknown.
         """
@@ -71,28 +72,26 @@ class Sent:
             key = (item.customer, find_item_id(item.item) or item.item)
             if key in seen:
                 raise InvalidItems(
-                    f"item {key[1][:200]!r} of customer {item.customer[:128]!r} is in the call twice:"
+                    f"item {key[1][:200]!r} of customer {item.customer[:128]!r} occurs twice:"
                     " send each once"
                 )
             seen.add(key)
             by_customer[item.customer].append(item)
         for customer in sorted(by_customer):
-            is_name = USER_ID.fullmatch(customer) is not None
-            if not is_name or not await store.customers.find_customers(tx, customer):
-                raise CustomerUnknown(customer)
-        # In one order for all callers, for each customer's items are locked.
+            await store.catalogues.get_customer(tx, customer)
+        # In one order for all callers, since the items of each customer are locked.
         return [
             await self._send(tx, customer, by_customer[customer], rules)
             for customer in sorted(by_customer)
         ]
 
     async def _rules(self, tx: Tx) -> Rules:
-        """Asked in the transaction: many callers that each hold one connection must not wait for a second."""
-        found = await store.schemas.find_schemas(tx)
+        """Current rules, read in the transaction: a caller must not need a second connection."""
+        found = await store.catalogues.find_schemas(tx)
         return Rules(self._policy, {one.category: one.schema for one in found})
 
     async def _send(self, tx: Tx, customer: str, items: list[SentItem], rules: Rules) -> int:
-        # The lock comes before the number: a later run of the customer has a higher one.
+        # Lock before the insert, so that a later run of the customer has a higher id.
         await tx.one(SQL.lock_items, customer=customer)
         run_id: int = await tx.value(
             SQL.insert_run, customer=customer, file_name=FORMAT, format=FORMAT, is_whole=False
@@ -108,7 +107,7 @@ class Sent:
         return run_id
 
     async def _stored(self, tx: Tx, customer: str, items: list[SentItem]) -> dict[str, bytes]:
-        """The fields of those that are sent without any, as they stand."""
+        """Stored fields of the items that are uploaded without fields."""
         bare = [find_item_id(item.item) for item in items if item.fields is None]
         if not any(bare):
             return {}
@@ -119,7 +118,7 @@ class Sent:
 def _judge(
     items: list[SentItem], stored: dict[str, bytes], rules: Rules
 ) -> tuple[Chunk, list[str]]:
-    """The rows of items, and the ids of those that are gone."""
+    """Validated rows of items, and the ids of items to unpublish."""
     chunk = Chunk()
     gone = []
     for number, item in enumerate(items, 1):
@@ -145,7 +144,7 @@ def _judge(
 
 
 def _texts(item: SentItem) -> dict[str, Any]:
-    """The fields as a catalogue's row has them: texts."""
+    """The fields as texts, as a catalogue row has them."""
     values = {
         name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
         for name, value in (item.fields or {}).items()
@@ -155,5 +154,5 @@ def _texts(item: SentItem) -> dict[str, Any]:
 
 
 def wrong_count(count: int) -> InvalidItems:
-    """The error of a call with `count` items."""
+    """The error of a call with an invalid number of items."""
     return InvalidItems(f"{count} items in one call: send 1 to {ITEMS_SENT_MAX:,} at a time")
