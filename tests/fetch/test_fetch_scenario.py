@@ -1,4 +1,4 @@
-"""One life of a customer's catalogues, told alike by Python, HTTP and the command line: `scenario_fetch.toml`."""
+"""One life of a customer's catalogues through Python, HTTP and the command line: equal results."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ class Telling:
 
     async def _wait(self, *, run) -> None:
         async def is_over() -> bool:
-            if (await self._room.fetch.run(run)).state is not RunState.DONE:
+            if (await self._room.fetch.runs.get(run)).state is not RunState.DONE:
                 return False
             queues = await self._room.jobs.queues()
             return not any(q.ready + q.leased + q.scheduled for q in queues)
 
-        await wait_true(is_over, what=f"run {run} is over and told")
-        await self._room.fetch._speeds.flush()
+        await wait_true(is_over, what=f"run {run} is over and delivered")
+        await self._room.fetch._host_stats.flush()
 
     def _filled(self, value):
         """`value` with what was kept in the place of its names."""
@@ -148,7 +148,9 @@ def require_part(answer, expected, path="answer"):
 
 
 def without_chance(value, name=""):
-    """An answer without what differs from run to run: moments, measured times, secrets, numbers in sentences."""
+    """An answer without what differs from run to run: moments, measured times, secrets, numbers in
+    sentences.
+    """
     if name in BY_CHANCE or name.endswith(("_at", "_s", "_until")):
         return None if value is None else f"<{name}>"
     if isinstance(value, dict):

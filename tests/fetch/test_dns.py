@@ -1,4 +1,4 @@
-"""Names are judged by what a real name server answers: every address, and again on every hop."""
+"""DnsCache are judged by what a real name server answers: every address, and again on every hop."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_name_that_changes_its_answer_is_connected_where_it_was_judged(
         second = await opened.download(f"http://shop.example:{origin.port}/photo/2")
         assert (first.outcome, second.outcome) == ("received", "received")
         assert origin.requests("/photo/2") == [200], "the answer that was judged is kept and used"
-        opened._names._kept.clear()
+        opened._dns._cache.clear()
         third = await opened.download(f"http://shop.example:{origin.port}/photo/3")
         assert third.outcome == "refused:forbidden_address"
         assert origin.requests("/photo/3") == []

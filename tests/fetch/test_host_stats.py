@@ -1,4 +1,4 @@
-"""What is measured of hosts: kept as the rule says, shared by slots, seen by people."""
+"""Host statistics: decay by the rule, shared by workers, shown to people."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pytest
 from origin import Answer
 
 from headrace.engines.sql import compile_query
-from headrace.fetch import store
 from headrace.fetch.errors import HostUnknown
-from headrace.fetch.routing import RECENT, Classes, faded
-from headrace.fetch.speeds import Speeds
+from headrace.fetch.host_stats import HostStats, forget_hosts
+from headrace.fetch.routing import RECENT, Classes, decayed
 
 CLASSES = Classes((1.0, 5.0, 30.0))
 HALF_LIFE_S = 3600.0
@@ -23,7 +22,8 @@ WEIGHTS = compile_query(
 AGE = compile_query(
     "age",
     "-- Let hosts have been seen so long ago.\n"
-    "UPDATE headrace.fetch_host SET last_seen_at = last_seen_at - :age_s::double precision * interval '1 s',"
+    "UPDATE headrace.fetch_host SET"
+    " last_seen_at = last_seen_at - :age_s::double precision * interval '1 s',"
     " paused_until = paused_until - :age_s::double precision * interval '1 s'",
 )
 
@@ -33,8 +33,8 @@ async def make_speeds(postgres):
     """A slot's view: each call is another slot."""
     made = []
 
-    def make() -> Speeds:
-        made.append(Speeds(postgres, CLASSES, half_life_s=HALF_LIFE_S))
+    def make() -> HostStats:
+        made.append(HostStats(postgres, CLASSES, half_life_s=HALF_LIFE_S))
         return made[-1]
 
     yield make
@@ -42,9 +42,11 @@ async def make_speeds(postgres):
         await speeds.close()
 
 
-def note(speeds: Speeds, host: str, needed_s: float | None, *, times: int = 1, **options) -> None:
+def note(
+    speeds: HostStats, host: str, needed_s: float | None, *, times: int = 1, **options
+) -> None:
     for _ in range(times):
-        speeds.note(
+        speeds.record(
             "shop",
             host,
             outcome=options.get("outcome", "stored"),
@@ -68,10 +70,10 @@ async def test_what_is_kept_fades_as_the_rule_says(make_speeds, postgres):
     note(speeds, "a.example", 5.0, times=2)
     await speeds.flush()
     found = await weights(postgres)
-    kept = faded(8.0, age_s=HALF_LIFE_S / 2, half_life_s=HALF_LIFE_S, new=2)
+    kept = decayed(8.0, age_s=HALF_LIFE_S / 2, half_life_s=HALF_LIFE_S, new=2)
     assert found["a.example", 1.0] == pytest.approx(kept, rel=0.01)
     assert found["a.example", 5.0] == 2
-    assert found["b.example", 30.0] == 1, "what is not asked fades when it is read"
+    assert found["b.example", 30.0] == 1, "unused weights decay when they are read"
     note(speeds, "a.example", 5.0, times=2 * RECENT)
     await speeds.flush()
     assert (await weights(postgres))["a.example", 1.0] == 0
@@ -97,35 +99,35 @@ async def test_photos_start_where_their_host_was_measured(make_speeds, postgres)
 
 async def test_a_slot_learns_at_once_and_from_others_soon(make_speeds):
     one, other = make_speeds(), make_speeds()
-    known = await one.look("shop", "a.example")
-    assert one.starting(known).name == "1s"
+    known = await one.get("shop", "a.example")
+    assert one.first_class(known).name == "1s"
     note(one, "a.example", 5.0, outcome="failed:timeout")
-    assert one.starting(await one.look("shop", "a.example")).name == "5s"
+    assert one.first_class(await one.get("shop", "a.example")).name == "5s"
     await one.flush()
-    assert other.starting(await other.look("shop", "a.example")).name == "5s"
+    assert other.first_class(await other.get("shop", "a.example")).name == "5s"
 
 
 async def test_a_host_that_was_not_asked_for_long_is_as_good_as_new(make_speeds, postgres):
     speeds = make_speeds()
     note(speeds, "a.example", 30.0)
     await speeds.flush()
-    assert speeds.starting(await make_speeds().look("shop", "a.example")).name == "30s"
+    assert speeds.first_class(await make_speeds().get("shop", "a.example")).name == "30s"
     await postgres.run(AGE, age_s=5 * HALF_LIFE_S)
-    assert speeds.starting(await make_speeds().look("shop", "a.example")).name == "1s"
+    assert speeds.first_class(await make_speeds().get("shop", "a.example")).name == "1s"
 
 
 async def test_a_pause_is_known_to_all_slots_and_ends(make_speeds, postgres):
     one, other = make_speeds(), make_speeds()
-    await one.look("shop", "a.example")
+    await one.get("shop", "a.example")
     note(one, "a.example", None, outcome="failed:rate_limited", pause_s=60)
-    assert 50 < (await one.look("shop", "a.example")).pause_s <= 60
+    assert 50 < (await one.get("shop", "a.example")).pause_s <= 60
     await one.flush()
-    assert 50 < (await other.look("shop", "a.example")).pause_s <= 60
+    assert 50 < (await other.get("shop", "a.example")).pause_s <= 60
     note(other, "a.example", None, outcome="failed:rate_limited", pause_s=5)
     await other.flush()
-    assert (await make_speeds().look("shop", "a.example")).pause_s > 50, "the longest counts"
+    assert (await make_speeds().get("shop", "a.example")).pause_s > 50, "the longest counts"
     await postgres.run(AGE, age_s=61.0)
-    assert (await make_speeds().look("shop", "a.example")).pause_s == 0
+    assert (await make_speeds().get("shop", "a.example")).pause_s == 0
 
 
 async def test_slots_that_tell_of_the_same_hosts_at_once_lose_nothing(make_speeds, postgres):
@@ -151,7 +153,7 @@ async def test_people_see_speed_class_and_outcomes(shop, make_speeds, postgres):
     note(speeds, "slow.example", None, outcome="failed:http_404")
     note(speeds, "quiet.example", None, outcome="failed:rate_limited", pause_s=60)
     await speeds.flush()
-    quiet, slow = await shop.fetch.hosts()
+    quiet, slow = await shop.fetch.hosts.page()
     # The room's own classes are those of its settings.
     assert (slow.host, slow.customer, slow.requests) == ("slow.example", "shop", 4)
     assert slow.photos_by_outcome == {"failed:http_404": 1, "stored": 3}
@@ -160,13 +162,13 @@ async def test_people_see_speed_class_and_outcomes(shop, make_speeds, postgres):
     assert slow.starts_in == shop.fetch._classes.last.name
     assert quiet.mean_s is None
     assert quiet.paused_until is not None
-    assert [h.host for h in await shop.fetch.hosts(after=(quiet.host, quiet.customer))] == [
+    assert [h.host for h in await shop.fetch.hosts.page(after=(quiet.host, quiet.customer))] == [
         "slow.example"
     ]
-    assert (await shop.fetch.host("http://slow.example/a.jpg"))[0] == slow
+    assert (await shop.fetch.hosts.get("http://slow.example/a.jpg"))[0] == slow
     for unknown in ("none.example", "", "\0", "x" * 5000):
         with pytest.raises(HostUnknown):
-            await shop.fetch.host(unknown)
+            await shop.fetch.hosts.get(unknown)
 
 
 async def test_hosts_not_asked_for_a_season_are_forgotten(make_speeds, postgres):
@@ -176,7 +178,7 @@ async def test_hosts_not_asked_for_a_season_are_forgotten(make_speeds, postgres)
     await postgres.run(AGE, age_s=91 * 86_400.0)
     note(speeds, "new.example", 1.0)
     await speeds.flush()
-    assert await store.speeds.forget_hosts(postgres, kept_s=90 * 86_400.0) == 1
+    assert await forget_hosts(postgres, kept_s=90 * 86_400.0) == 1
     assert set(await weights(postgres)) == {("new.example", 1.0)}
 
 
@@ -204,7 +206,7 @@ async def test_hosts_through_http_and_the_command_line(shop, make_speeds, client
     assert "slow.example (shop): starts in" in shown
     assert "mean 8.00 s" in shown
     shown = (await command("host", "show", "http://quiet.example:8080/a.jpg"))[1]
-    assert "asked to be left alone until" in shown
+    assert "paused until" in shown
     assert (await command("host", "show", "none.example"))[0] == "fetch.host_unknown"
 
 
@@ -214,14 +216,14 @@ async def test_a_photo_tried_now_says_each_request(shop, origin, command):
     code, shown = await command("photo", origin.url("/a"), "--verbose")
     assert code == 0
     assert "status 302, connected in" in shown
-    assert "status 200, connection was kept" in shown
+    assert "status 200, kept connection" in shown
     assert "status" not in (await command("photo", origin.url("/photo/c")))[1]
     origin.answers["/silent"] = [Answer(raw=b"")]
     shown = (await command("photo", origin.url("/silent"), "--verbose"))[1]
-    assert "no byte came" in shown
+    assert "no byte received" in shown
     assert "first byte" not in shown
     await origin.close()
     code, shown = await command("photo", origin_url, "--verbose")
     assert code == 1
-    assert "no answer, no connection, no request was sent" in shown
+    assert "no response, no connection, no request was sent" in shown
     assert "first byte" not in shown

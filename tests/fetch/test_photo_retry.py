@@ -1,4 +1,4 @@
-"""Links that failed are asked again in rounds, what came of it is told, and copies that changed reach everyone."""
+"""Failed links are requested again in rounds, and changed copies reach every item."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.fetch.model import RunState
 HEAD = "id,name,price,photos\n"
 A_DAY_LATER = compile_query(
     "a_day_later",
-    "-- A day passes since links were asked.\n"
+    "-- A day passes since links were requested.\n"
     "UPDATE headrace.fetch_link SET checked_at = checked_at - interval '24 hours',"
     " recheck_at = recheck_at - interval '24 hours'",
 )
@@ -38,15 +38,15 @@ async def test_a_failed_photo_of_an_unchanged_item_is_asked_until_it_comes(shop)
     waits = await shop.run_to_end(text)
     assert (waits.changed, waits.unchanged, waits.photos) == (0, 2, 1)
     assert (waits.photos_by_outcome, waits.photos_pending) == ({"waiting": 1}, 0)
-    (link,) = (await shop.fetch.why(shop.origin.url("/late.jpg"))).links
+    (link,) = (await shop.fetch.links.why(shop.origin.url("/late.jpg"))).links
     assert (link.failures, link.rounds_left) == (1, 0)
     still = await shop.run_to_end(text)
     assert (still.changed, still.unchanged, still.photos) == (0, 2, 1)
     assert still.photos_by_outcome == {"failed:http_404": 1}
-    (link,) = (await shop.fetch.why(shop.origin.url("/late.jpg"))).links
+    (link,) = (await shop.fetch.links.why(shop.origin.url("/late.jpg"))).links
     assert (link.failures, link.rounds_left) == (2, 2)
     assert shop.told() == []
-    assert (await shop.fetch.item("shop", "a")).version == 1
+    assert (await shop.fetch.items.get("shop", "a")).version == 1
     shop.origin.answers["/late.jpg"] = [Answer(200, photo("late"))]
     assert [(await shop.run_to_end(text)).photos_by_outcome for _ in range(2)] == [
         {"waiting": 1},
@@ -94,7 +94,7 @@ async def test_a_broken_link_with_a_good_copy_keeps_it_and_is_asked_again(shop):
     text = HEAD + row(shop, "a", "A", "/photo/1", "/photo/2")
     await shop.run_to_end(text)
     shop.told()
-    kept = (await shop.fetch.item("shop", "a")).photos[0]
+    kept = (await shop.fetch.items.get("shop", "a")).photos[0]
     assert (kept.outcome, kept.sha256) == ("failed:http_410", digest("/photo/1"))
     assert (await shop.run_to_end(text)).photos_by_outcome == {"waiting": 1}
     del shop.origin.answers["/photo/1"]
@@ -159,10 +159,10 @@ async def test_a_link_refused_at_the_door_is_judged_by_the_settings_of_the_day(s
     again = await closed.fetch.run_catalogue(shop.folder / "door.csv", "shop")
     assert (again.state, again.photos) == (RunState.DONE, 0)
     shop.told()
-    why = await closed.fetch.why(shop.origin.url("/photo/1"))
+    why = await closed.fetch.links.why(shop.origin.url("/photo/1"))
     assert not why.allowed
     assert "fetch.allow_networks" in why.judgement
-    assert (await shop.fetch.why(shop.origin.url("/photo/1"))).allowed
+    assert (await shop.fetch.links.why(shop.origin.url("/photo/1"))).allowed
     opened = await shop.run_to_end(text)
     assert (opened.changed, opened.photos_by_outcome) == (1, {"stored": 1})
     assert shop.told() == [("edit", "a", 2)]
@@ -179,12 +179,12 @@ async def test_asking_again_keeps_out_of_the_way_of_other_runs(shop, process):
     again = await shop.run(text)
     assert (again.state, again.photos, again.items_pending) == (RunState.APPLIED, 1, 1)
     beside = await shop.run(text)
-    assert (beside.state, beside.photos) == (RunState.DONE, 0), "one run asks it already"
+    assert (beside.state, beside.photos) == (RunState.DONE, 0), "another run requests it already"
     changed = await shop.run(text.replace("a,A", "a,A2"))
     async with process():
         again, changed = await shop.wait_done(again), await shop.wait_done(changed)
     assert (again.changed, again.unchanged) == (0, 1)
-    results = [(r.action, r.version, r.photos[0].outcome) for r in await shop.fetch.results()]
+    results = [(r.action, r.version, r.photos[0].outcome) for r in await shop.fetch.items.results()]
     assert results == [("publish", 1, "failed:http_404"), ("edit", 2, "stored")]
     assert sum(again.photos_by_outcome.values()) == sum(changed.photos_by_outcome.values()) == 1
 

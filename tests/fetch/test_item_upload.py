@@ -1,4 +1,4 @@
-"""Items sent by themselves: the same diff for these alone, beside catalogues of the same customer."""
+"""Uploaded items: the same diff for these alone, beside catalogues of the same customer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_new_lists_of_photos_are_asked_and_known_ones_are_not(shop):
     assert (run.format, run.rows, run.new, run.photos_pending) == ("items", 2, 2, 2)
     await shop.wait_done(run)
     assert shop.told() == [("publish", "a", 1), ("publish", "b", 1)]
-    assert (await shop.fetch.item("shop", "b")).fields == {"name": "B", "price": "5"}
+    assert (await shop.fetch.items.get("shop", "b")).fields == {"name": "B", "price": "5"}
     same = await shop.wait_done(await send(shop, sent("a", one, two)))
     assert (same.state, same.unchanged, same.photos) == (RunState.DONE, 1, 0)
     assert shop.told() == []
@@ -47,9 +47,9 @@ async def test_an_item_without_fields_keeps_those_it_has(shop):
     await shop.run(f"{HEAD}a,A,5,http://x.example/1.jpg\n")
     run = await send(shop, sent("a", "http://x.example/2.jpg"))
     assert run.changed == 1
-    (change,) = await shop.fetch.changes(run.run)
+    (change,) = await shop.fetch.runs.changes(run.run)
     assert (change.item, change.kind, change.fields) == ("a", "changed", ["photos"])
-    found = await shop.fetch.item("shop", "a")
+    found = await shop.fetch.items.get("shop", "a")
     assert found.fields == {"name": "A", "price": "5"}
     assert [photo.url for photo in found.photos] == ["http://x.example/2.jpg"]
 
@@ -63,14 +63,14 @@ async def test_a_faulty_item_is_told_and_left_as_it_was(shop):
         sent("bad\u200bid", fields={"name": "C"}),
     )
     assert (run.rows, run.invalid, run.changed, run.gone) == (3, 2, 1, 0)
-    problems = [(p.row, p.item, p.code) for _, p in await shop.fetch.problems(run.run)]
+    problems = [(p.row, p.item, p.code) for _, p in await shop.fetch.reports.problems(run.run)]
     assert problems == [(1, "a", "missing"), (2, "b", "scheme"), (3, None, "invalid_id")]
-    assert (await shop.fetch.item("shop", "a")).fields == {"name": "A"}
-    assert (await shop.fetch.item("shop", "b")).photos[0].outcome == "refused:scheme"
+    assert (await shop.fetch.items.get("shop", "a")).fields == {"name": "A"}
+    assert (await shop.fetch.items.get("shop", "b")).photos[0].outcome == "refused:scheme"
 
 
 async def test_each_customer_has_a_run_and_all_are_taken_or_none(shop):
-    await shop.fetch.set_customer("other", starts_max=10, window_s=1, connections=1)
+    await shop.fetch.customers.set("other", starts_max=10, window_s=1, connections=1)
     runs = await shop.fetch.send_items([sent("a"), sent("a", customer="other"), sent("b")])
     assert [(run.customer, run.new) for run in runs] == [("other", 1), ("shop", 2)]
     with pytest.raises(CustomerUnknown):
@@ -78,17 +78,17 @@ async def test_each_customer_has_a_run_and_all_are_taken_or_none(shop):
     for items in ([], [sent(f"i{n}") for n in range(1001)], [sent("c"), sent("c", gone=True)]):
         with pytest.raises(InvalidItems):
             await shop.fetch.send_items(items)
-    assert len(await shop.fetch.runs()) == 2
+    assert len(await shop.fetch.runs.newest()) == 2
 
 
 async def test_a_catalogue_rules_over_what_was_sent_before_it(shop):
     await send(shop, sent("a", fields={"name": "A"}), sent("b", fields={"name": "B"}))
     run = await shop.run(f"{HEAD}a,Another,5,\n")
     assert (run.changed, run.gone) == (1, 1)
-    assert (await shop.fetch.item("shop", "b")).is_gone
+    assert (await shop.fetch.items.get("shop", "b")).is_gone
     back = await send(shop, sent("b", fields={"name": "B"}))
     assert back.new == 1
-    assert (await shop.fetch.item("shop", "b")).version == 3
+    assert (await shop.fetch.items.get("shop", "b")).version == 3
 
 
 async def test_what_was_sent_after_a_held_catalogue_holds_when_that_is_confirmed(shop):
@@ -97,11 +97,11 @@ async def test_what_was_sent_after_a_held_catalogue_holds_when_that_is_confirmed
     held = await shop.run(f"{HEAD}i0,Changed,5,\n")
     assert held.state is RunState.HELD
     await send(shop, sent("i0", fields={"name": "Sent"}), sent("i1"), sent("new"))
-    confirmed = await shop.fetch.confirm_run(held.run)
+    confirmed = await shop.fetch.runs.confirm(held.run)
     assert (confirmed.changed, confirmed.gone) == (0, 18)
     for item in ("i0", "i1", "new"):
-        assert not (await shop.fetch.item("shop", item)).is_gone
-    assert (await shop.fetch.item("shop", "i0")).fields["name"] == "Sent"
+        assert not (await shop.fetch.items.get("shop", item)).is_gone
+    assert (await shop.fetch.items.get("shop", "i0")).fields["name"] == "Sent"
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ async def test_many_callers_at_once_lose_nothing(shop):
     runs = [run for found in await asyncio.gather(*calls) for run in found]
     assert sum(run.new for run in runs) == 37
     assert sum(run.changed for run in runs) == 23
-    versions = [(await shop.fetch.item("shop", f"i{n}")).version for n in range(7)]
+    versions = [(await shop.fetch.items.get("shop", f"i{n}")).version for n in range(7)]
     assert sum(versions) == 30
 
 
@@ -154,7 +154,7 @@ async def test_bad_items_are_refused_and_the_next_good_call_works(client, shop, 
     answer = await client.post("/v1/fetch/items", json=body)
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"].startswith("application/problem+json")
-    assert await shop.fetch.runs() == []
+    assert await shop.fetch.runs.newest() == []
     good = await client.post("/v1/fetch/items", json=[{"customer": "shop", "item": "a\u200bb"}])
     assert good.status_code == 202
     assert good.json()["runs"][0]["invalid"] == 1
@@ -163,7 +163,8 @@ async def test_bad_items_are_refused_and_the_next_good_call_works(client, shop, 
 async def test_through_commands(command, shop):
     file = shop.folder / "items.json"
     file.write_text(
-        '[{"customer": "shop", "item": "a", "photos": ["http://x.example/1.jpg"], "fields": {"name": "A"}}]'
+        '[{"customer": "shop", "item": "a", "photos": ["http://x.example/1.jpg"],'
+        ' "fields": {"name": "A"}}]'
     )
     code, told = await command("item", "send", str(file))
     assert code == 0
