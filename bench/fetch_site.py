@@ -48,7 +48,7 @@ class Site:
     ) -> None:
         """Make customers with these limits."""
         for name in names:
-            await self.app.fetch.set_customer(
+            await self.app.fetch.customers.set(
                 name, starts_max=starts_max, window_s=window_s, connections=connections
             )
 

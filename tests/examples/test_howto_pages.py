@@ -14,7 +14,7 @@ import pytest
 
 from headrace.app import sections
 from headrace.cli.init import starter
-from headrace.fetch.webhooks import headers_of, new_secret
+from headrace.fetch.webhook_delivery import headers_of, new_secret
 from headrace.kernel.config import load_config
 
 DOCS = Path(__file__).parents[2] / "docs"

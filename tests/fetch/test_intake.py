@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.fetch.door import refusal
 from headrace.fetch.errors import UrlRefused
-from headrace.fetch.guard import Policy, judge_url
+from headrace.fetch.guard import Policy, judge_url, refusal_reason
 from headrace.fetch.intake import Rules, judge_row, read_chunk
 from headrace.fetch.readers import Fault, RawRow, Truncated
 
@@ -170,4 +169,4 @@ def test_the_door_says_what_the_guard_says(*, scheme, host, path, policy):
         expected = error.reason
     else:
         expected = None
-    assert [refusal(link, policy) for _ in range(2)] == [expected, expected]
+    assert [refusal_reason(link, policy) for _ in range(2)] == [expected, expected]

@@ -135,7 +135,7 @@ async def published(client, shop):
     assert (await upload(client, GOOD))["new"] == 2
 
     async def items():
-        return [await shop.fetch.item("shop", item) for item in ("a", "b")]
+        return [await shop.fetch.items.get("shop", item) for item in ("a", "b")]
 
     before = await items()
     yield
@@ -186,4 +186,4 @@ async def test_formula_cells_stay_as_they_are_written(client, shop):
     rows = "".join(f'{n},"{cell}",5\n' for n, cell in enumerate(cells))
     run = await upload(client, GOOD + rows.encode())
     assert run["new"] == 4
-    assert [(await shop.fetch.item("shop", str(n))).fields["name"] for n in range(4)] == cells
+    assert [(await shop.fetch.items.get("shop", str(n))).fields["name"] for n in range(4)] == cells

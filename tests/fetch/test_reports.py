@@ -22,13 +22,8 @@ from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig
 from headrace.fetch.errors import FileFault, LanguageUnknown, RunUnknown
 from headrace.fetch.holding import HoldLimits, hold_reason
-from headrace.fetch.model import (
-    OUTCOME_CODES,
-    PhotoProblem,
-    RowProblem,
-    Run,
-    RunState,
-)
+from headrace.fetch.model import PhotoProblem, RowProblem, Run, RunState
+from headrace.fetch.outcomes import OUTCOME_CODES
 from headrace.fetch.reports import (
     BOM,
     COLUMNS,
@@ -240,7 +235,7 @@ async def test_a_fault_of_a_file_is_told_in_the_sellers_language(shop, client, c
     answer = await client.post(path, params={"lang": "ru"}, content=broken_json)
     assert answer.json()["detail"].startswith("строка 2: ")
     assert '"id": 2' in answer.json()["detail"]
-    run = (await shop.fetch.runs())[0]
+    run = (await shop.fetch.runs.newest())[0]
     assert (run.state, run.fault.code, run.fault.line) == ("refused", "malformed_json", 2)
     held = await shop.run('id,name\n1,A\n2,"B\n')
     assert (held.state, held.fault.code, held.fault.line) == ("held", "truncated_quote", 3)
@@ -355,4 +350,4 @@ async def test_a_report_is_whole_however_long(shop):
     with pytest.raises(RunUnknown):
         await shop.fetch.reports.page(999)
     with pytest.raises(LanguageUnknown):
-        await shop.fetch.problems(run.run, lang="xx")
+        await shop.fetch.reports.problems(run.run, lang="xx")

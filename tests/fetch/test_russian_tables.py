@@ -227,7 +227,7 @@ async def test_a_russian_table_is_published(shop):
     table = TABLE.replace("₽", "руб.").replace("https://shop.example/", shop.origin.url("/photo/"))
     run = await shop.run_to_end(table.encode("cp1251"))
     assert (run.format, run.new, run.invalid, run.photos) == ("csv", 1, 0, 2)
-    item = await shop.fetch.item("shop", "A-1")
+    item = await shop.fetch.items.get("shop", "A-1")
     assert item.fields["name"] == VALUES["name"]
     assert (item.fields["price"], item.fields["currency"]) == ("10000.50", "RUB")
     assert item.fields["цвет"] == "красный"

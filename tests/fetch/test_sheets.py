@@ -226,7 +226,7 @@ async def test_a_sheet_is_published_over_every_way_in(shop, command, client):
     data = book([HEADER, [*ROW[:3], *links, 5]])
     run = await shop.run_to_end(data, name="price.xlsx")
     assert (run.format, run.new, run.invalid, run.photos) == ("sheet", 1, 0, 2)
-    item = await shop.fetch.item("shop", "A-1")
+    item = await shop.fetch.items.get("shop", "A-1")
     assert (item.fields["price"], item.fields["name"]) == ("10000.50", "Стол")
     answer = await client.post("/v1/fetch/customers/shop/catalogues", content=data)
     assert (answer.status_code, answer.json()["unchanged"]) == (202, 1)

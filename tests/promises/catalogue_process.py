@@ -29,7 +29,7 @@ async def main(url: str, folder: Path, what: str) -> None:
         await fetch.upkeep.publish_late()
         return
     elif what.startswith("undo:"):
-        run = await fetch.undo_run(int(what.removeprefix("undo:")))
+        run = await fetch.runs.undo(int(what.removeprefix("undo:")))
     else:
         run = await fetch.run_catalogue(Path(what), "shop")
     print(run.run, flush=True)

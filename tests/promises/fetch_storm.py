@@ -120,7 +120,7 @@ class FetchStorm(RecordedFleet):
 
     async def offer(self, customer: str, items: int) -> None:
         """A customer, whose host is named like it, and its catalogue."""
-        await self.app.fetch.set_customer(
+        await self.app.fetch.customers.set(
             customer, starts_max=STARTS_MAX, window_s=WINDOW_S, connections=CONNECTIONS
         )
         lines = ["id,name,price,photos"]

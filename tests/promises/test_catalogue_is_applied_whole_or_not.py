@@ -12,7 +12,7 @@ import pytest
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.model import Customer
-from headrace.fetch.store.customers import set_customer
+from headrace.fetch.store.catalogues import set_customer
 from headrace.fetch.store.sql import SQL
 
 PROGRAM = Path(__file__).with_name("catalogue_process.py")

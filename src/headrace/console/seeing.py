@@ -5,7 +5,7 @@ public verbs of services, and gives back a frozen dataclass; it writes nothing. 
 changes, so it must be cheap.
 
     async def see_hosts(ask: Ask) -> HostsView:
-        hosts = await attempt(ask.service("fetch").hosts())
+        hosts = await attempt(ask.service("fetch").hosts.page())
         return HostsView(hosts=hosts, sort=ask.query.choice("sort", ("name", "speed"), "name"))
 """
 

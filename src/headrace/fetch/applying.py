@@ -15,12 +15,11 @@ from typing import Final
 
 from headrace.engines.postgres import Row, Tx
 from headrace.fetch import store
-from headrace.fetch.door import refusal
-from headrace.fetch.guard import Policy
+from headrace.fetch.guard import Policy, refusal_reason
+from headrace.fetch.host_stats import HostStats
 from headrace.fetch.intake import IntakeRow
 from headrace.fetch.model import PUBLISH_QUEUE
 from headrace.fetch.settings import FetchConfig
-from headrace.fetch.speeds import Speeds
 from headrace.fetch.store.sql import SQL
 from headrace.jobs import Jobs, NewGroup, NewJob
 from headrace.kernel.crash import crash_point
@@ -48,7 +47,7 @@ class Changes:
 class Applying:
     """Applies runs, in the transactions of others."""
 
-    def __init__(self, jobs: Jobs, config: FetchConfig, speeds: Speeds, policy: Policy) -> None:
+    def __init__(self, jobs: Jobs, config: FetchConfig, speeds: HostStats, policy: Policy) -> None:
         self._jobs = jobs
         self._config = config
         self._speeds = speeds
@@ -88,7 +87,9 @@ class Applying:
         """Stage items of which the content is stored, with their links judged as of now."""
         staged = []
         for number, row in enumerate(rows, 1):
-            refused = {url: code for url in row["photos"] if (code := refusal(url, self._policy))}
+            refused = {
+                url: code for url in row["photos"] if (code := refusal_reason(url, self._policy))
+            }
             fields = row["fields"].encode()
             staged.append(
                 IntakeRow(number, 0, row["item"], fields, row["photos"], refused, row["hash"])

@@ -336,7 +336,7 @@ class Catalogues:
     async def _hold_reason(self, run_id: int, customer: str, reading: Reading) -> str | None:
         about = {"run_id": run_id, "customer": customer}
         known = reading.unreadable and await self._patiently(SQL.unreadable_before, **about)
-        [limits] = await store.customers.find_customers(self._postgres, customer)
+        [limits] = await store.catalogues.find_customers(self._postgres, customer)
         share, items = limits.hold_share, limits.hold_items
         return hold_reason(
             HoldLimits(

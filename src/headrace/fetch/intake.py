@@ -17,8 +17,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.fetch.door import refusal
-from headrace.fetch.guard import Policy
+from headrace.fetch.guard import Policy, refusal_reason
 from headrace.fetch.item_ids import find_item_id
 from headrace.fetch.kinds import split_currency
 from headrace.fetch.model import (
@@ -190,7 +189,7 @@ def judge_photos(row: IntakeRow, photos: list[str], policy: Policy) -> list[Faul
         faults.append(Fault("photos", "too_many_photos", told))
         links = links[:PHOTOS_OF_ITEM_MAX]
     for index, link in enumerate(links):
-        reason = refusal(link, policy) if _is_text(link) else "syntax"
+        reason = refusal_reason(link, policy) if _is_text(link) else "syntax"
         if reason is not None:
             faults.append(Fault(f"photos[{index}]", reason, {"value": link}))
             if not link.isprintable() or len(link.encode()) > URL_CHARACTERS_MAX:

@@ -14,9 +14,8 @@ from typing import Any, Final, TypeAlias
 from headrace.engines.postgres import Postgres
 from headrace.fetch import store
 from headrace.fetch.applying import APPLY_S_MAX
-from headrace.fetch.lanes import LaneReach
 from headrace.fetch.model import Customer, PhotoReport, Sample, SampledPhoto
-from headrace.fetch.starts import NotStarted, Starts
+from headrace.fetch.rate_tokens import LaneClient, RateTokens, TokenExpired
 from headrace.fetch.store.sql import SQL
 from headrace.jobs.errors import LaneExhausted
 
@@ -31,7 +30,7 @@ class Sampling:
     """Tries some of the photos that a run would ask."""
 
     def __init__(
-        self, postgres: Postgres, lanes: LaneReach, try_photo: Callable[[str, Starts], Try]
+        self, postgres: Postgres, lanes: LaneClient, try_photo: Callable[[str, RateTokens], Try]
     ) -> None:
         self._postgres = postgres
         self._lanes = lanes
@@ -39,7 +38,7 @@ class Sampling:
 
     async def sample(self, run_id: int, customer: str) -> Sample:
         """What became of at most 20 of the run's photos, drawn at random."""
-        found = (await store.customers.find_customers(self._postgres, customer))[0]
+        found = (await store.catalogues.find_customers(self._postgres, customer))[0]
         async with self._postgres.transaction() as tx:
             await tx.allow_long_statements(APPLY_S_MAX)
             rows = await tx.all(SQL.sampled_links, run_id=run_id, links_max=LINKS_MAX)
@@ -64,9 +63,9 @@ class Sampling:
     ) -> None:
         async with places:
             try:
-                starts = await self._lanes.starts(customer, wait_max_s=SAMPLE_S_MAX)
-                report = await self._try_photo(url, starts)
-            except (LaneExhausted, NotStarted):
+                tokens = await self._lanes.tokens(customer, wait_max_s=SAMPLE_S_MAX)
+                report = await self._try_photo(url, tokens)
+            except (LaneExhausted, TokenExpired):
                 return
             photos.append(
                 SampledPhoto(

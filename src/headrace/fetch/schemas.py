@@ -22,8 +22,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from headrace.fetch.door import refusal
-from headrace.fetch.guard import Policy
+from headrace.fetch.guard import Policy, refusal_reason
 from headrace.fetch.kinds import (
     CANONICAL,
     Kind,
@@ -217,7 +216,7 @@ class _Rule:
 
     def _url_fault(self, text: str) -> str | None:
         """Why the link to an item's page cannot be one; where it leads does not matter, it is not asked."""
-        reason = refusal(text, self._policy)
+        reason = refusal_reason(text, self._policy)
         return None if reason in ("forbidden_address", "port") else reason
 
 

@@ -29,15 +29,15 @@ import msgspec
 from headrace.engines.postgres import Postgres, Row, Tx
 from headrace.fetch import store
 from headrace.fetch.catalogues import UNREADABLE, Catalogues, Order
+from headrace.fetch.curl import Bounds, Validators
 from headrace.fetch.download import Download, Downloader
 from headrace.fetch.errors import CustomerUnknown, RunUnderWay, RunUnknown, SourceUnknown
 from headrace.fetch.guard import judge_url
-from headrace.fetch.hop import Bounds, Known
-from headrace.fetch.lanes import LaneReach
-from headrace.fetch.model import CATALOGUE_QUEUE, RunState, Source, is_temporary
+from headrace.fetch.model import CATALOGUE_QUEUE, RunState, Source
+from headrace.fetch.outcomes import is_temporary
+from headrace.fetch.rate_tokens import LaneClient, TokenExpired
 from headrace.fetch.settings import FetchConfig
-from headrace.fetch.starts import NotStarted
-from headrace.fetch.store.sources import SourceToBring
+from headrace.fetch.store.catalogues import SourceToBring
 from headrace.fetch.store.sql import SQL
 from headrace.jobs import JobInHand, Jobs, NewCron, NewJob, Snooze
 from headrace.jobs.crons import Cron
@@ -82,12 +82,12 @@ class Sources:
         self._jobs = jobs
         self._catalogues = catalogues
         self._downloader = downloader
-        self._lanes = LaneReach(jobs)
+        self._lanes = LaneClient(jobs)
         self._bounds = Bounds(
             config.catalogue_timeout_s,
             config.catalogue_max_bytes,
             accept=ACCEPT,
-            takes_packed=True,
+            takes_gzip=True,
         )
 
     async def set(
@@ -104,7 +104,7 @@ class Sources:
 
         Raises: CustomerUnknown, MappingUnknown, UnknownFormat, UrlRefused, InvalidCron.
         """
-        if not await store.customers.find_customers(self._postgres, customer):
+        if not await store.catalogues.find_customers(self._postgres, customer):
             raise CustomerUnknown(customer)
         await self._catalogues.require_readable(format_name, mapping)
         judge_url(url, self._downloader.policy)
@@ -113,7 +113,7 @@ class Sources:
             name=name, spec=cron, tz=tz, queue=CATALOGUE_QUEUE, payload={"customer": customer}
         )
         async with self._postgres.transaction() as tx:
-            await store.sources.set_source(
+            await store.catalogues.set_source(
                 tx,
                 customer,
                 url=url,
@@ -158,13 +158,13 @@ class Sources:
 
     async def all(self) -> list[Source]:
         """Every source, by customer."""
-        rows = await store.sources.find_sources(self._postgres)
+        rows = await store.catalogues.find_sources(self._postgres)
         crons = {cron.name: cron for cron in await self._jobs.crons.all()} if rows else {}
         return [_source(row, crons.get(cron_name(row["customer"]))) for row in rows]
 
     async def get(self, customer: str) -> Source:
         """A customer's source. Raises: SourceUnknown."""
-        rows = await store.sources.find_sources(self._postgres, customer)
+        rows = await store.catalogues.find_sources(self._postgres, customer)
         if not rows:
             raise SourceUnknown(customer)
         cron = None
@@ -180,7 +180,7 @@ class Sources:
 
     async def remove(self, customer: str) -> None:
         """Bring the customer's catalogue no more; its items stay. Raises: SourceUnknown."""
-        if not await store.sources.drop_source(self._postgres, customer):
+        if not await store.catalogues.drop_source(self._postgres, customer):
             raise SourceUnknown(customer)
         await self._drop_cron(customer)
 
@@ -193,7 +193,7 @@ class Sources:
                     await self._bring(job)
                 elif payload.run is not None:
                     job.snooze(BUSY_AGAIN_S)
-        except NotStarted as error:
+        except TokenExpired as error:
             raise Snooze(error.after_s or 1.0) from error
         except (RunUnderWay, Unavailable) as error:
             raise Snooze(getattr(error, "retry_after_s", None) or BUSY_AGAIN_S) from error
@@ -214,12 +214,12 @@ class Sources:
         if source is None:
             await self._drop_cron(payload.customer)
             return
-        starts = await self._lanes.starts(payload.customer, wait_max_s=START_WAIT_S)
+        tokens = await self._lanes.tokens(payload.customer, wait_max_s=START_WAIT_S)
         download = await self._downloader.download(
             source.url,
-            Known(source.etag, source.last_modified),
+            Validators(source.etag, source.last_modified),
             bounds=self._bounds,
-            starts=starts,
+            tokens=tokens,
         )
         if download.body is None:
             await self._end_without(job, source, download)
@@ -234,7 +234,7 @@ class Sources:
         """What to ask for; None: the source was removed."""
         if payload.url is not None:
             return SourceToBring(payload.url, payload.format, payload.mapping)
-        found = await store.sources.find_to_bring(self._postgres, payload.customer)
+        found = await store.catalogues.find_to_bring(self._postgres, payload.customer)
         if found is None:
             return None
         try:

@@ -201,7 +201,7 @@ class Staging:
         reading.problems += len(problems)
         if problems[:room]:
             ordered = sorted(problems[:room], key=lambda problem: problem.row)
-            await store.problems.insert_problems(tx, self._run_id, ordered)
+            await store.runs.insert_problems(tx, self._run_id, ordered)
 
 
 def _doubled(row: IntakeRow) -> RowProblem:

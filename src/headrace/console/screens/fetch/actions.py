@@ -25,7 +25,7 @@ NEW_WEBHOOK: Final = (
 
 async def confirm_run(ask: Ask, given: dict[str, Any]) -> str:
     """Apply a held run."""
-    run = await ask.service("fetch").confirm_run(given["run"])
+    run = await ask.service("fetch").runs.confirm(given["run"])
     counts = f"{run.new} new, {run.changed} changed, {run.gone} gone"
     return f"run {run.run} is {run.state}: {counts}, {run.photos_pending} photos to ask"
 
@@ -34,7 +34,7 @@ async def preview_confirm(ask: Ask, given: dict[str, Any]) -> str:
     """What confirming would change."""
     if not isinstance(given["run"], int):
         return ""
-    run = await ask.service("fetch").run(given["run"])
+    run = await ask.service("fetch").runs.get(given["run"])
     return (
         f"Run {run.run} of {run.customer} is {run.state}. As its file was compared it makes {run.new} items,"
         f" changes {run.changed} and unpublishes {run.gone}; it is compared anew when it is applied."
@@ -43,13 +43,13 @@ async def preview_confirm(ask: Ask, given: dict[str, Any]) -> str:
 
 async def discard_run(ask: Ask, given: dict[str, Any]) -> str:
     """Do not apply a held run."""
-    run = await ask.service("fetch").discard_run(given["run"])
+    run = await ask.service("fetch").runs.discard(given["run"])
     return f"run {run.run} is discarded; nothing was changed"
 
 
 async def undo_run(ask: Ask, given: dict[str, Any]) -> str:
     """Undo an applied run."""
-    run = await ask.service("fetch").undo_run(given["run"])
+    run = await ask.service("fetch").runs.undo(given["run"])
     counts = f"{run.new} published again, {run.changed} put back, {run.gone} unpublished"
     return f"run {run.run} undoes run {given['run']}: {counts}"
 
@@ -58,7 +58,7 @@ async def preview_undo(ask: Ask, given: dict[str, Any]) -> str:
     """What undoing would change."""
     if not isinstance(given["run"], int):
         return ""
-    run = await ask.service("fetch").run(given["run"])
+    run = await ask.service("fetch").runs.get(given["run"])
     return (
         f"Run {run.run} of {run.customer} added {run.new} items, changed {run.changed} and removed {run.gone}."
         " Items sent by themselves since then stay as they were sent."
@@ -69,7 +69,7 @@ async def set_customer(ask: Ask, given: dict[str, Any]) -> str:
     """Make a customer or change its limits."""
     starts_max, window_s = parse_rate(given["rate"])
     more = {**kept_values(given), **({"webhook": given["webhook"]} if given["webhook"] else {})}
-    found = await ask.service("fetch").set_customer(
+    found = await ask.service("fetch").customers.set(
         given["customer"],
         starts_max=starts_max,
         window_s=window_s,
@@ -169,14 +169,14 @@ async def remove_webhook(ask: Ask, given: dict[str, Any]) -> str:
 
 async def replay_consumer(ask: Ask, given: dict[str, Any]) -> str:
     """Tell a consumer every item once more."""
-    items = await ask.service("fetch").replay(given["name"], customer=given["customer"])
+    items = await ask.service("fetch").consumers.replay(given["name"], customer=given["customer"])
     told = shown.counted(items, "item is on its way", "items are on their way")
     return f"{told} to {given['name']}"
 
 
 async def remove_consumer(ask: Ask, given: dict[str, Any]) -> str:
     """Forget a consumer."""
-    await ask.service("fetch").remove_consumer(given["name"])
+    await ask.service("fetch").consumers.remove(given["name"])
     return f"{given['name']} is forgotten; a worker that starts with it records it anew"
 
 

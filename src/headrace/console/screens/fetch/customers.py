@@ -76,9 +76,9 @@ async def see_customers(ask: Ask) -> CustomersView:
     fetch, jobs = ask.service("fetch"), ask.service("jobs")
     match = ask.query.text("match", most=128)
     everyone, lanes, runs = await asyncio.gather(
-        attempt(fetch.customers()),
+        attempt(fetch.customers.all()),
         attempt(jobs.lanes.list(LIMITER, lanes_max=LANES_MAX)),
-        attempt(fetch.runs(runs_max=RUNS_LOOKED_AT)),
+        attempt(fetch.runs.newest(runs_max=RUNS_LOOKED_AT)),
     )
     lane_of = {lane.lane: lane for lane in lanes.value or ()}
     run_of = newest_of(runs.value or ())
@@ -104,14 +104,14 @@ async def see_customers(ask: Ask) -> CustomersView:
 async def see_customer(ask: Ask) -> CustomerView:
     """One customer. Raises: CustomerUnknown."""
     fetch, name = ask.service("fetch"), ask.params["customer"]
-    customer = await fetch.customer(name)
+    customer = await fetch.customers.get(name)
     lane, runs, hosts, source, webhook, results = await asyncio.gather(
         attempt(_lane(ask, name)),
-        attempt(fetch.runs(name, runs_max=RUNS_SHOWN)),
-        attempt(fetch.hosts(customer=name, hosts_max=HOSTS_SHOWN)),
+        attempt(fetch.runs.newest(name, runs_max=RUNS_SHOWN)),
+        attempt(fetch.hosts.page(customer=name, hosts_max=HOSTS_SHOWN)),
         attempt(_source(ask, name)),
         attempt(_webhook(ask, name)),
-        attempt(fetch.newest_results(results_max=RESULTS_SHOWN, customer=name)),
+        attempt(fetch.items.newest_results(results_max=RESULTS_SHOWN, customer=name)),
     )
     lines = None if runs.value is None else [line_of(run) for run in runs.value]
     return CustomerView(
@@ -127,7 +127,9 @@ async def see_customer(ask: Ask) -> CustomerView:
 
 async def see_item(ask: Ask) -> ItemView:
     """One item. Raises: ItemUnknown."""
-    item = await ask.service("fetch").item(ask.params["customer"], ask.query.text("id", most=400))
+    item = await ask.service("fetch").items.get(
+        ask.params["customer"], ask.query.text("id", most=400)
+    )
     return ItemView(item=item, media_origin=ask.media_origin)
 
 

@@ -61,7 +61,7 @@ async def see_deliveries(ask: Ask) -> DeliveriesView:
     fetch = ask.service("fetch")
     after = ask.query.text("after", most=128)
     consumers, webhooks = await asyncio.gather(
-        attempt(fetch.consumers()),
+        attempt(fetch.consumers.all()),
         attempt(fetch.webhooks.list(after=after, webhooks_max=WEBHOOKS_SHOWN)),
     )
     lines, more = None, None

@@ -77,7 +77,7 @@ async def see_wall(ask: Ask) -> WallView:
     show = ask.query.choice("show", SHOWN, "all")
     before = ask.query.number("before", 0) or None
     found = await attempt(
-        ask.service("fetch").newest_results(
+        ask.service("fetch").items.newest_results(
             before=before, results_max=RESULTS_LOOKED_AT, customer=customer or None
         )
     )
@@ -111,7 +111,7 @@ async def see_wall(ask: Ask) -> WallView:
 async def see_why(ask: Ask) -> WhyView:
     """Why a photo is there or not."""
     url = ask.query.text("url", most=2_048).strip()
-    report = await attempt(ask.service("fetch").why(url)) if url else None
+    report = await attempt(ask.service("fetch").links.why(url)) if url else None
     return WhyView(url=url, quoted=shlex.quote(url), report=report)
 
 
@@ -121,10 +121,10 @@ async def see_hosts(ask: Ask) -> HostsView:
     customer, host = ask.query.text("customer", most=128), ask.query.text("host", most=255).strip()
     after = (ask.query.text("after_host"), ask.query.text("after_customer"))
     if host:
-        found = await attempt(fetch.host(host))
+        found = await attempt(fetch.hosts.get(host))
     else:
         found = await attempt(
-            fetch.hosts(customer=customer or None, after=after, hosts_max=HOSTS_SHOWN)
+            fetch.hosts.page(customer=customer or None, after=after, hosts_max=HOSTS_SHOWN)
         )
     lines, more = None, None
     if found.value is not None:

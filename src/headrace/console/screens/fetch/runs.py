@@ -117,7 +117,7 @@ async def see_runs(ask: Ask) -> RunsView:
     """The newest runs of one customer or of all."""
     customer = ask.query.text("customer", most=128)
     group = ask.query.choice("show", ("all", *GROUPS), "all")
-    found = await attempt(ask.service("fetch").runs(customer or None, runs_max=RUNS_SHOWN))
+    found = await attempt(ask.service("fetch").runs.newest(customer or None, runs_max=RUNS_SHOWN))
     lines = None
     if found.value is not None:
         wanted = GROUPS.get(group, frozenset(RunState))
@@ -134,7 +134,7 @@ async def see_runs(ask: Ask) -> RunsView:
 async def see_run(ask: Ask) -> RunView:
     """One run. Raises: RunUnknown."""
     fetch, run_id = ask.service("fetch"), run_number(ask.params["run"])
-    run = await fetch.run(run_id)
+    run = await fetch.runs.get(run_id)
     board = ask.query.choice("list", BOARDS, "problems" if run.problems else "changes")
     langs = languages()
     lang = ask.query.choice("lang", langs, langs[0])
@@ -145,16 +145,16 @@ async def see_run(ask: Ask) -> RunView:
     more = None
     if board == "problems":
         problems = await attempt(
-            fetch.problems(run_id, after=after, rows_max=LINES_SHOWN, lang=lang)
+            fetch.reports.problems(run_id, after=after, rows_max=LINES_SHOWN, lang=lang)
         )
         more = _more_by_position(ask, problems.value)
     elif board == "photos":
-        asked = fetch.photo_problems(run_id, after=after, rows_max=LINES_SHOWN, lang=lang)
+        asked = fetch.reports.photo_problems(run_id, after=after, rows_max=LINES_SHOWN, lang=lang)
         photos = await attempt(asked)
         more = _more_by_position(ask, photos.value)
     else:
         item = ask.query.text("item", most=400)
-        changes = await attempt(fetch.changes(run_id, after=item, rows_max=LINES_SHOWN))
+        changes = await attempt(fetch.runs.changes(run_id, after=item, rows_max=LINES_SHOWN))
         if changes.value and len(changes.value) == LINES_SHOWN:
             more = ask.url(item=changes.value[-1].item)
     texts = Texts.load(lang, fetch.config)
