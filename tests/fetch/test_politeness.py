@@ -8,7 +8,6 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 from name_server import NameServer
@@ -18,8 +17,8 @@ from paced import PacedOrigin
 from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig
 from headrace.fetch.download import Downloader
-from headrace.fetch.photo_fetch import LATE_MAX, Fetched, Requeue, pause_s
-from headrace.fetch.rate_tokens import LEAD_S_MAX, LaneClient, RateTokens, TokenExpired
+from headrace.fetch.photo_fetch import Fetched, pause_s
+from headrace.fetch.rate_tokens import LaneClient, RateTokens, TokenExpired
 from headrace.fetch.robots import crawl_delay_s
 from headrace.fetch.routing import TimeClass
 from headrace.jobs.errors import LaneExhausted
@@ -70,73 +69,6 @@ async def limit(shop, starts_max: int, window_s: float, connections: int = 50) -
     await shop.fetch.customers.set(
         "shop", starts_max=starts_max, window_s=window_s, connections=connections
     )
-
-
-# ---- tokens, with a real lane
-
-
-async def test_the_first_request_is_the_jobs_own_and_further_ones_are_spent(shop):
-    await limit(shop, 3, 60.0)
-    tokens = await LaneClient(shop.jobs).tokens("shop", wait_max_s=0)
-    await tokens.acquire()
-    assert tokens.consume()
-    assert not tokens.consume(), "a second request has no start yet"
-    for _ in range(2):
-        await tokens.acquire()
-        assert tokens.consume()
-    with pytest.raises(LaneExhausted):
-        await tokens.acquire()
-    assert tokens.sent == 3
-
-
-async def test_a_start_that_is_late_goes_back_unless_it_went_back_before(shop):
-    await limit(shop, 2, 60.0)
-    reach = LaneClient(shop.jobs)
-    lane = (await reach.tokens("shop", wait_max_s=0))._lane
-    with pytest.raises(TokenExpired):
-        await RateTokens(lane, time.monotonic() - 1).acquire()
-    paid = RateTokens(lane, time.monotonic() - 1, may_return=False)
-    await paid.acquire()
-    assert paid.valid_until_s > time.monotonic()
-    with pytest.raises(LaneExhausted):
-        await RateTokens(lane, time.monotonic() - 1, may_return=False).acquire()
-
-
-async def test_a_start_that_would_leave_late_goes_back_in_time(shop, monkeypatch):
-    await limit(shop, 1, 60.0)
-    lane = (await LaneClient(shop.jobs).tokens("shop", wait_max_s=0))._lane
-    ends_s = time.monotonic() + 60
-    monkeypatch.setattr(RateTokens, "lead_s", 120.0)
-    with pytest.raises(TokenExpired):
-        await RateTokens(lane, ends_s).acquire()
-    await RateTokens(lane, ends_s, may_return=False).acquire()
-    tokens = RateTokens(lane, ends_s)
-    assert tokens.consume(), "what is there already may leave"
-    assert RateTokens.lead_s <= LEAD_S_MAX
-
-
-async def test_who_comes_back_soon_gives_the_start_back(shop):
-    """A job that is snoozed keeps it, and one request that was allowed is never made."""
-    await limit(shop, 1, 60.0)
-    tokens = await LaneClient(shop.jobs).tokens("shop", wait_max_s=0)
-    fetcher, job = shop.fetch._photos._fetcher, SimpleNamespace(id=1)
-    for _ in range(LATE_MAX):
-        assert job.id not in fetcher._late_count or fetcher._late_count[job.id] < LATE_MAX
-        assert await fetcher._requeue(job, tokens, 0.0) == Requeue(), "this process was late"
-    assert fetcher._late_count[job.id] == LATE_MAX
-    assert await fetcher._requeue(job, tokens, 0.01) == Requeue(), "there was no place"
-    assert await fetcher._requeue(job, tokens, 5.0) == Requeue(5.0), "the host is jammed"
-    tokens.valid_until_s = time.monotonic() + 60
-    assert tokens.consume()
-    assert await fetcher._requeue(job, tokens, 0.01) == Requeue(0.01), "it is spent"
-
-
-async def test_without_a_lane_nothing_is_counted():
-    tokens = RateTokens()
-    for _ in range(3):
-        await tokens.acquire()
-        assert tokens.consume()
-    assert tokens.sent == 3
 
 
 # ---- downloads
@@ -468,35 +400,6 @@ async def test_customers_whose_hosts_hang_delay_nobody(process, config, shop, na
             names.speak()
     finally:
         await origin.close()
-
-
-# ---- what a late or silent request costs, and classes that go
-
-
-async def test_a_request_that_left_late_is_charged_again(shop):
-    await limit(shop, 10, 60.0)
-    tokens = await LaneClient(shop.jobs).tokens("shop", wait_max_s=0)
-    tokens.valid_until_s = time.monotonic() - 0.1
-    assert tokens.consume(), (
-        "libcurl has connected: what it sends now is late and leaves all the same"
-    )
-
-    async def is_charged() -> bool:
-        return await spent(shop) == 2
-
-    await wait_true(is_charged, what="a second start is taken")
-
-
-SPENT = compile_query(
-    "spent",
-    "-- Starts that the lane of shop counts.\n"
-    "SELECT coalesce((SELECT sum(n) FROM unnest(n) AS n), 0)"
-    " FROM headrace.lane WHERE name = 'shop'",
-)
-
-
-async def spent(shop) -> int:
-    return int(await shop.postgres.value(SPENT))
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ from headrace.fetch.host_stats import HostStats
 from headrace.fetch.images import NotAPhoto
 from headrace.fetch.model import PHOTO_RETRIES
 from headrace.fetch.outcomes import is_temporary
-from headrace.fetch.rate_tokens import RateTokens, TokenExpired
+from headrace.fetch.rate_tokens import RateTokens, TokenDebts, TokenExpired
 from headrace.fetch.robots import Robots
 from headrace.fetch.routing import Classes, TimeClass, host_of
 from headrace.fetch.store.outcomes import Decision, NewPhoto, OutcomeStore
@@ -194,12 +194,17 @@ class PhotoFetcher:
         self._robots = robots
         self._quota = quota
         self._photo_max_bytes = photo_max_bytes
+        self._debts = TokenDebts()
         self._late_count: OrderedDict[int, int] = OrderedDict()
         """How often the token of a job expired before it was used."""
 
     @property
     def _classes(self) -> Classes:
         return self._host_stats.classes
+
+    async def close(self) -> None:
+        """Drop the tokens that lanes still owe."""
+        await self._debts.close()
 
     def prefetch(self, customer: str, url: str) -> None:
         """Start to read the host statistics, concurrently with the state of the photo."""
@@ -233,7 +238,9 @@ class PhotoFetcher:
         self, job: JobInHand[Any], url: str, host: str, link: Any
     ) -> Download | Requeue:
         is_often_late = self._late_count.get(job.id, 0) >= LATE_MAX
-        tokens = RateTokens(job.lane, job.start_before_s, may_return=not is_often_late)
+        tokens = RateTokens(
+            job.lane, job.start_before_s, may_return=not is_often_late, debts=self._debts
+        )
         try:
             wait_s = await self._robots.wait_s(url, host, tokens)
             if wait_s > 0:

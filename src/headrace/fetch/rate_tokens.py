@@ -37,10 +37,6 @@ A token reserved for later counts in the lane at once. With a wait of 10 s in a 
 a redirect would consume half a token more than it sends.
 """
 _OWED_WAIT_S: Final = 600.0
-_owed: Final[dict[str, int]] = {}
-"""Tokens that each lane still owes; a task of `_paying` charges them."""
-_paying: Final[set[asyncio.Task[None]]] = set()
-"""References to the tasks: the event loop keeps weak ones only."""
 TRIES: Final = 5
 
 
@@ -52,6 +48,44 @@ class TokenExpired(Exception):
     def __init__(self, after_s: float = 0.0) -> None:
         super().__init__("nothing was sent")
         self.after_s = after_s
+
+
+class TokenDebts:
+    """Tokens that lanes still owe, charged in the background."""
+
+    def __init__(self) -> None:
+        self._owed: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        """The event loop keeps weak references only."""
+
+    def add(self, lane: LaneInHand) -> None:
+        """Charge the lane one more token as soon as it has one."""
+        is_first = lane not in self._owed
+        self._owed[lane] = self._owed.get(lane, 0) + 1
+        if is_first:
+            task = asyncio.get_running_loop().create_task(self._pay(lane))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Drop the debts that are still open."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pay(self, lane: LaneInHand) -> None:
+        """Charge all tokens that the lane owes, as one batch.
+
+        Charged one by one, they would delay the claims of the lane for seconds and expire the next
+        tokens too.
+        """
+        try:
+            while tokens := self._owed[lane]:
+                self._owed[lane] = 0
+                await _spend(lane, tokens)
+        finally:
+            del self._owed[lane]
 
 
 class RateTokens:
@@ -69,6 +103,7 @@ class RateTokens:
         valid_until_s: float | None = None,
         *,
         may_return: bool = True,
+        debts: TokenDebts | None = None,
     ) -> None:
         self.sent = 0
         """Requests sent."""
@@ -78,6 +113,7 @@ class RateTokens:
         """Expiry of the current token, by `time.monotonic`; None: never."""
         self._lane = lane
         self._may_return = may_return
+        self._debts = debts or TokenDebts()
         self._has_token = True
         self._acquired_s = 0.0
 
@@ -125,26 +161,7 @@ class RateTokens:
     def charge(self) -> None:
         """Charge the lane one more token, in the background."""
         if self._lane is not None and self.valid_until_s is not None:
-            is_first = self._lane not in _owed
-            _owed[self._lane] = _owed.get(self._lane, 0) + 1
-            if is_first:
-                task = asyncio.get_running_loop().create_task(_pay(self._lane))
-                _paying.add(task)
-                task.add_done_callback(_paying.discard)
-
-
-async def _pay(lane: LaneInHand) -> None:
-    """Charge all tokens that the lane owes, as one batch.
-
-    Charged one by one, they would delay the claims of the lane for seconds and expire the next
-    tokens too.
-    """
-    try:
-        while tokens := _owed[lane]:
-            _owed[lane] = 0
-            await _spend(lane, tokens)
-    finally:
-        del _owed[lane]
+            self._debts.add(self._lane)
 
 
 async def _spend(lane: LaneInHand, tokens: int) -> None:
@@ -161,12 +178,13 @@ class LaneClient:
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
+        self._debts = TokenDebts()
 
     async def tokens(self, customer: str, *, wait_max_s: float) -> RateTokens:
         """Tokens of one download, the first already acquired. Raises: LaneExhausted."""
         lane = LaneInHand.of(customer, LIMITER, self)
         valid_until_s = await lane.spend(wait_max_s=wait_max_s)
-        return RateTokens(lane, valid_until_s, may_return=False)
+        return RateTokens(lane, valid_until_s, may_return=False, debts=self._debts)
 
     async def spend(self, queue: str, lane: str, tokens: int, wait_max_s: float) -> float:
         """Consume `tokens` of the lane, wait until they are valid, and return their expiry.

@@ -79,7 +79,7 @@ class Fetch:
         self._quota = HostQuota(
             jobs, self._classes, self._downloader.pool, connections=config.host_connections
         )
-        fetcher = PhotoFetcher(
+        self._fetcher = PhotoFetcher(
             self._downloader,
             self._blob_writer,
             self._host_stats,
@@ -87,7 +87,7 @@ class Fetch:
             quota=self._quota,
             photo_max_bytes=config.photo_max_bytes,
         )
-        self._photos = PhotoTask(OutcomeStore(postgres, jobs), fetcher)
+        self._photos = PhotoTask(OutcomeStore(postgres, jobs), self._fetcher)
         self._webhook_client = WebhookClient(config)
         self._webhook_sender = WebhookSender(postgres, jobs, self._webhook_client)
         self.consumers = Consumers(postgres, jobs)
@@ -272,6 +272,7 @@ class Fetch:
 
     async def close(self) -> None:
         """Close connections to hosts and the resolver; stop the decoder process."""
+        await self._fetcher.close()
         await self._quota.close()
         await self._host_stats.close()
         await self._blob_writer.close()
