@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, Protocol, Self
 
 import certifi
 import pycurl
@@ -167,7 +167,7 @@ class Exchange:
         if reason is not None:
             self.stopped = ("refused:forbidden_address", reason)
             return pycurl.SOCKET_BAD
-        return _new_socket(family, kind, protocol)
+        return new_socket(family, kind, protocol)
 
     def before_request(self, peer: str, _local: str, port: int, _local_port: int) -> int:
         """Refuse a request over a forbidden connection, or without a rate-limit token."""
@@ -256,30 +256,51 @@ def peer_reason(peer: str | bytes, port: int, policy: Policy) -> str | None:
     return None
 
 
-def _new_socket(family: int, kind: int, protocol: int) -> Any:
+def new_socket(family: int, kind: int, protocol: int) -> Any:
     return socket.socket(family, kind, protocol)
 
 
-def new_handle(config: FetchConfig, target: Target, address: Address, exchange: Exchange) -> Any:
-    """A transfer to `address`; the caller sets validators and timeouts per attempt."""
+class Callbacks(Protocol):
+    """The callbacks of one request."""
+
+    def open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[Any, ...]]) -> Any:
+        """A socket to `address`, or SOCKET_BAD."""
+
+    def on_header(self, line: bytes) -> int | None:
+        """Receive a header line."""
+
+    def on_body(self, block: bytes) -> int | None:
+        """Receive a part of the body."""
+
+
+def pinned_handle(
+    config: FetchConfig, target: Target, address: Address, callbacks: Callbacks
+) -> Any:
+    """A transfer that connects to `address` only, without proxy and redirects."""
     handle = pycurl.Curl()
     host = f"[{target.host}]" if ":" in target.host else target.host
     peer = f"[{address}]" if address.version == 6 else str(address)
     handle.setopt(pycurl.URL, target.url)
     handle.setopt(pycurl.CONNECT_TO, [f"{host}:{target.port}:{peer}:{target.port}"])
-    handle.setopt(pycurl.OPENSOCKETFUNCTION, exchange.open_socket)
-    handle.setopt(pycurl.PREREQFUNCTION, exchange.before_request)
-    handle.setopt(pycurl.HEADERFUNCTION, exchange.on_header)
-    handle.setopt(pycurl.WRITEFUNCTION, exchange.on_body)
+    handle.setopt(pycurl.OPENSOCKETFUNCTION, callbacks.open_socket)
+    handle.setopt(pycurl.HEADERFUNCTION, callbacks.on_header)
+    handle.setopt(pycurl.WRITEFUNCTION, callbacks.on_body)
     handle.setopt(pycurl.USERAGENT, config.user_agent)
     handle.setopt(pycurl.PROXY, "")
-    handle.setopt(pycurl.BUFFERSIZE, READ_BYTES)
     handle.setopt(pycurl.NOSIGNAL, 1)
     handle.setopt(pycurl.FOLLOWLOCATION, 0)
     handle.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
+    handle.setopt(pycurl.CAINFO, config.ca_file or certifi.where())
+    return handle
+
+
+def new_handle(config: FetchConfig, target: Target, address: Address, exchange: Exchange) -> Any:
+    """A download from `address`; the caller sets validators and timeouts per attempt."""
+    handle = pinned_handle(config, target, address, exchange)
+    handle.setopt(pycurl.PREREQFUNCTION, exchange.before_request)
+    handle.setopt(pycurl.BUFFERSIZE, READ_BYTES)
     handle.setopt(pycurl.HTTP_CONTENT_DECODING, 0)
     handle.setopt(pycurl.MAXFILESIZE_LARGE, exchange.bounds.bytes_max)
-    handle.setopt(pycurl.CAINFO, config.ca_file or certifi.where())
     return handle
 
 

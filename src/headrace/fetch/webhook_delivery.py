@@ -26,21 +26,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
-import ipaddress
 import secrets
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import certifi
 import msgspec
 import pycurl
 
 from headrace.engines.postgres import Postgres, Runner
 from headrace.fetch import store
-from headrace.fetch.curl import AsyncCurl, TransferFailed
+from headrace.fetch.curl import AsyncCurl, TransferFailed, new_socket, peer_reason, pinned_handle
 from headrace.fetch.dns import DnsCache, DnsFailed
 from headrace.fetch.errors import UrlRefused
 from headrace.fetch.guard import Address, Policy, Target, forbidden_reason, judge_url
@@ -290,14 +287,11 @@ class _Exchange:
     def open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[Any, ...]]) -> Any:
         """Refuse a socket to a forbidden address."""
         family, kind, protocol, peer = address
-        host = peer[0].decode() if isinstance(peer[0], bytes) else str(peer[0])
-        reason = forbidden_reason(ipaddress.ip_address(host), self.policy)
-        if reason is None and int(peer[1]) not in self.policy.ports:
-            reason = f"port {peer[1]} is not allowed"
+        reason = peer_reason(peer[0], int(peer[1]), self.policy)
         if reason is not None:
             self.refused = reason
             return pycurl.SOCKET_BAD
-        return socket.socket(family, kind, protocol)
+        return new_socket(family, kind, protocol)
 
     def on_header(self, line: bytes) -> int | None:
         """Store the last status and its Retry-After."""
@@ -381,7 +375,10 @@ class WebhookClient:
         exchange = _Exchange(self.policy)
         if self._curl is None:
             self._curl = AsyncCurl()
-        handle = self._handle(target, address, exchange)
+        handle = pinned_handle(self._config, target, address, exchange)
+        handle.setopt(pycurl.POST, 1)
+        handle.setopt(pycurl.CONNECTTIMEOUT_MS, int(CONNECT_TIMEOUT_S * 1000))
+        handle.setopt(pycurl.TIMEOUT_MS, max(1, int(self._config.webhook_timeout_s * 1000)))
         handle.setopt(pycurl.HTTPHEADER, [*headers, "Accept: */*", "Expect:"])
         handle.setopt(pycurl.POSTFIELDS, body)
         try:
@@ -395,23 +392,3 @@ class WebhookClient:
             handle.close()
         seconds = exchange.retry_after
         return WebhookResponse(exchange.status, float(seconds[:9]) if seconds.isdigit() else None)
-
-    def _handle(self, target: Target, address: Address, exchange: _Exchange) -> Any:
-        handle = pycurl.Curl()
-        host = f"[{target.host}]" if ":" in target.host else target.host
-        peer = f"[{address}]" if address.version == 6 else str(address)
-        handle.setopt(pycurl.URL, target.url)
-        handle.setopt(pycurl.CONNECT_TO, [f"{host}:{target.port}:{peer}:{target.port}"])
-        handle.setopt(pycurl.OPENSOCKETFUNCTION, exchange.open_socket)
-        handle.setopt(pycurl.HEADERFUNCTION, exchange.on_header)
-        handle.setopt(pycurl.WRITEFUNCTION, exchange.on_body)
-        handle.setopt(pycurl.USERAGENT, self._config.user_agent)
-        handle.setopt(pycurl.PROXY, "")
-        handle.setopt(pycurl.NOSIGNAL, 1)
-        handle.setopt(pycurl.POST, 1)
-        handle.setopt(pycurl.FOLLOWLOCATION, 0)
-        handle.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
-        handle.setopt(pycurl.CONNECTTIMEOUT_MS, int(CONNECT_TIMEOUT_S * 1000))
-        handle.setopt(pycurl.TIMEOUT_MS, max(1, int(self._config.webhook_timeout_s * 1000)))
-        handle.setopt(pycurl.CAINFO, self._config.ca_file or certifi.where())
-        return handle
