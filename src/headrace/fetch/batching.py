@@ -33,8 +33,9 @@ class Batcher(Generic[Request, Response]):
         self._timer: asyncio.TimerHandle | None = None
 
     async def submit(self, request: Request) -> Response:
-        """Return the response to `request`. The request of a cancelled caller may still take
-        effect.
+        """Return the response to `request`.
+
+        The request of a cancelled caller may still take effect.
         """
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Response] = loop.create_future()

@@ -1,5 +1,4 @@
-"""Consumers: `on_item` handlers that receive results, recorded in PostgreSQL so that no absence
-loses any.
+"""Consumers: `on_item` handlers, recorded in PostgreSQL so that an absence loses no result.
 
 A process whose application has `on_item` handlers records them when it starts to work. From then
 on every result is enqueued for each recorded consumer, whichever process publishes it. A delivery
@@ -94,8 +93,9 @@ class Consumers:
                 )
 
     async def _enqueue_waiting(self) -> None:
-        """Enqueue the deliveries that waited for handlers of this process; their old jobs find
-        them done.
+        """Enqueue the deliveries that waited for handlers of this process.
+
+        Their old jobs find them done.
         """
         count = ITEMS_OF_PAGE
         while count == ITEMS_OF_PAGE:

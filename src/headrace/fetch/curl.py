@@ -201,9 +201,7 @@ class Exchange:
         return None
 
     def on_body(self, block: bytes) -> int | None:
-        """Store a part of the body of a 200; drop other bodies, up to a limit that keeps the
-        connection.
-        """
+        """Store a part of the body of a 200; drop other bodies up to a limit."""
         self.body_bytes += len(block)
         if self.status != 200:
             if self.status in REDIRECTS or self.body_bytes > ERROR_BODY_BYTES_MAX:

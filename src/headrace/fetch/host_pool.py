@@ -63,8 +63,9 @@ class HostPool:
     async def acquire(
         self, host: str, *, until_s: float | None, ignores_queue_limit: bool = False
     ) -> bool:
-        """Acquire a connection to `host`, waiting until `until_s` (`time.monotonic`); False if
-        none is free.
+        """Acquire a connection to `host`; return False if none is free in time.
+
+        `until_s`: the end of the wait, by `time.monotonic`.
 
         `ignores_queue_limit`: wait behind any number of others.
         """

@@ -131,8 +131,9 @@ class HostStats:
         needed_s: float | None,
         pause_s: float = 0.0,
     ) -> None:
-        """Record a download; `needed_s` is the length of the class that it needed, if it shows
-        one.
+        """Record a download.
+
+        `needed_s`: length of the class that it needed; None: no evidence.
         """
         noted = self._measured.setdefault((customer, host), Measurements())
         noted.requests += requests

@@ -1,5 +1,4 @@
-"""Item upload: items without a catalogue file go through the same validation and diff, for these
-items alone.
+"""Item upload: items without a catalogue file take the same validation and diff.
 
     items --validate--> staged --diff--> changes, photos, jobs  all in the caller's one transaction
 
@@ -55,8 +54,9 @@ class ItemUpload:
         self._places = asyncio.Semaphore(SENDING_AT_ONCE)
 
     async def send(self, items: Sequence[SentItem], *, tx: Tx | None = None) -> list[int]:
-        """Apply up to 1,000 items, all or none, within `tx` if given; return one run id per
-        customer.
+        """Apply up to 1,000 items, all or none; return one run id per customer.
+
+        All of it within `tx` if given.
 
         Raises: InvalidItems, CustomerUnknown.
         """

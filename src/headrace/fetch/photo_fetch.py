@@ -158,8 +158,9 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """No outcome yet: move the job to `queue`, or retry it after `after_s`; 0: at once, with its
-    token.
+    """No outcome yet: move the job to `queue`, or retry it after `after_s`.
+
+    0: retry at once, with the unused token.
     """
 
     after_s: float = 0.0

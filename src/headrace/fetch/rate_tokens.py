@@ -41,8 +41,9 @@ TRIES: Final = 5
 
 
 class TokenExpired(Exception):
-    """The job's token expired and nothing was sent; requeue it at once, or after `after_s` if over
-    0.
+    """The job's token expired before a request was sent.
+
+    Requeue the job at once, or after `after_s` if that is over 0.
     """
 
     def __init__(self, after_s: float = 0.0) -> None:
@@ -142,9 +143,7 @@ class RateTokens:
         self._has_token = True
 
     def consume(self) -> bool:
-        """Consume the token for a request; False if there is none and the request must not be
-        sent.
-        """
+        """Consume the token for a request; False: no token, do not send."""
         if not self._has_token:
             return False
         self._has_token = False

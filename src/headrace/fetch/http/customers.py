@@ -40,8 +40,9 @@ class WebhookTo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CustomerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """At most `starts_max` requests in any `window_s` (60) seconds, or `rate`; `connections` at
-    once.
+    """At most `starts_max` requests in any `window_s` (60) seconds, `connections` at once.
+
+    `rate` is another form of the first two.
     """
 
     starts_max: int | None = None

@@ -153,8 +153,9 @@ async def list_errors(
     lang: FromQuery[str | None] = None,
     format: FromQuery[Literal["json", "csv"] | None] = None,  # noqa: A002 - the parameter's name
 ) -> Response[Any]:
-    """Problems in row order, of which the first 1,000 are kept, and photos that failed or were
-    refused.
+    """Problems of rows, and photos that failed or were refused.
+
+    The first 1,000 problems of rows are kept, in row order.
 
     `problems` lists faults of rows, including links refused without a request; `photos` lists
     requested photos without a result. With `format=csv` or `Accept: text/csv` the response is one

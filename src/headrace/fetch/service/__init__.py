@@ -181,8 +181,9 @@ class Fetch:
         )
 
     def on_item(self, handler: H) -> H:
-        """Register `async def handler(item: Item)`; called at least once per item, newest version
-        last.
+        """Register `async def handler(item: Item)`.
+
+        It is called at least once per item, with the newest version last.
         """
         self.consumers.add(handler)
         return handler

@@ -245,8 +245,9 @@ class Links:
         )
 
     async def _why_waiting(self, customer: str, url: str) -> Why | None:
-        """Why the photo's job waits, or, if it is not among the newest, why another job of the
-        lane waits.
+        """Why the photo's job waits.
+
+        If it is not among the newest jobs: why another job of the lane waits.
         """
         found = await self._jobs.find(lane=customer, jobs_max=JOBS_LOOKED_AT)
         ids = [job.id for job in found.jobs if job.state in _UNDER_WAY]

@@ -1,5 +1,4 @@
-"""Outcomes of photos: needs of runs, links, stored contents; batched reads and writes of photo
-jobs.
+"""Outcomes of photos, links and stored contents; batched access of photo jobs.
 
 Photos are jobs of their own. Their rows are batched over a few milliseconds, so many photos share
 a statement or a transaction. One transaction locks the leases of all its outcomes. Outcomes of a

@@ -99,8 +99,9 @@ def _changed_fields(row: Row) -> list[str]:
 def pace_of(
     *, paced: float | None, paced_s: float | None, pending: int, rate_per_s: float
 ) -> tuple[float | None, float | None]:
-    """Photos per second and the seconds left for `pending`, from `paced` photos in `paced_s`
-    seconds.
+    """Photos per second and the seconds left for `pending`.
+
+    Computed from `paced` photos in `paced_s` seconds.
 
     None for the first seconds. The customer's rate limits the estimate after a burst.
     """
