@@ -116,7 +116,7 @@ class Hosts:
         hosts_max: int = PAGE_ROWS_MAX,
     ) -> list[Host]:
         """Hosts behind `after`, a (host, customer), in that order. Raises: CustomerUnknown."""
-        if customer is not None:
+        if customer is not None and host is None:
             await store.catalogues.get_customer(self._postgres, customer)
         rows = await find_hosts(
             self._postgres,
