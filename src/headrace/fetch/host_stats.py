@@ -135,15 +135,15 @@ class HostStats:
 
         `needed_s`: length of the class that it needed; None: no evidence.
         """
-        noted = self._measured.setdefault((customer, host), Measurements())
-        noted.requests += requests
-        noted.outcomes[outcome] += 1
-        noted.pause_s = max(noted.pause_s, pause_s)
+        measured = self._measured.setdefault((customer, host), Measurements())
+        measured.requests += requests
+        measured.outcomes[outcome] += 1
+        measured.pause_s = max(measured.pause_s, pause_s)
         known = self._known.get((customer, host))
         if needed_s is not None:
-            noted.photos += 1
-            noted.seconds += took_s
-            noted.needed[needed_s] += 1
+            measured.photos += 1
+            measured.seconds += took_s
+            measured.needed[needed_s] += 1
             if known is not None:
                 _learn(known, needed_s, half_life_s=self._half_life_s)
         if known is not None and pause_s > 0:
@@ -167,15 +167,15 @@ class HostStats:
 
         Raises: PostgresDown, PostgresBusy.
         """
-        noted, self._measured = self._measured, {}
-        if not noted:
+        measured, self._measured = self._measured, {}
+        if not measured:
             return
         try:
-            await note_hosts(self._postgres, noted, half_life_s=self._half_life_s)
+            await note_hosts(self._postgres, measured, half_life_s=self._half_life_s)
         except BaseException:
             for key, one in self._measured.items():
-                noted[key] = _sum(noted[key], one) if key in noted else one
-            self._measured = noted
+                measured[key] = _sum(measured[key], one) if key in measured else one
+            self._measured = measured
             raise
 
     async def close(self) -> None:
@@ -208,8 +208,8 @@ class HostStats:
             await forget_hosts(self._postgres, kept_s=HOST_KEPT_S)
 
     async def _read(self, keys: list[tuple[str, str]]) -> list[HostState]:
-        asked = list(dict.fromkeys(keys))
-        states = await host_states(self._postgres, asked)
+        unique = list(dict.fromkeys(keys))
+        states = await host_states(self._postgres, unique)
         now_s = time.monotonic()
         found = {
             key: HostState(
@@ -217,7 +217,7 @@ class HostStats:
                 self._weights(states.get(index)),
                 now_s + (states[index]["paused_s"] or 0.0) if index in states else 0.0,
             )
-            for index, key in enumerate(asked)
+            for index, key in enumerate(unique)
         }
         for key, known in found.items():
             for needed_s, photos in self._measured.get(key, Measurements()).needed.items():
@@ -252,23 +252,23 @@ def _sum(one: Measurements, other: Measurements) -> Measurements:
 
 
 async def note_hosts(
-    runner: Runner, noted: Mapping[tuple[str, str], Measurements], *, half_life_s: float
+    runner: Runner, measured: Mapping[tuple[str, str], Measurements], *, half_life_s: float
 ) -> None:
     """Add the measurements per (customer, host), in one statement."""
-    speeds = [(*key, s, n) for key, one in noted.items() for s, n in one.needed.items()]
-    outcomes = [(*key, o, n) for key, one in noted.items() for o, n in one.outcomes.items()]
+    needs = [(*key, s, n) for key, one in measured.items() for s, n in one.needed.items()]
+    outcomes = [(*key, o, n) for key, one in measured.items() for o, n in one.outcomes.items()]
     await runner.run(
         SQL.note_hosts,
-        customers=[customer for customer, _ in noted],
-        hosts=[host for _, host in noted],
-        requests=[one.requests for one in noted.values()],
-        photos=[one.photos for one in noted.values()],
-        seconds=[one.seconds for one in noted.values()],
-        pauses_s=[one.pause_s for one in noted.values()],
-        speed_customers=[row[0] for row in speeds],
-        speed_hosts=[row[1] for row in speeds],
-        speed_classes_s=[row[2] for row in speeds],
-        speed_photos=[row[3] for row in speeds],
+        customers=[customer for customer, _ in measured],
+        hosts=[host for _, host in measured],
+        requests=[one.requests for one in measured.values()],
+        photos=[one.photos for one in measured.values()],
+        seconds=[one.seconds for one in measured.values()],
+        pauses_s=[one.pause_s for one in measured.values()],
+        speed_customers=[row[0] for row in needs],
+        speed_hosts=[row[1] for row in needs],
+        speed_classes_s=[row[2] for row in needs],
+        speed_photos=[row[3] for row in needs],
         outcome_customers=[row[0] for row in outcomes],
         outcome_hosts=[row[1] for row in outcomes],
         outcomes=[row[2] for row in outcomes],

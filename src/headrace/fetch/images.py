@@ -232,8 +232,8 @@ def _find(data: bytes, start: int, end: int, path: tuple[bytes, ...]) -> Iterato
 
 def _parse_avif(data: bytes) -> ImageInfo | None:
     """Size by the largest `ispe` box: the tiles of a grid have smaller ones."""
-    places = _find(data, 0, len(data), (b"meta", b"iprp", b"ipco", b"ispe"))
-    sizes = [struct.unpack_from(">II", data, at + 4) for at in places]
+    starts = _find(data, 0, len(data), (b"meta", b"iprp", b"ipco", b"ispe"))
+    sizes = [struct.unpack_from(">II", data, at + 4) for at in starts]
     if not sizes:
         return None
     width, height = max(sizes, key=lambda size: size[0] * size[1])

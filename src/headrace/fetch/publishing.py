@@ -202,8 +202,8 @@ class Publishing:
         except Unavailable as error:
             raise Snooze(error.retry_after_s or 5.0) from error
 
-    async def _read_ids(self, asked: list[None]) -> list[dict[str, int]]:
-        return [await self._consumers.ids()] * len(asked)
+    async def _read_ids(self, requests: list[None]) -> list[dict[str, int]]:
+        return [await self._consumers.ids()] * len(requests)
 
     async def _deliver(self, job: JobInHand[ItemJob], ids: dict[str, int]) -> None:
         """Deliver the newest version of the job's item to its consumer, or snooze the job."""

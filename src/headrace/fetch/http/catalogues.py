@@ -120,11 +120,11 @@ async def run_catalogue(
     with tempfile.TemporaryDirectory(prefix="headrace-upload-") as folder, in_words_of(texts):
         path = Path(folder) / "catalogue"
         digest = await _receive(request, path, bytes_max=fetch.config.catalogue_max_bytes)
-        asked = _source_in(path)
+        source = _source_in(path)
 
         async def take(tx: Any) -> Run | Source:
-            if asked is not None:
-                return await _bring(fetch, customer, asked, is_dry_run=dry_run, tx=tx)
+            if source is not None:
+                return await _bring(fetch, customer, source, is_dry_run=dry_run, tx=tx)
             run = await fetch.run_catalogue(
                 path,
                 customer,
@@ -139,21 +139,21 @@ async def run_catalogue(
                 return run
             return msgspec.structs.replace(run, reason=texts.of_run(run))
 
-        if asked is not None:
+        if source is not None:
             return await once(take, body_digest=digest)
         async with fetch.catalogue_place(customer):
             return await once(take, body_digest=digest)
 
 
 async def _bring(
-    fetch: Fetch, customer: str, asked: SourceToAdd, *, is_dry_run: bool, tx: Any
+    fetch: Fetch, customer: str, source: SourceToAdd, *, is_dry_run: bool, tx: Any
 ) -> Run | Source:
-    if asked.cron is None:
+    if source.cron is None:
         return await fetch.bring_catalogue(
             customer,
-            asked.url,
-            format_name=asked.format,
-            mapping=asked.mapping,
+            source.url,
+            format_name=source.format,
+            mapping=source.mapping,
             is_dry_run=is_dry_run,
             tx=tx,
         )
@@ -161,11 +161,11 @@ async def _bring(
         raise InvalidSource("dry_run: not supported with a cron: omit `cron` to test the source")
     return await fetch.sources.set(
         customer,
-        url=asked.url,
-        cron=asked.cron,
-        tz=asked.tz,
-        format_name=asked.format,
-        mapping=asked.mapping,
+        url=source.url,
+        cron=source.cron,
+        tz=source.tz,
+        format_name=source.format,
+        mapping=source.mapping,
     )
 
 
@@ -181,8 +181,8 @@ def _source_in(path: Path) -> SourceToAdd | None:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    is_asked = isinstance(found, dict) and "url" in found and not {"id", "sku"} & found.keys()
-    if not is_asked or any(isinstance(value, list | dict) for value in found.values()):
+    is_source = isinstance(found, dict) and "url" in found and not {"id", "sku"} & found.keys()
+    if not is_source or any(isinstance(value, list | dict) for value in found.values()):
         return None
     try:
         return msgspec.convert(found, SourceToAdd)
