@@ -255,6 +255,7 @@ def peer_reason(peer: str | bytes, port: int, policy: Policy) -> str | None:
 
 
 def new_socket(family: int, kind: int, protocol: int) -> Any:
+    """A socket for libcurl's open-socket hook."""
     return socket.socket(family, kind, protocol)
 
 
