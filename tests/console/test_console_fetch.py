@@ -135,7 +135,7 @@ async def test_a_customer_its_source_and_its_webhook_are_set_tried_and_removed(s
     assert "whsec" not in told
     made = stack.call("GET", path)
     assert (made["starts_max"], made["window_s"], made["connections"]) == (20, 5.0, 3)
-    assert "taken" in await act(screen, "fetch-webhook-test", customer="made-here")
+    assert "accepted" in await act(screen, "fetch-webhook-test", customer="made-here")
     told = await act(
         screen, "fetch-source", customer="made-here", url=feed, cron="0 4 * * *", tz="Europe/Berlin"
     )
