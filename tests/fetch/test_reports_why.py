@@ -72,7 +72,7 @@ async def test_a_photo_that_waits_for_its_job(shop, command, client):
     assert one.job.text in one.ahead
     assert (one.lane.waiting, one.lane.starts_max) == (1, 10)
     told = (await command("why", url))[1]
-    assert "shop: not asked yet" in told
+    assert "shop: not requested yet" in told
     assert one.job.text in told
     answer = await client.get("/v1/fetch/why", params={"url": url})
     assert answer.json()["customers"][0]["waiting_runs"] == [run.run]
