@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from headrace.fetch.mappings import parse_mapping
-from headrace.fetch.schema_rules import parse_schema
+from headrace.fetch.schemas import parse_schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "catalogues.md").read_text()
 

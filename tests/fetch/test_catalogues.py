@@ -245,7 +245,7 @@ async def test_a_run_whose_turn_does_not_come_is_told_when_to_come_again(shop):
         shop.fetch.config,
         applying=None,
         sampling=None,
-        judging=None,
+        current_rules=None,
         in_line_s=0.2,
     )
     async with AsyncExitStack() as places:

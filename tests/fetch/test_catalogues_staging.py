@@ -9,10 +9,10 @@ import pytest
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.fetch.guard import Policy
-from headrace.fetch.intake import Rules
 from headrace.fetch.readers import Fault, RawRow, Truncated
 from headrace.fetch.schemas import FieldRule, Schema
 from headrace.fetch.staging import BYTES_AT_ONCE, ROWS_AT_ONCE, Staging, read_raw
+from headrace.fetch.validation import Rules
 
 HEAD = "id,name,price,photos\n"
 RULES = b"rules"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from headrace.fetch.door import refusal
 from headrace.fetch.errors import UrlRefused
 from headrace.fetch.guard import Policy, judge_url
-from headrace.fetch.intake import Rules, judge_row, read_chunk
 from headrace.fetch.readers import Fault, RawRow, Truncated
+from headrace.fetch.validation import Rules, read_chunk, validate_row
 
 RULES = Rules(Policy())
 
@@ -19,7 +19,7 @@ RULES = Rules(Policy())
 def judge(values: dict, photos=()):
     """(row, faults) of a row of these values."""
     raw = RawRow(3, 7, {"id": "1", "name": "A", **values}, list(photos))
-    return judge_row(raw, RULES)
+    return validate_row(raw, RULES)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_a_link_that_cannot_be_kept_is_left_out(link):
 
 def test_a_row_that_could_not_be_read_keeps_its_item():
     fault = Fault("row", "column_count", {"count": 2, "most": 3})
-    row, faults = judge_row(RawRow(1, 2, {"id": "a"}, fault=fault), RULES)
+    row, faults = validate_row(RawRow(1, 2, {"id": "a"}, fault=fault), RULES)
     assert (row.item, row.hash, faults) == ("a", None, [fault])
-    assert judge_row(RawRow(1, 2, {}, fault=fault), RULES) == (None, [fault])
+    assert validate_row(RawRow(1, 2, {}, fault=fault), RULES) == (None, [fault])
 
 
 def test_equal_rows_have_equal_hashes_whatever_the_order_of_their_fields():

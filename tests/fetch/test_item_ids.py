@@ -18,8 +18,8 @@ from fetch_ways import CommandWay, HttpWay, PythonWay
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.fetch.item_ids import ITEM_ID_CHARACTERS_MAX, find_item_id
 from headrace.fetch.model import SentItem
+from headrace.fetch.validation import ITEM_ID_CHARACTERS_MAX, find_item_id
 from ways_in import Refused
 
 ORDINARY = ("A/1", "A 1", "арт-1", "A(1)", "№5")

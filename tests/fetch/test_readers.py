@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.fetch.errors import CatalogueBroken, CatalogueTooLarge, NotACatalogue
+from headrace.fetch.mappings import split_photos
 from headrace.fetch.readers import Truncated, open_catalogue
-from headrace.fetch.readers.naming import split_photos
 
 HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<yml_catalog date="2026-01-01"><shop>'
 OFFER = '<offer id="1" available="true"><name>A</name><price>5</price></offer>'

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.fetch.guard import Policy
-from headrace.fetch.intake import Rules, read_chunk
 from headrace.fetch.mappings import parse_mapping
 from headrace.fetch.readers import FORMAT_NAMES, Truncated, open_catalogue
+from headrace.fetch.validation import Rules, read_chunk
 from headrace.kernel.errors import InvalidInput, TooLarge
 
 RULES = Rules(Policy())

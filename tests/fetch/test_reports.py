@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig
 from headrace.fetch.errors import FileFault, LanguageUnknown, RunUnknown
-from headrace.fetch.holding import HoldLimits, hold_reason
+from headrace.fetch.i18n import Texts, languages, placeholders, preferred
 from headrace.fetch.model import (
     OUTCOME_CODES,
     PhotoProblem,
@@ -40,7 +40,7 @@ from headrace.fetch.reports import (
     page_of,
     safe_cell,
 )
-from headrace.fetch.texts import Texts, languages, placeholders, preferred
+from headrace.fetch.safety_hold import HoldLimits, hold_reason
 
 SOURCES = Path(__file__).parents[2] / "src" / "headrace" / "fetch"
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =cmd|' /C calc'!A0", "\uff1d1", "|x")
@@ -164,7 +164,7 @@ def test_the_page_says_what_there_is_and_that_there_is_more():
 
 def documents() -> dict[str, dict]:
     return {
-        lang: tomllib.loads(files("headrace.fetch.texts").joinpath(f"{lang}.toml").read_text())
+        lang: tomllib.loads(files("headrace.fetch.i18n").joinpath(f"{lang}.toml").read_text())
         for lang in languages()
     }
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from sheets import Raw, formula, number, ods, sheet_xml, xlsx
 
-from headrace.fetch.decoding import sheets as decoding
-from headrace.fetch.decoding.sheets import SheetRow, SheetUnreadable, sheet_rows
+from headrace.fetch.decoding import client as decoding
+from headrace.fetch.decoding.client import SheetRow, SheetUnreadable, sheet_rows
 from headrace.fetch.errors import CatalogueBroken, NotACatalogue
 from headrace.fetch.mappings import parse_mapping
 from headrace.fetch.readers import open_catalogue

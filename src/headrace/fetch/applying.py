@@ -17,11 +17,11 @@ from headrace.engines.postgres import Row, Tx
 from headrace.fetch import store
 from headrace.fetch.door import refusal
 from headrace.fetch.guard import Policy
-from headrace.fetch.intake import IntakeRow
 from headrace.fetch.model import PUBLISH_QUEUE
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.speeds import Speeds
 from headrace.fetch.store.sql import SQL
+from headrace.fetch.validation import ValidatedRow
 from headrace.jobs import Jobs, NewGroup, NewJob
 from headrace.kernel.crash import crash_point
 
@@ -82,7 +82,7 @@ class Applying:
         if changes.new > ROWS_TO_ANALYZE:
             await tx.run(SQL.analyze_items)
         crash_point("fetch.items_stored")
-        await self.ask_photos(tx, run_id, customer, is_whole=is_whole)
+        await self.request_photos(tx, run_id, customer, is_whole=is_whole)
 
     async def stage_stored(self, tx: Tx, run_id: int, rows: Sequence[Row]) -> None:
         """Stage items of which the content is stored, with their links judged as of now."""
@@ -91,7 +91,7 @@ class Applying:
             refused = {url: code for url in row["photos"] if (code := refusal(url, self._policy))}
             fields = row["fields"].encode()
             staged.append(
-                IntakeRow(number, 0, row["item"], fields, row["photos"], refused, row["hash"])
+                ValidatedRow(number, 0, row["item"], fields, row["photos"], refused, row["hash"])
             )
         await store.runs.stage(tx, run_id, staged, raw_hashes=[row["raw_hash"] for row in rows])
 
@@ -100,7 +100,7 @@ class Applying:
         changes = await self._diff(tx, run_id, customer, is_whole=False)
         await self._store(tx, run_id, customer, changes)
         await tx.run(SQL.keep_photos, run_id=run_id)
-        await self.ask_photos(tx, run_id, customer, is_whole=False)
+        await self.request_photos(tx, run_id, customer, is_whole=False)
 
     async def _store(self, tx: Tx, run_id: int, customer: str, changes: Changes) -> None:
         if changes.new + changes.changed:
@@ -108,7 +108,7 @@ class Applying:
         if changes.gone:
             await tx.run(SQL.mark_gone, run_id=run_id, customer=customer)
 
-    async def ask_photos(self, tx: Tx, run_id: int, customer: str, *, is_whole: bool) -> None:
+    async def request_photos(self, tx: Tx, run_id: int, customer: str, *, is_whole: bool) -> None:
         """Note the photos of a run's changes and of links that are due, and enqueue all of its jobs."""
         await self._note_photos(tx, run_id, customer, is_whole=is_whole)
         await tx.run(SQL.refuse_links, run_id=run_id, customer=customer)
@@ -116,7 +116,7 @@ class Applying:
         crash_point("fetch.jobs_enqueued")
         await store.runs.close_applied(tx, run_id, customer, is_whole=is_whole)
 
-    async def ask_links(self, tx: Tx, run_id: int, customer: str, *, refresh_s: float) -> None:
+    async def request_links(self, tx: Tx, run_id: int, customer: str, *, refresh_s: float) -> None:
         """Note the links of staged items that are due, and enqueue the run's jobs."""
         await self._note_photos(tx, run_id, customer, is_whole=False, refresh_s=refresh_s)
         await self._enqueue(tx, run_id, customer)

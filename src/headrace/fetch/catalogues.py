@@ -38,15 +38,15 @@ from headrace.fetch.errors import (
     RunUnknown,
     UnknownFormat,
 )
-from headrace.fetch.holding import HoldLimits, hold_reason
-from headrace.fetch.intake import Rules
 from headrace.fetch.mappings import Mapping, NamedMapping
 from headrace.fetch.model import DRY_RUNS_KEPT, UNDOABLE_RUNS, RunState
 from headrace.fetch.readers import Catalogue, Truncated, open_catalogue, require_format
+from headrace.fetch.safety_hold import HoldLimits, hold_reason
 from headrace.fetch.sampling import Sampling
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.staging import Reading, Staging
 from headrace.fetch.store.sql import SQL
+from headrace.fetch.validation import Rules
 from headrace.kernel.crash import crash_point
 
 APPLY_TRIES: Final = 3
@@ -82,7 +82,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Judging:
+class CurrentRules:
     """How files are read and rows judged from now on."""
 
     rules: Callable[[], Awaitable[Rules]]
@@ -99,14 +99,14 @@ class Catalogues:
         *,
         applying: Applying,
         sampling: Sampling,
-        judging: Judging,
+        current_rules: CurrentRules,
         in_line_s: float = IN_LINE_S,
     ) -> None:
         self._postgres = postgres
         self._config = config
         self._applying = applying
         self._sampling = sampling
-        self._judging = judging
+        self._current_rules = current_rules
         self._in_line_s = in_line_s
         self._places = asyncio.Semaphore(RUNS_AT_ONCE)
 
@@ -120,7 +120,7 @@ class Catalogues:
         RunUnderWay, RunsBusy.
         """
         async with self._only_reader(order.customer, has_place=has_place):
-            rules = await self._judging.rules()
+            rules = await self._current_rules.rules()
             catalogue = await self._open(path, order)
             run_id = await self._begin(order, catalogue)
             staging = Staging(self._postgres, run_id, order.customer, rules)
@@ -203,7 +203,7 @@ class Catalogues:
                 is_whole=True,
             )
             await store.runs.stage_broken(tx, run_id, customer)
-            await self._applying.ask_photos(tx, run_id, customer, is_whole=True)
+            await self._applying.request_photos(tx, run_id, customer, is_whole=True)
             idle = await tx.all(SQL.forget_idle_runs, customer=customer, run_id=run_id)
             await store.runs.forget(tx, [row["id"] for row in idle])
             return run_id
@@ -212,12 +212,12 @@ class Catalogues:
         """What reading and judging so depends on, as a digest. Raises: UnknownFormat, MappingUnknown."""
         found = await self._mapping(mapping)
         require_format(format_name or (found.format if found else None), found)
-        rules = await self._judging.rules()
+        rules = await self._current_rules.rules()
         read_as = msgspec.json.encode((format_name, found), order="sorted")
         return hashlib.sha256(rules.digest + read_as).digest()
 
     async def _mapping(self, name: str | None) -> Mapping | None:
-        return None if name is None else (await self._judging.mapping(name)).mapping
+        return None if name is None else (await self._current_rules.mapping(name)).mapping
 
     async def _open(self, path: Path, order: Order) -> Catalogue:
         try:
@@ -238,7 +238,7 @@ class Catalogues:
         """The run to read into. Raises: RunUnknown, where the one that waited is gone."""
         customer = order.customer
         await self._postgres.run(SQL.abandon_runs, customer=customer, but=order.run_id)
-        await self._patiently(SQL.clear_staged, customer=customer)
+        await self._slow_value(SQL.clear_staged, customer=customer)
         if order.run_id is None:
             begun: int = await self._postgres.value(
                 SQL.insert_run,
@@ -254,7 +254,7 @@ class Catalogues:
         if found is None:
             raise RunUnknown(order.run_id)
         # Read once before, by a process that died in it.
-        await self._patiently(SQL.clear_run, run_id=order.run_id)
+        await self._slow_value(SQL.clear_run, run_id=order.run_id)
         await self._postgres.run(SQL.clear_problems, run_id=order.run_id)
         async with self._postgres.transaction() as tx:
             await store.runs.forget_comparison(tx, order.run_id)
@@ -298,7 +298,7 @@ class Catalogues:
     async def _decide(self, run_id: int, order: Order, reading: Reading, tx: Tx | None) -> None:
         customer = order.customer
         if reading.rows > ROWS_TO_ANALYZE:
-            await self._patiently(SQL.analyze_staged)
+            await self._slow_value(SQL.analyze_staged)
         await self._compare_line_break(run_id, customer, reading)
         reason = await self._hold_reason(run_id, customer, reading)
         if order.is_dry_run:
@@ -308,7 +308,7 @@ class Catalogues:
             await self._end(run_id, RunState.DRY, held, tx=tx, fault=reading.fault)
         elif reason is not None:
             await self._look(run_id, customer)
-            await self._patiently(SQL.drop_needs, run_id=run_id)
+            await self._slow_value(SQL.drop_needs, run_id=run_id)
             async with nullcontext(tx) if tx is not None else self._postgres.transaction() as own:
                 await self._end(run_id, RunState.HELD, reason, tx=own, fault=reading.fault)
                 # Only the latest can be confirmed: a broken file that comes every hour would pile up.
@@ -335,7 +335,7 @@ class Catalogues:
 
     async def _hold_reason(self, run_id: int, customer: str, reading: Reading) -> str | None:
         about = {"run_id": run_id, "customer": customer}
-        known = reading.unreadable and await self._patiently(SQL.unreadable_before, **about)
+        known = reading.unreadable and await self._slow_value(SQL.unreadable_before, **about)
         [limits] = await store.customers.find_customers(self._postgres, customer)
         share, items = limits.hold_share, limits.hold_items
         return hold_reason(
@@ -343,9 +343,9 @@ class Catalogues:
                 share=self._config.hold_share if share is None else share,
                 items=self._config.hold_items if items is None else items,
             ),
-            rows_valid=await self._patiently(SQL.staged_count, run_id=run_id),
-            published=await self._patiently(SQL.published_count, customer=customer),
-            missing=await self._patiently(SQL.missing_count, **about),
+            rows_valid=await self._slow_value(SQL.staged_count, run_id=run_id),
+            published=await self._slow_value(SQL.published_count, customer=customer),
+            missing=await self._slow_value(SQL.missing_count, **about),
             is_truncated=reading.truncated,
             has_more_unreadable=reading.unreadable > known,
             unreadable=reading.unreadable,
@@ -366,7 +366,7 @@ class Catalogues:
             sample = await self._sampling.sample(run_id, customer)
             told = msgspec.json.encode(sample).decode()
             await self._postgres.run(SQL.keep_sample, run_id=run_id, sample=told)
-        await self._patiently(SQL.drop_needs, run_id=run_id)
+        await self._slow_value(SQL.drop_needs, run_id=run_id)
 
     async def _end(
         self,
@@ -389,7 +389,7 @@ class Catalogues:
         if state is not RunState.HELD:
             await tx.run(SQL.clear_run, run_id=run_id)
 
-    async def _patiently(self, query: Query, **parameters: Any) -> Any:
+    async def _slow_value(self, query: Query, **parameters: Any) -> Any:
         """The value of a statement over all rows of a run, which may take longer than others."""
         async with self._postgres.transaction() as tx:
             await tx.allow_long_statements(APPLY_S_MAX)

@@ -1,21 +1,13 @@
-"""Mappings: which names of a foreign file mean what, as data.
-
-    format = "json"                                   # only where recognition by content is not enough
-    rows   = "catalog.products"                       # where the rows are, in JSON and XML
-    id     = "sku"
-    name   = ["title.ru", "title"]                    # the first that has a value
-    photos = ["images[].url", "pic1", "pic2"]         # all, in this order
-    fields = { brand = "maker.name" }                 # any others, under names of your own
-
-A path is the name of a column, or the names on the way down parted by `.` or `/`; `[]` after a list may be
-left out; `@url` is an attribute of XML. Case does not matter. What is not mapped is kept under its own
-path, unless `others = "drop"`.
-"""
+"""X"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -24,6 +16,8 @@ from headrace.fetch.errors import InvalidMapping
 from headrace.kernel.errors import FieldProblem
 
 Paths: TypeAlias = str | list[str]
+Value: TypeAlias = str | list[str]
+"""The value of a field: one text, or several texts for a repeated field."""
 PATH_CHARACTERS_MAX: Final = 200
 PATHS_MAX: Final = 100
 FIELDS_MAX: Final = 500
@@ -122,3 +116,134 @@ def _faults(mapping: Mapping) -> Iterator[FieldProblem]:
 
 def _is_name(name: str) -> bool:
     return 0 < len(name) <= PATH_CHARACTERS_MAX and name.isprintable() and bool(name.strip())
+
+
+_WORDS_KEPT: Final = 10_000
+_WORD_CHARACTERS_MAX: Final = 100
+_TABLES: Final[dict[str, dict[str, list[str]]]] = tomllib.loads(
+    files("headrace.fetch").joinpath("synonyms.toml").read_text(encoding="utf-8")
+)
+_REMARK: Final = re.compile(r"[\s*:]*(?:\([^()]*\)|\[[^\[\]]*\]|,.*)?[\s*:]*$", re.DOTALL)
+_NUMBER: Final = re.compile(r"[ _-]?№?[0-9]*(?:\.(?:url|src|href|link))?$")
+
+
+def plain_word(word: str) -> str:
+    """`word` in the form that words are compared in."""
+    return " ".join(word.lower().replace("ё", "е").split())  # noqa: RUF001
+
+
+def by_word(table: str) -> dict[str, str]:
+    """The meaning of each word in a table of `synonyms.toml`."""
+    return {
+        plain_word(word): meaning for meaning, words in _TABLES[table].items() for word in words
+    }
+
+
+_FIELDS: Final = by_word("columns")
+_RANKS: Final = {word: rank for rank, word in enumerate(_FIELDS)}
+ID_WORDS: Final = tuple(_TABLES["columns"]["id"])
+
+
+def field_of(name: str) -> tuple[str, int] | None:
+    """The field that a heading means, and its rank among the headings of that field; None: not known."""
+    return _field_of(name) if len(name) <= _WORD_CHARACTERS_MAX else None
+
+
+@lru_cache(_WORDS_KEPT)
+def _field_of(name: str) -> tuple[str, int] | None:
+    plain = plain_word(name)
+    for word in (plain, plain_word(_REMARK.sub("", plain))):
+        if word in _FIELDS:
+            return _FIELDS[word], _RANKS[word]
+        unnumbered = _NUMBER.sub("", word).rstrip()
+        if _FIELDS.get(unnumbered) == "photos":
+            return "photos", _RANKS[unnumbered]
+    return None
+
+
+KNOWN: Final = frozenset({"name", "price", "category", "url"})
+_BETWEEN_PHOTOS: Final = re.compile(r"\s*[|\n\r]\s*|[,;\s]+(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+
+_UNUSUAL: Final = re.compile(r"[ ,;]")
+"""What may be more than a link; without it the general rule, which costs ten times as much, is not asked."""
+
+
+def known_names(names: Sequence[str]) -> list[str]:
+    """Each of `names` as the field that it means; of several with one meaning, the first in the table.
+
+    The others, and names that are not known, stay as they are. Names of photos stay, too.
+    """
+    found = [field_of(name) for name in names]
+    best: dict[str, int] = {}
+    for known in found:
+        if known is not None:
+            best[known[0]] = min(known[1], best.get(known[0], known[1]))
+    return [
+        known[0] if known and known[0] != "photos" and known[1] == best[known[0]] else name
+        for name, known in zip(names, found, strict=True)
+    ]
+
+
+def is_photos(name: str) -> bool:
+    """Whether a field of that name holds links of photos."""
+    found = field_of(name)
+    return found is not None and found[0] == "photos"
+
+
+def split_photos(text: str) -> list[str]:
+    """The links of one text, in order."""
+    if text.isprintable() and not _UNUSUAL.search(text):
+        return [link for link in text.split("|") if link]
+    return [link for link in (part.strip() for part in _BETWEEN_PHOTOS.split(text.strip())) if link]
+
+
+def one_or_all(texts: list[str]) -> Value:
+    """A field's only text, or the list of its texts."""
+    return texts[0] if len(texts) == 1 else texts
+
+
+def named_by_habit(cells: dict[str, list[str]]) -> tuple[dict[str, Value], list[str]]:
+    """Fields and photos of a row whose names were not mapped."""
+    values: dict[str, Value] = {}
+    photos: list[str] = []
+    for name, texts in zip(known_names(list(cells)), cells.values(), strict=True):
+        if is_photos(name):
+            photos.extend(links_of(texts))
+        else:
+            values.setdefault(name, texts[0] if name in _SINGLE else one_or_all(texts))
+    return values, photos
+
+
+def links_of(texts: Iterable[str]) -> list[str]:
+    """The links of several texts, in order."""
+    return [link for text in texts for link in split_photos(text)]
+
+
+class Names:
+    """Looks up what a mapping names. Cells are keyed by paths in their one form."""
+
+    def __init__(self, mapping: Mapping) -> None:
+        self._single = [(name, paths_of(getattr(mapping, name))) for name in _SINGLE]
+        self._fields = [(name, paths_of(paths)) for name, paths in mapping.fields.items()]
+        self._photos = paths_of(mapping.photos)
+        self._keeps_others = mapping.others == "keep"
+        self._used = {path for _, paths in self._single + self._fields for path in paths}
+        self._used.update(self._photos)
+        self.id_paths = self._single[0][1]
+
+    def apply(self, cells: dict[str, list[str]]) -> tuple[dict[str, Value], list[str]]:
+        """The fields and the photos of a row; of several paths of a field the first filled one counts."""
+        values: dict[str, Value] = {}
+        for name, paths in self._single:
+            texts = next((cells[path] for path in paths if path in cells), None)
+            if texts:
+                values[name] = texts[0]
+        for name, paths in self._fields:
+            texts = next((cells[path] for path in paths if path in cells), None)
+            if texts:
+                values[name] = one_or_all(texts)
+        if self._keeps_others:
+            for path, texts in cells.items():
+                if path not in self._used:
+                    values.setdefault(path, one_or_all(texts))
+        return values, links_of(text for path in self._photos for text in cells.get(path, ()))

@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
+from headrace.fetch.i18n import Texts
 from headrace.fetch.model import PhotoProblem, RowProblem, Run, RunState
-from headrace.fetch.texts import Texts
 
 COLUMNS: Final = ("row", "line", "item", "field", "code", "text", "link")
 BOM: Final = "\ufeff"

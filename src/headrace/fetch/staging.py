@@ -3,7 +3,7 @@
     row --hash of it as read--> its item was made of an equal row: staged without content
                            \\--> else judged in a thread: staged whole, or as invalid
 
-Judging a row (its links, its schema) costs several times reading it, and most rows of a catalogue are the
+CurrentRules a row (its links, its schema) costs several times reading it, and most rows of a catalogue are the
 ones of yesterday. An item remembers the hash of its row as it was read, together with everything that
 judging depends on, unless anything was at fault in it. A chunk is read ahead while the one before is
 compared and staged, so PostgreSQL and the reader work side by side.
@@ -23,11 +23,17 @@ import msgspec
 from headrace.engines.postgres import Postgres, Tx
 from headrace.fetch import store
 from headrace.fetch.errors import FileFault
-from headrace.fetch.intake import ROWS_OF_CHUNK, Chunk, IntakeRow, Rules, read_chunk
-from headrace.fetch.item_ids import find_item_id
 from headrace.fetch.model import PROBLEMS_KEPT_MAX, RowProblem
 from headrace.fetch.readers import RawRow, Truncated
 from headrace.fetch.store.sql import SQL
+from headrace.fetch.validation import (
+    ROWS_OF_CHUNK,
+    Chunk,
+    Rules,
+    ValidatedRow,
+    find_item_id,
+    read_chunk,
+)
 from headrace.kernel.crash import crash_point
 
 ROWS_AT_ONCE: Final = 4000
@@ -142,7 +148,7 @@ class Staging:
             rows = [row for row, _ in rest]
             for start in range(0, len(rest), ROWS_OF_CHUNK):
                 piece = iter(rows[start : start + ROWS_OF_CHUNK])
-                await self.stage_judged(
+                await self.stage_validated(
                     tx, await asyncio.to_thread(read_chunk, piece, self._rules), hashes
                 )
             reading.judged += len(rest)
@@ -179,7 +185,7 @@ class Staging:
         left += [asked[position - 1] for position in others]
         return [(raw.rows[index], raw.hashes[index]) for index in sorted(left)]
 
-    async def stage_judged(
+    async def stage_validated(
         self, tx: Tx, chunk: Chunk, hashes: dict[int, bytes | None] | None = None
     ) -> None:
         """Stage judged rows; those of a double id are told. `hashes`: of rows as read, by number."""
@@ -204,7 +210,7 @@ class Staging:
             await store.problems.insert_problems(tx, self._run_id, ordered)
 
 
-def _doubled(row: IntakeRow) -> RowProblem:
+def _doubled(row: ValidatedRow) -> RowProblem:
     return RowProblem(
         row=row.number,
         line=row.line,

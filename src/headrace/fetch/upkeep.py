@@ -94,7 +94,9 @@ class Upkeep:
             )
             await tx.run(SQL.allow_nested_loops)
             if items:
-                await self._applying.ask_links(tx, run_id, customer.customer, refresh_s=refresh_s)
+                await self._applying.request_links(
+                    tx, run_id, customer.customer, refresh_s=refresh_s
+                )
             else:
                 await tx.run(SQL.drop_run, run_id=run_id)
         crash_point("fetch.links_rechecked")

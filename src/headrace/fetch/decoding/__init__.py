@@ -9,6 +9,22 @@ header, so a share is drawn (`fetch.decode_share`), and every photo whose header
 
 from __future__ import annotations
 
-from headrace.fetch.decoding.decoder import DecodeLimits, Decoder, DecoderDown
+from headrace.fetch.decoding.client import (
+    DecodeLimits,
+    Decoder,
+    DecoderDown,
+    SheetName,
+    SheetRow,
+    SheetUnreadable,
+    sheet_rows,
+)
 
-__all__ = ["DecodeLimits", "Decoder", "DecoderDown"]
+__all__ = [
+    "DecodeLimits",
+    "Decoder",
+    "DecoderDown",
+    "SheetName",
+    "SheetRow",
+    "SheetUnreadable",
+    "sheet_rows",
+]

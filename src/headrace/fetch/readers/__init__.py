@@ -14,13 +14,14 @@ habit) or `mapped` (names by a mapping) make a row's cells its fields.
 
 from __future__ import annotations
 
-from headrace.fetch.readers.recognise import (
+from headrace.fetch.mappings import Value
+from headrace.fetch.readers.base import Fault, RawRow, Truncated
+from headrace.fetch.readers.detect import (
     FORMAT_NAMES,
     Catalogue,
     open_catalogue,
     require_format,
 )
-from headrace.fetch.readers.row import Fault, RawRow, Truncated, Value
 
 __all__ = [
     "FORMAT_NAMES",

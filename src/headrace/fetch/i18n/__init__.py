@@ -177,7 +177,7 @@ def _shown(value: str | float) -> str:
 @cache
 def _languages() -> dict[str, dict[str, dict[str, str]]]:
     found: dict[str, dict[str, dict[str, str]]] = {}
-    for file in files("headrace.fetch.texts").iterdir():
+    for file in files("headrace.fetch.i18n").iterdir():
         if file.name.endswith(".toml"):
             document = tomllib.loads(file.read_text(encoding="utf-8"))
             sections = {name: part for name, part in document.items() if isinstance(part, dict)}

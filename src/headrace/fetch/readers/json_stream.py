@@ -8,21 +8,38 @@ from __future__ import annotations
 
 import codecs
 import io
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 from headrace.fetch.errors import CatalogueBroken
-from headrace.fetch.readers.json_cells import DECODER, DEPTH_MAX
-from headrace.fetch.readers.row import Fault, Truncated, broken
+from headrace.fetch.readers.base import Fault, Truncated, broken
 
 BLOCK_BYTES: Final = 128 * 1024
 VALUE_CHARACTERS_MAX: Final = 2**20
+DEPTH_MAX: Final = 32
 LITERAL_CHARACTERS_MAX: Final = 20
 """Behind where a decoder stops at the end of a text: `tru` of a `true`."""
 _SPACES: Final = re.compile(r"[ \t\n\r]*")
 _WORD: Final = re.compile(r'[^\s,:\[\]{}"]*')
 _TOKEN: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_members, parse_float=str, parse_int=str, parse_constant=_refuse_constant
+)
 
 
 class Unreadable(Exception):

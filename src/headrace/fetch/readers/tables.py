@@ -1,13 +1,4 @@
-"""CSV and TSV: a header line, then a row a line; `,` `;` TAB and `|` are recognised from the header.
-
-Known columns (case does not matter) are those of `synonyms.toml`; every other column is kept as it is, under
-its name in small letters. A mapping names the columns instead. A first line `sep=;`, as spreadsheets write
-it, names the delimiter. Lines above the header, such as a title, are skipped.
-
-A line that breaks the CSV rules is a faulty row; reading continues. Two ends make the file truncated:
-a quote that is never closed, since nothing behind it can be trusted, and a last row with fewer cells than
-the header and without a line break.
-"""
+"""X"""
 
 from __future__ import annotations
 
@@ -18,13 +9,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from headrace.fetch.mappings import Mapping, plain_path
+from headrace.fetch.decoding import SheetName, SheetRow, SheetUnreadable, sheet_rows
+from headrace.fetch.mappings import (
+    KNOWN,
+    Mapping,
+    Names,
+    is_photos,
+    known_names,
+    plain_path,
+    split_photos,
+)
 from headrace.fetch.model import COLUMNS_MAX, FIELD_BYTES_MAX, ROWS_MAX
-from headrace.fetch.readers.format import Format, Head, require_letters
-from headrace.fetch.readers.lines import read_lines
-from headrace.fetch.readers.mapped import Names
-from headrace.fetch.readers.naming import KNOWN, is_photos, known_names, split_photos
-from headrace.fetch.readers.row import Fault, RawRow, Shown, Truncated, broken, not_a_catalogue
+from headrace.fetch.readers.base import (
+    Fault,
+    Format,
+    Head,
+    RawRow,
+    Shown,
+    Truncated,
+    broken,
+    not_a_catalogue,
+    read_lines,
+    require_letters,
+)
 
 LINE_CHARACTERS_MAX: Final = 2**20
 HEADER_LINES_MAX: Final = 20
@@ -234,5 +241,74 @@ TSV: Final = Format(
     title="TSV",
     recognises=lambda head: _delimiter_of(head) == "\t",
     read=read_delimited,
+    takes_mapping=True,
+)
+
+
+SHEET_MAGICS: Final = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
+"""How ZIP archives, which XLSX and ODS are, and old Office files begin."""
+
+
+def read_sheets(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
+    """Every row below the headers.
+
+    Raises: NotACatalogue at once; CatalogueBroken, CatalogueTooLarge while read.
+    """
+    answers = sheet_rows(stream)
+    try:
+        header = _find_sheet_header(answers, head.mapping)
+    except SheetUnreadable as unreadable:
+        raise not_a_catalogue(unreadable.code) from None
+    if header is None:
+        raise not_a_catalogue("sheet_without_header", lines=HEADER_LINES_MAX)
+    return _read_sheets(stream, answers, header, head.mapping)
+
+
+def _find_sheet_header(
+    answers: Iterator[SheetName | SheetRow], mapping: Mapping | None
+) -> SheetRow | None:
+    """The next header among the first rows of a sheet; its other rows follow in `answers`."""
+    seen = 0
+    for answer in answers:
+        if isinstance(answer, SheetName):
+            seen = 0
+            continue
+        seen += 1
+        if seen <= HEADER_LINES_MAX and is_header(answer.cells, mapping):
+            return answer
+    return None
+
+
+def _read_sheets(
+    stream: io.BufferedReader,
+    answers: Iterator[SheetName | SheetRow],
+    header: SheetRow | None,
+    mapping: Mapping | None,
+) -> Iterator[RawRow]:
+    number = 0
+    with stream:
+        try:
+            while header is not None:
+                width = max(at for at, cell in enumerate(header.cells, 1) if cell.strip())
+                columns = columns_of(header.cells[:width], header.line, mapping)
+                for answer in answers:
+                    if isinstance(answer, SheetName):
+                        break
+                    number += 1
+                    if number > ROWS_MAX:
+                        raise broken("too_many_rows", answer.line, most=ROWS_MAX)
+                    # A sheet is as wide as its widest row.
+                    cells = (answer.cells + [""] * columns.count)[: columns.count]
+                    yield columns.row(number, answer.line, cells, None)
+                header = _find_sheet_header(answers, mapping)
+        except SheetUnreadable as unreadable:
+            raise broken(unreadable.code) from None
+
+
+SHEET: Final = Format(
+    name="sheet",
+    title="XLSX, XLS or ODS",
+    recognises=lambda head: head.is_sheet,
+    read=read_sheets,
     takes_mapping=True,
 )

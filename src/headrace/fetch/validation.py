@@ -1,15 +1,10 @@
-"""From raw rows to rows that can be compared: validation, photo judging, one hash a row.
-
-Pure but for the file behind the reader; it runs in a thread, a chunk of rows at a time, so that a
-catalogue of a gigabyte neither fills the memory nor stops the event loop. A row is valid or it has a
-problem that says so; a bad photo link does not spoil its row: the link is refused at the door, keeps its
-place in the item, and is never asked.
-"""
+"""X"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,9 +13,8 @@ from typing import Final
 import msgspec
 
 from headrace.fetch.door import refusal
+from headrace.fetch.field_types import split_currency
 from headrace.fetch.guard import Policy
-from headrace.fetch.item_ids import find_item_id
-from headrace.fetch.kinds import split_currency
 from headrace.fetch.model import (
     COLUMNS_MAX,
     FIELD_BYTES_MAX,
@@ -31,6 +25,26 @@ from headrace.fetch.model import (
 )
 from headrace.fetch.readers import Fault, RawRow, Truncated, Value
 from headrace.fetch.schemas import Schema, Schemas
+
+ITEM_ID_CHARACTERS_MAX: Final = 200
+_PLAIN: Final = re.compile(r"[!-~](?:[ -~]{0,198}[!-~])?")
+"""ASCII that needs no normalization: nearly every id."""
+_REFUSED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_JOINERS: Final = "\u200c\u200d"
+
+
+def find_item_id(text: str) -> str | None:
+    """The id as it is stored, or None where `text` is no valid id."""
+    if _PLAIN.fullmatch(text):
+        return text
+    if len(text) > 2 * ITEM_ID_CHARACTERS_MAX:
+        return None
+    found = unicodedata.normalize("NFC", text.strip())
+    if not 1 <= len(found) <= ITEM_ID_CHARACTERS_MAX:
+        return None
+    is_fit = all(c in _JOINERS or unicodedata.category(c) not in _REFUSED for c in found)
+    return found if is_fit else None
+
 
 ROWS_OF_CHUNK: Final = 1000
 FIELD_NAME_CHARACTERS_MAX: Final = 200
@@ -54,7 +68,7 @@ class Rules:
 
 
 @dataclass(slots=True)
-class IntakeRow:
+class ValidatedRow:
     """One row with a readable id; an invalid one has no hash and only keeps its item from being gone."""
 
     number: int
@@ -71,7 +85,7 @@ class IntakeRow:
 class Chunk:
     """What one step of reading gave."""
 
-    rows: list[IntakeRow] = field(default_factory=list)
+    rows: list[ValidatedRow] = field(default_factory=list)
     problems: list[RowProblem] = field(default_factory=list)
     rows_count: int = 0
     is_last: bool = False
@@ -84,7 +98,7 @@ def read_chunk(rows: Iterator[RawRow], rules: Rules) -> Chunk:
     try:
         for raw in islice(rows, ROWS_OF_CHUNK):
             chunk.rows_count += 1
-            row, faults = judge_row(raw, rules)
+            row, faults = validate_row(raw, rules)
             if row is not None:
                 chunk.rows.append(row)
             item = row.item if row is not None else None
@@ -97,12 +111,12 @@ def read_chunk(rows: Iterator[RawRow], rules: Rules) -> Chunk:
     return chunk
 
 
-def judge_row(raw: RawRow, rules: Rules) -> tuple[IntakeRow | None, list[Fault]]:
+def validate_row(raw: RawRow, rules: Rules) -> tuple[ValidatedRow | None, list[Fault]]:
     """The row, valid or not, or None where not even its id can be read; and all that is wrong with it."""
     values = dict(raw.values)
     item = find_item_id(raw.item)
     values.pop("id", None)
-    row = None if item is None else IntakeRow(raw.number, raw.line, item)
+    row = None if item is None else ValidatedRow(raw.number, raw.line, item)
     if raw.fault is not None:
         return row, [raw.fault]
     if row is None:
@@ -116,12 +130,12 @@ def judge_row(raw: RawRow, rules: Rules) -> tuple[IntakeRow | None, list[Fault]]
         _part_price(values)
         faults = rules.schemas.judge(values, raw.photos)
     if not faults:
-        faults = judge_photos(row, raw.photos, rules.policy)
-        seal_row(row, _JSON.encode(values))
+        faults = validate_photos(row, raw.photos, rules.policy)
+        set_content(row, _JSON.encode(values))
     return row, faults
 
 
-def seal_row(row: IntakeRow, fields: bytes) -> None:
+def set_content(row: ValidatedRow, fields: bytes) -> None:
     """Make `row` a valid one of these fields, JSON with sorted names, and of its photos."""
     row.fields = fields
     row.hash = hashlib.sha256(fields + b"\n" + _JSON.encode(row.photos)).digest()
@@ -181,7 +195,7 @@ def _part_price(values: dict[str, Value]) -> None:
             values.setdefault("currency", currency)
 
 
-def judge_photos(row: IntakeRow, photos: list[str], policy: Policy) -> list[Fault]:
+def validate_photos(row: ValidatedRow, photos: list[str], policy: Policy) -> list[Fault]:
     """Give `row` its links in order, each once; tell what is wrong with any."""
     faults: list[Fault] = []
     links = list(dict.fromkeys(photos))

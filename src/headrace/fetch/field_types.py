@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 
 import re2
 
-from headrace.fetch.synonyms import currency_of
+from headrace.fetch.mappings import by_word, plain_word
 
 Kind: TypeAlias = Literal[
     "text", "integer", "number", "price", "boolean", "date", "url", "list", "one_of"
@@ -37,6 +37,7 @@ _TRUTH: Final = {
 }
 _CURRENCY: Final = re.compile(r"([^0-9\s.,-]*)\s*([-0-9].*?)\s*([^0-9\s,][^0-9]*)?", re.DOTALL)
 _CODE: Final = re.compile(r"[A-Z]{3}")
+_CURRENCIES: Final = by_word("currencies")
 
 
 def split_currency(text: str) -> tuple[str, str | None]:
@@ -47,6 +48,11 @@ def split_currency(text: str) -> tuple[str, str | None]:
     word = (match[1] or match[3]).strip()
     code = word if _CODE.fullmatch(word) else currency_of(word)
     return (text, None) if code is None else (match[2], code)
+
+
+def currency_of(word: str) -> str | None:
+    """The code of a currency that is written as `word`; None: not known."""
+    return _CURRENCIES.get(plain_word(word).rstrip(". "))
 
 
 def split_list(text: str) -> list[str]:
