@@ -9,8 +9,8 @@ import pytest
 
 from headrace.fetch.cli import describe_run
 from headrace.fetch.errors import InvalidRate
+from headrace.fetch.i18n import Texts
 from headrace.fetch.model import OUTCOME_CODES, parse_rate
-from headrace.fetch.texts import Texts
 from headrace.web.tokens import Tokens
 
 CATALOGUE = b"id,name,price,photos\na,A,5,\nb,B,five,\n"

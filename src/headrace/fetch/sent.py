@@ -22,20 +22,20 @@ from headrace.fetch import store
 from headrace.fetch.applying import Applying
 from headrace.fetch.errors import CustomerUnknown, InvalidItems
 from headrace.fetch.guard import Policy
-from headrace.fetch.intake import (
-    Chunk,
-    IntakeRow,
-    Rules,
-    judge_photos,
-    judge_row,
-    problem_of,
-    seal_row,
-)
-from headrace.fetch.item_ids import find_item_id
 from headrace.fetch.model import ITEMS_SENT_MAX, SentItem
 from headrace.fetch.readers import Fault, RawRow
 from headrace.fetch.staging import Staging
 from headrace.fetch.store.sql import SQL
+from headrace.fetch.validation import (
+    Chunk,
+    Rules,
+    ValidatedRow,
+    find_item_id,
+    problem_of,
+    set_content,
+    validate_photos,
+    validate_row,
+)
 from headrace.kernel.crash import crash_point
 from headrace.kernel.ids import USER_ID
 
@@ -99,7 +99,7 @@ class Sent:
         )
         chunk, gone = _judge(items, await self._stored(tx, customer, items), rules)
         staging = Staging(self._postgres, run_id, customer, rules)
-        await staging.stage_judged(tx, chunk)
+        await staging.stage_validated(tx, chunk)
         if gone:
             await tx.run(SQL.stage_gone, run_id=run_id, items=gone)
         await staging.note(tx, rows=len(items))
@@ -130,13 +130,13 @@ def _judge(
             continue
         chunk.rows_count += 1
         faults: list[Fault]
-        row: IntakeRow | None
+        row: ValidatedRow | None
         if item.fields is None and item_id is not None:
-            row = bare = IntakeRow(number, number, item_id)
-            faults = judge_photos(bare, item.photos, rules.policy)
-            seal_row(bare, stored.get(item_id, b"{}"))
+            row = bare = ValidatedRow(number, number, item_id)
+            faults = validate_photos(bare, item.photos, rules.policy)
+            set_content(bare, stored.get(item_id, b"{}"))
         else:
-            row, faults = judge_row(raw, rules)
+            row, faults = validate_row(raw, rules)
         if row is not None:
             chunk.rows.append(row)
         named = row.item if row is not None else None

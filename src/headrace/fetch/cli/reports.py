@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from headrace.fetch.i18n import DEFAULT
 from headrace.fetch.model import PhotoProblem, RowProblem
 from headrace.fetch.service import Fetch
-from headrace.fetch.texts import DEFAULT
 from headrace.kernel.terminal import Terminal
 
 

@@ -11,8 +11,7 @@ import msgspec
 
 from headrace.fetch.errors import InvalidMapping, InvalidSchema
 from headrace.fetch.mappings import NamedMapping, parse_mapping
-from headrace.fetch.schema_rules import parse_schema
-from headrace.fetch.schemas import CategorySchema
+from headrace.fetch.schemas import CategorySchema, parse_schema
 from headrace.fetch.service import Fetch
 from headrace.kernel.terminal import Terminal
 

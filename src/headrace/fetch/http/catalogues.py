@@ -25,10 +25,10 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from headrace.fetch.errors import InvalidSource
 from headrace.fetch.http.languages import in_words_of, texts_for
 from headrace.fetch.http.scopes import READ, WRITE
+from headrace.fetch.i18n import DEFAULT
 from headrace.fetch.model import Run, Source
-from headrace.fetch.readers.row import too_large
+from headrace.fetch.readers.base import too_large
 from headrace.fetch.service import Fetch
-from headrace.fetch.texts import DEFAULT
 from headrace.kernel.once import Once
 
 _WRITE_BYTES: Final = 2**20

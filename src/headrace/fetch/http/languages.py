@@ -10,7 +10,7 @@ from typing import Any
 from litestar import Request
 
 from headrace.fetch.errors import CatalogueBroken, CatalogueTooLarge, NotACatalogue
-from headrace.fetch.texts import Texts, preferred
+from headrace.fetch.i18n import Texts, preferred
 
 
 def texts_for(request: Request[Any, Any, Any], lang: str | None) -> Texts:

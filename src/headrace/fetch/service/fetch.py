@@ -14,10 +14,10 @@ from headrace.engines.blobs import Blobs
 from headrace.engines.postgres import Postgres, Tx
 from headrace.fetch.applying import Applying
 from headrace.fetch.asking import Asking
-from headrace.fetch.catalogues import Catalogues, Judging, Order
+from headrace.fetch.catalogues import Catalogues, CurrentRules, Order
 from headrace.fetch.consumers import Consumers, Handler
 from headrace.fetch.download import Downloader
-from headrace.fetch.intake import Rules
+from headrace.fetch.i18n import DEFAULT, Texts
 from headrace.fetch.keeping import Keeping
 from headrace.fetch.lanes import LaneReach
 from headrace.fetch.ledger import Ledger
@@ -61,8 +61,8 @@ from headrace.fetch.settings import FetchConfig
 from headrace.fetch.share import Share
 from headrace.fetch.sources import Sources, shown_name
 from headrace.fetch.speeds import Speeds
-from headrace.fetch.texts import DEFAULT, Texts
 from headrace.fetch.upkeep import Upkeep
+from headrace.fetch.validation import Rules
 from headrace.fetch.webhooks import WEBHOOKS_AT_ONCE, WebhookSending
 from headrace.jobs import Jobs, Registry, Task
 from headrace.kernel.limits import PAGE_ROWS_MAX
@@ -96,7 +96,7 @@ class Fetch:
             config,
             applying=applying,
             sampling=Sampling(postgres, LaneReach(jobs), self._urls.try_photo),
-            judging=Judging(self._rules, self.mappings.get),
+            current_rules=CurrentRules(self._rules, self.mappings.get),
         )
         self.sources = Sources(
             postgres, jobs, config, catalogues=self._catalogues, downloader=self._downloader

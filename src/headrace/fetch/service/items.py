@@ -7,9 +7,9 @@ import msgspec
 from headrace.engines.postgres import Postgres
 from headrace.fetch import store
 from headrace.fetch.errors import ItemUnknown
-from headrace.fetch.item_ids import find_item_id
 from headrace.fetch.model import BIGINT_MAX, Result, StoredItem
 from headrace.fetch.store.sql import SQL
+from headrace.fetch.validation import find_item_id
 from headrace.kernel.ids import USER_ID
 from headrace.kernel.limits import PAGE_ROWS_MAX
 

@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.engines.postgres import Postgres
 from headrace.fetch import store
+from headrace.fetch.i18n import DEFAULT, Texts
 from headrace.fetch.model import BIGINT_MAX, PhotoProblem, RowProblem
 from headrace.fetch.reports import (
     ReportLine,
@@ -21,7 +22,6 @@ from headrace.fetch.reports import (
 )
 from headrace.fetch.service.runs import Runs
 from headrace.fetch.settings import FetchConfig
-from headrace.fetch.texts import DEFAULT, Texts
 from headrace.kernel.limits import PAGE_ROWS_MAX
 
 PAGE_LINES_MAX: Final = PAGE_ROWS_MAX

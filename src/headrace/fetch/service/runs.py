@@ -5,8 +5,8 @@ from __future__ import annotations
 from headrace.engines.postgres import Postgres, Tx
 from headrace.fetch import store
 from headrace.fetch.errors import RunUnknown
-from headrace.fetch.item_ids import find_item_id
 from headrace.fetch.model import BIGINT_MAX, Change, Run
+from headrace.fetch.validation import find_item_id
 from headrace.kernel.limits import PAGE_ROWS_MAX
 
 

@@ -6,10 +6,15 @@ from headrace.engines.postgres import Postgres
 from headrace.fetch import store
 from headrace.fetch.errors import MappingUnknown, SchemaUnknown
 from headrace.fetch.guard import Policy
-from headrace.fetch.intake import Rules
 from headrace.fetch.mappings import Mapping, NamedMapping, require_mapping
-from headrace.fetch.schema_rules import require_category, require_schema
-from headrace.fetch.schemas import CategorySchema, Schema, plain_category
+from headrace.fetch.schemas import (
+    CategorySchema,
+    Schema,
+    plain_category,
+    require_category,
+    require_schema,
+)
+from headrace.fetch.validation import Rules
 from headrace.kernel.ids import USER_ID, require_new_id
 
 

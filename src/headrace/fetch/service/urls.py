@@ -9,12 +9,12 @@ from headrace.fetch import store
 from headrace.fetch.download import Downloader
 from headrace.fetch.errors import UrlRefused
 from headrace.fetch.guard import judge_url
+from headrace.fetch.i18n import Texts
 from headrace.fetch.images import NotAPhoto, inspect_image
 from headrace.fetch.model import LIMITER, Host, Link, PhotoReport, UrlCustomer, UrlReport
 from headrace.fetch.routing import host_of
 from headrace.fetch.service.hosts import Hosts
 from headrace.fetch.starts import Starts
-from headrace.fetch.texts import Texts
 from headrace.jobs import Jobs
 from headrace.jobs.errors import LaneUnknown
 from headrace.jobs.model import JobState, Why

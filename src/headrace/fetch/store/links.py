@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headrace.engines.postgres import Runner
+from headrace.fetch.i18n import Texts
 from headrace.fetch.model import Link
 from headrace.fetch.store.sql import SQL
-from headrace.fetch.texts import Texts
 
 
 async def links_of_url(runner: Runner, url: str, texts: Texts) -> list[Link]:

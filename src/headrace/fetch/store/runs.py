@@ -8,7 +8,6 @@ import msgspec
 
 from headrace.engines.postgres import Row, Runner
 from headrace.fetch.errors import FileFault
-from headrace.fetch.intake import IntakeRow
 from headrace.fetch.model import (
     RUNS_KEPT,
     SENT_RUNS_KEPT,
@@ -19,6 +18,7 @@ from headrace.fetch.model import (
     Sample,
 )
 from headrace.fetch.store.sql import SQL
+from headrace.fetch.validation import ValidatedRow
 
 PACE_KNOWN_S: Final = 5.0
 SENT_WAIT_S: Final = 3600.0
@@ -38,8 +38,8 @@ async def stage_same(
 
 
 async def stage(
-    runner: Runner, run_id: int, rows: list[IntakeRow], *, raw_hashes: list[bytes | None]
-) -> list[IntakeRow]:
+    runner: Runner, run_id: int, rows: list[ValidatedRow], *, raw_hashes: list[bytes | None]
+) -> list[ValidatedRow]:
     """Stage `rows`, each with its hash as it was read; return those whose id was there before."""
     taken = await runner.all(
         SQL.stage_rows,

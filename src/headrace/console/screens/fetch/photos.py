@@ -10,8 +10,8 @@ from typing import Final
 
 from headrace.console.screens.words import same
 from headrace.console.seeing import Ask, Found, attempt
+from headrace.fetch.i18n import Texts
 from headrace.fetch.model import Host, ItemPhoto, UrlReport
-from headrace.fetch.texts import Texts
 
 RESULTS_LOOKED_AT: Final = 60
 HOSTS_SHOWN: Final = 100

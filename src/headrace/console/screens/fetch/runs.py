@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from headrace.console.screens.words import same
 from headrace.console.seeing import Ask, Found, attempt
+from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.model import FINAL_STATES, Change, PhotoProblem, RowProblem, Run, RunState
-from headrace.fetch.texts import Texts, languages
 
 NOTHING: Final[Found[Any]] = Found()
 """Where nothing was asked."""
