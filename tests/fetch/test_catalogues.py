@@ -246,7 +246,7 @@ async def test_a_run_whose_turn_does_not_come_is_told_when_to_come_again(shop):
         applying=None,
         sampling=None,
         current_rules=None,
-        in_line_s=0.2,
+        wait_s_max=0.2,
     )
     async with AsyncExitStack() as places:
         for n in range(RUNS_AT_ONCE):

@@ -110,7 +110,7 @@ async def test_a_later_held_run_takes_the_place_of_the_one_before(shop):
     assert states == [RunState.SUPERSEDED, RunState.SUPERSEDED, RunState.HELD]
     assert await shop.postgres.value(STAGED) == 1
     for run in held[:2]:
-        with pytest.raises(RunNotHeld, match="a later one took its place"):
+        with pytest.raises(RunNotHeld, match="a later run replaced it"):
             await shop.fetch.confirm_run(run)
     await shop.fetch.confirm_run(held[2])
     left = [n for n in range(30) if not (await shop.fetch.item("shop", f"i{n:02}")).is_gone]

@@ -297,14 +297,14 @@ LIMITS = HoldLimits(share=0.3, items=20)
 
 
 def test_why_a_run_is_held_is_said_in_words():
-    reason = hold_reason(LIMITS, rows_valid=3, published=50, missing=47, is_truncated=None)
+    reason = hold_reason(LIMITS, rows_valid=3, published=50, missing=47, truncated=None)
     told = Texts.load("ru").reason(reason)
     assert (told.count("3"), told.count("50")) == (1, 1)
     for lang in languages():
         for reason in (
-            hold_reason(LIMITS, rows_valid=70, published=100, missing=31, is_truncated=None),
-            hold_reason(LIMITS, rows_valid=0, published=5, missing=5, is_truncated=None),
-            hold_reason(LIMITS, rows_valid=1, published=5, missing=4, is_truncated="line 7"),
+            hold_reason(LIMITS, rows_valid=70, published=100, missing=31, truncated=None),
+            hold_reason(LIMITS, rows_valid=0, published=5, missing=5, truncated=None),
+            hold_reason(LIMITS, rows_valid=1, published=5, missing=4, truncated="line 7"),
             "would be held, empty: no valid row",
             "its process ended",
         ):

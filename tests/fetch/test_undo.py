@@ -203,7 +203,7 @@ async def test_runs_are_undone_from_the_newest_back(shop):
     for run, state in list(zip(runs, states[:1] + states, strict=False))[: -UNDOABLE_RUNS - 1 : -1]:
         undo = await shop.fetch.undo_run(run)
         assert await state_of(shop) == state
-        with pytest.raises(RunNotUndoable, match=f"run {undo.run} did so already"):
+        with pytest.raises(RunNotUndoable, match=f"run {undo.run} has already undone it"):
             await shop.fetch.undo_run(run)
     with pytest.raises(RunNotUndoable, match="only the last 5 catalogues"):
         await shop.fetch.undo_run(runs[1])

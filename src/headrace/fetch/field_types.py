@@ -1,4 +1,4 @@
-"""The types that a field may have: how each is read, and the one form that it is kept in."""
+"""The types of fields: how the text of each type is parsed, and its normalized form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATTERN_MEMORY_BYTES: Final = 2**20
 _SPACES: Final = re.compile(r"[\s\u00a0\u202f]")
 _THOUSANDS: Final = re.compile(r"-?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
 _AMBIGUOUS: Final = re.compile(r"-?[1-9][0-9]{0,2},[0-9]{3}")
-"""The comma separates thousands in one country and decimals in another."""
+"""A comma that may separate thousands or decimals, depending on the country."""
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?")
 _PRICE: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,6})?")
 _INTEGER: Final = re.compile(r"(-?[0-9]{1,18})(\.0{1,6})?")
@@ -41,7 +41,7 @@ _CURRENCIES: Final = by_word("currencies")
 
 
 def split_currency(text: str) -> tuple[str, str | None]:
-    """The number of `1990.50 EUR` or `10 000,50 ₽`, and the code of its currency where one is written."""
+    """The number and the currency code, or None, of `1990.50 EUR` or `10 000,50 ₽`."""
     match = _CURRENCY.fullmatch(text.strip())
     if match is None or bool(match[1]) == bool(match[3]):
         return text, None
@@ -51,17 +51,17 @@ def split_currency(text: str) -> tuple[str, str | None]:
 
 
 def currency_of(word: str) -> str | None:
-    """The code of a currency that is written as `word`; None: not known."""
+    """The code of the currency written as `word`; None if it is unknown."""
     return _CURRENCIES.get(plain_word(word).rstrip(". "))
 
 
 def split_list(text: str) -> list[str]:
-    """The entries of a text, parted by `|`, `;` or a line break."""
+    """The entries of a text separated by `|`, `;` or line breaks."""
     return [entry for entry in _BETWEEN_ENTRIES.split(text.strip()) if entry]
 
 
 def _digits(text: str) -> str:
-    """Return `text` without spaces and with a decimal point; an ambiguous comma stays."""
+    """The text without spaces and with a decimal point; an ambiguous comma is left."""
     plain = _SPACES.sub("", text)
     if "," in plain and not _AMBIGUOUS.fullmatch(text.strip()):
         if "." not in plain:
@@ -112,7 +112,7 @@ CANONICAL: Final[dict[Kind, Callable[[str], str | None]]] = {
     "boolean": _boolean,
     "date": _date,
 }
-"""The one form of a text of these types; None for what is none."""
+"""The functions that normalize a text of each type; they return None for an invalid text."""
 _INVALID: Final[dict[Kind, str]] = {
     "integer": "invalid_integer",
     "number": "invalid_number",
@@ -124,13 +124,13 @@ NUMBERS: Final[tuple[Kind, ...]] = ("integer", "number", "price")
 
 
 def invalid_code(kind: Kind, text: str) -> str:
-    """The code of the fault of a text that is none of its type."""
+    """The fault code for a text that is invalid for its type."""
     is_ambiguous = kind in ("number", "price") and _AMBIGUOUS.fullmatch(text.strip())
     return "ambiguous_number" if is_ambiguous else _INVALID[kind]
 
 
 def is_under(kind: Kind, found: str, least: float | str | None) -> bool:
-    """Whether `found`, in its form, is below the bound; days are compared as days."""
+    """Whether the normalized value `found` is below the limit; dates are compared by day."""
     if least is None:
         return False
     if kind == "date":
@@ -139,7 +139,7 @@ def is_under(kind: Kind, found: str, least: float | str | None) -> bool:
 
 
 def is_over(kind: Kind, found: str, most: float | str | None) -> bool:
-    """Whether `found`, in its form, is above the bound."""
+    """Whether the normalized value `found` is above the limit."""
     if most is None:
         return False
     if kind == "date":
@@ -148,7 +148,7 @@ def is_over(kind: Kind, found: str, most: float | str | None) -> bool:
 
 
 def is_bound(kind: Kind, bound: float | str) -> bool:
-    """Whether `bound` can bound fields of that type."""
+    """Whether `bound` is a valid limit for fields of that type."""
     if kind == "date":
         return isinstance(bound, str) and len(bound) == len("2026-11-21") and _date(bound) == bound
     return kind in NUMBERS and not isinstance(bound, str) and Decimal(str(bound)).is_finite()
@@ -156,9 +156,9 @@ def is_bound(kind: Kind, bound: float | str) -> bool:
 
 @lru_cache(1000)
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Tells whether a whole text has the form `pattern`. Raises: ValueError."""
+    """A function that returns whether a whole text matches `pattern`. Raises: ValueError."""
     if len(pattern) > PATTERN_CHARACTERS_MAX:
-        raise ValueError(f"it has over {PATTERN_CHARACTERS_MAX} characters")
+        raise ValueError(f"it has more than {PATTERN_CHARACTERS_MAX} characters")
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True
@@ -166,10 +166,10 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     try:
         compiled = re2.compile(pattern, options)
     except re2.error as error:
-        said = error.args[0] if error.args else b""
+        text = error.args[0] if error.args else b""
         raise ValueError(
-            said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+            text.decode(errors="replace") if isinstance(text, bytes) else str(text)
         ) from None
     except UnicodeEncodeError:
-        raise ValueError("it holds half a letter") from None
+        raise ValueError("it has an incomplete character") from None
     return lambda text: compiled.fullmatch(text) is not None

@@ -1,4 +1,18 @@
-"""X"""
+"""Field names: which column or path of a file holds which field, by mapping or by synonyms.
+
+Without a mapping, the table `synonyms.toml` recognizes common column names. A mapping names them:
+
+    format = "json"                                   # only if the content does not show the format
+    rows   = "catalog.products"                       # the path of the rows, in JSON and XML
+    id     = "sku"
+    name   = ["title.ru", "title"]                    # the first that has a value
+    photos = ["images[].url", "pic1", "pic2"]         # all, in this order
+    fields = { brand = "maker.name" }                 # any further fields, under your names
+
+A path is the name of a column, or nested names separated by `.` or `/`. The `[]` after a list may
+be omitted; `@url` is an XML attribute. Case is ignored. Unmapped values keep their own path as the
+name, unless `others = "drop"`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +47,7 @@ _SINGLE: Final = ("id", "name", "price", "category", "url")
 class Mapping(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """How to read a file with names of its own; see the head of this module."""
+    """How to read a file whose fields have other names; the module docstring has an example."""
 
     id: Paths
     name: Paths | None = None
@@ -50,7 +64,7 @@ class Mapping(
 
 
 class NamedMapping(msgspec.Struct, frozen=True, kw_only=True):
-    """A mapping and what it is called."""
+    """A stored mapping with its name."""
 
     name: str
     mapping: Mapping
@@ -58,17 +72,17 @@ class NamedMapping(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plain_path(path: str) -> str:
-    """A path in the one form that paths are compared in."""
+    """A path in normalized form, in which paths are compared."""
     return path.strip().lower().replace("[]", "").replace("/", ".").strip(".")
 
 
 def paths_of(paths: Paths | None) -> list[str]:
-    """Every path that a field is mapped to, in the one form."""
+    """The normalized paths that a field is mapped to."""
     return [plain_path(path) for path in ([paths] if isinstance(paths, str) else paths or ())]
 
 
 def parse_mapping(data: Any) -> Mapping:
-    """The mapping that decoded JSON or TOML describes. Raises: InvalidMapping."""
+    """The mapping in decoded JSON or TOML. Raises: InvalidMapping."""
     try:
         mapping = msgspec.convert(data, Mapping)
     except msgspec.ValidationError as error:
@@ -78,11 +92,11 @@ def parse_mapping(data: Any) -> Mapping:
 
 
 def require_mapping(mapping: Mapping) -> Mapping:
-    """`mapping`, if it can be meant. Raises: InvalidMapping, with every fault."""
+    """Return `mapping` if it is valid. Raises: InvalidMapping, with every fault."""
     problems = tuple(_faults(mapping))
     if problems:
-        said = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3])
-        raise InvalidMapping(f"the mapping is not valid: {said}", problems=problems)
+        texts = "; ".join(f"{p.pointer}: {p.text}" for p in problems[:3])
+        raise InvalidMapping(f"the mapping is not valid: {texts}", problems=problems)
     return mapping
 
 
@@ -93,18 +107,22 @@ def _faults(mapping: Mapping) -> Iterator[FieldProblem]:
         ("delimiter", mapping.delimiter, _DELIMITERS),
     ):
         if value is not None and value not in allowed:
-            told = ", ".join(repr(choice) for choice in allowed)
-            yield FieldProblem(f"/{name}", "invalid", f"{value[:40]!r} is none of {told}")
+            choices = ", ".join(repr(choice) for choice in allowed)
+            yield FieldProblem(f"/{name}", "invalid", f"{value[:40]!r} is not one of {choices}")
     if mapping.rows is not None and not plain_path(mapping.rows):
-        yield FieldProblem("/rows", "invalid", "the path is empty: leave it out or name the rows")
+        text = "the path is empty: remove it, or set the path of the rows"
+        yield FieldProblem("/rows", "invalid", text)
     if len(mapping.fields) > FIELDS_MAX:
         yield FieldProblem("/fields", "too_many", f"more than {FIELDS_MAX} fields")
     for name in mapping.fields:
         if name in (*_SINGLE, "photos") or not _is_name(name):
-            text = f"{name[:40]!r} is no name for a further field: 1 to 200 printed characters"
+            text = (
+                f"{name[:40]!r} cannot name a further field: use 1 to 200 printable characters,"
+                " and no name of a standard field"
+            )
             yield FieldProblem("/fields", "invalid", text)
     if not paths_of(mapping.id):
-        yield FieldProblem("/id", "missing", "name the field that holds the id")
+        yield FieldProblem("/id", "missing", "the path of the id is missing: set it")
     mapped = {name: getattr(mapping, name) for name in (*_SINGLE, "photos")} | {
         f"fields/{name}": paths for name, paths in mapping.fields.items()
     }
@@ -128,12 +146,12 @@ _NUMBER: Final = re.compile(r"[ _-]?№?[0-9]*(?:\.(?:url|src|href|link))?$")
 
 
 def plain_word(word: str) -> str:
-    """`word` in the form that words are compared in."""
+    """A word in normalized form, in which words are compared."""
     return " ".join(word.lower().replace("ё", "е").split())  # noqa: RUF001
 
 
 def by_word(table: str) -> dict[str, str]:
-    """The meaning of each word in a table of `synonyms.toml`."""
+    """The meanings of the words in a table of `synonyms.toml`, by normalized word."""
     return {
         plain_word(word): meaning for meaning, words in _TABLES[table].items() for word in words
     }
@@ -145,7 +163,7 @@ ID_WORDS: Final = tuple(_TABLES["columns"]["id"])
 
 
 def field_of(name: str) -> tuple[str, int] | None:
-    """The field that a heading means, and its rank among the headings of that field; None: not known."""
+    """The field that a column name means, with the rank of the name; None if it is unknown."""
     return _field_of(name) if len(name) <= _WORD_CHARACTERS_MAX else None
 
 
@@ -163,15 +181,15 @@ def _field_of(name: str) -> tuple[str, int] | None:
 
 KNOWN: Final = frozenset({"name", "price", "category", "url"})
 _BETWEEN_PHOTOS: Final = re.compile(r"\s*[|\n\r]\s*|[,;\s]+(?=[A-Za-z][A-Za-z0-9+.-]*://)")
-
 _UNUSUAL: Final = re.compile(r"[ ,;]")
-"""What may be more than a link; without it the general rule, which costs ten times as much, is not asked."""
+"""Characters that need the general split, which is ten times slower than `str.split`."""
 
 
 def known_names(names: Sequence[str]) -> list[str]:
-    """Each of `names` as the field that it means; of several with one meaning, the first in the table.
+    """The names with synonyms replaced by the fields that they mean.
 
-    The others, and names that are not known, stay as they are. Names of photos stay, too.
+    If several names mean one field, the first one in the table is replaced. Unknown names and names
+    of photo columns are not replaced.
     """
     found = [field_of(name) for name in names]
     best: dict[str, int] = {}
@@ -185,25 +203,25 @@ def known_names(names: Sequence[str]) -> list[str]:
 
 
 def is_photos(name: str) -> bool:
-    """Whether a field of that name holds links of photos."""
+    """Whether a column of that name contains photo links."""
     found = field_of(name)
     return found is not None and found[0] == "photos"
 
 
 def split_photos(text: str) -> list[str]:
-    """The links of one text, in order."""
+    """The links in one text, in order."""
     if text.isprintable() and not _UNUSUAL.search(text):
         return [link for link in text.split("|") if link]
     return [link for link in (part.strip() for part in _BETWEEN_PHOTOS.split(text.strip())) if link]
 
 
 def one_or_all(texts: list[str]) -> Value:
-    """A field's only text, or the list of its texts."""
+    """The only text, or the list of texts."""
     return texts[0] if len(texts) == 1 else texts
 
 
-def named_by_habit(cells: dict[str, list[str]]) -> tuple[dict[str, Value], list[str]]:
-    """Fields and photos of a row whose names were not mapped."""
+def apply_synonyms(cells: dict[str, list[str]]) -> tuple[dict[str, Value], list[str]]:
+    """The fields and photos in the cells of a row, by synonyms."""
     values: dict[str, Value] = {}
     photos: list[str] = []
     for name, texts in zip(known_names(list(cells)), cells.values(), strict=True):
@@ -215,12 +233,12 @@ def named_by_habit(cells: dict[str, list[str]]) -> tuple[dict[str, Value], list[
 
 
 def links_of(texts: Iterable[str]) -> list[str]:
-    """The links of several texts, in order."""
+    """The links in several texts, in order."""
     return [link for text in texts for link in split_photos(text)]
 
 
 class Names:
-    """Looks up what a mapping names. Cells are keyed by paths in their one form."""
+    """A mapping prepared to be applied to rows. Cells are keyed by normalized paths."""
 
     def __init__(self, mapping: Mapping) -> None:
         self._single = [(name, paths_of(getattr(mapping, name))) for name in _SINGLE]
@@ -232,7 +250,7 @@ class Names:
         self.id_paths = self._single[0][1]
 
     def apply(self, cells: dict[str, list[str]]) -> tuple[dict[str, Value], list[str]]:
-        """The fields and the photos of a row; of several paths of a field the first filled one counts."""
+        """The fields and photos in the cells of a row; the first path with a value wins."""
         values: dict[str, Value] = {}
         for name, paths in self._single:
             texts = next((cells[path] for path in paths if path in cells), None)

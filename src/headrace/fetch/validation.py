@@ -1,4 +1,21 @@
-"""X"""
+"""Validate the rows of a catalogue: ids, limits, fields, photo links, one hash per row.
+
+This is pure code that runs in a thread, one chunk of rows at a time, so that a large file neither
+fills memory nor blocks the event loop. A row is valid, or it has a problem with a reason. An
+invalid photo link does not invalidate its row: the link is refused, keeps its position in the item,
+and is never requested.
+
+**Item ids** are any text of 1 to 200 characters that is visible and unambiguous. One rule applies
+to catalogues, the API and every lookup, so an accepted id is always found by the same text:
+
+- White space around the id is removed, and the text is normalized to Unicode form NFC.
+- Control characters, line and paragraph separators and lone surrogates are refused.
+- Invisible characters (zero-width spaces, byte order marks, soft hyphens, direction marks) are
+  refused, so that two ids never look alike. U+200C and U+200D are accepted, since words and emoji
+  need them.
+
+Ids are case-sensitive. `.` and `..` are valid, since no URL has an id in its path.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +45,13 @@ from headrace.fetch.schemas import Schema, Schemas
 
 ITEM_ID_CHARACTERS_MAX: Final = 200
 _PLAIN: Final = re.compile(r"[!-~](?:[ -~]{0,198}[!-~])?")
-"""ASCII that needs no normalization: nearly every id."""
+"""ASCII ids, which need no normalization: nearly every id."""
 _REFUSED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS: Final = "\u200c\u200d"
 
 
 def find_item_id(text: str) -> str | None:
-    """The id as it is stored, or None where `text` is no valid id."""
+    """The id in stored form, or None if `text` is not a valid id."""
     if _PLAIN.fullmatch(text):
         return text
     if len(text) > 2 * ITEM_ID_CHARACTERS_MAX:
@@ -49,7 +66,7 @@ def find_item_id(text: str) -> str | None:
 ROWS_OF_CHUNK: Final = 1000
 FIELD_NAME_CHARACTERS_MAX: Final = 200
 RULES_VERSION: Final = b"3"
-"""Goes up when the same row would be judged otherwise than before."""
+"""Increase it if the same row would get another result than before."""
 _SHOWN_CHARACTERS_MAX: Final = 200
 _PRICE_CHARACTERS_MAX: Final = 64
 _HALVES: Final = re.compile("[\ud800-\udfff]")
@@ -57,19 +74,19 @@ _JSON: Final = msgspec.json.Encoder(order="sorted")
 
 
 class Rules:
-    """All that decides what becomes of a row; rows of an equal `digest` are judged alike."""
+    """All rules of validation; an equal `digest` means equal results for equal rows."""
 
     def __init__(self, policy: Policy, schemas: Mapping[str, Schema] | None = None) -> None:
         self.policy = policy
         self.schemas = Schemas(schemas or {}, policy)
-        opened = f"{sorted(map(str, policy.networks))}{sorted(policy.ports)}".encode()
-        parts = RULES_VERSION, opened, self.schemas.digest
+        allowed = f"{sorted(map(str, policy.networks))}{sorted(policy.ports)}".encode()
+        parts = RULES_VERSION, allowed, self.schemas.digest
         self.digest = hashlib.sha256(b"\n".join(parts)).digest()
 
 
 @dataclass(slots=True)
 class ValidatedRow:
-    """One row with a readable id; an invalid one has no hash and only keeps its item from being gone."""
+    """One row with a valid id; an invalid row has no hash, but keeps its item from removal."""
 
     number: int
     line: int
@@ -77,13 +94,13 @@ class ValidatedRow:
     fields: bytes = b"{}"
     photos: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    """URL -> code of those links that may not be asked."""
+    """Code of the refusal by URL, for photo links that are not allowed."""
     hash: bytes | None = None
 
 
 @dataclass(slots=True)
 class Chunk:
-    """What one step of reading gave."""
+    """The validated rows and the problems of one step."""
 
     rows: list[ValidatedRow] = field(default_factory=list)
     problems: list[RowProblem] = field(default_factory=list)
@@ -112,7 +129,7 @@ def read_chunk(rows: Iterator[RawRow], rules: Rules) -> Chunk:
 
 
 def validate_row(raw: RawRow, rules: Rules) -> tuple[ValidatedRow | None, list[Fault]]:
-    """The row, valid or not, or None where not even its id can be read; and all that is wrong with it."""
+    """Validate one row; return it with its faults, None for a row without a valid id."""
     values = dict(raw.values)
     item = find_item_id(raw.item)
     values.pop("id", None)
@@ -127,8 +144,8 @@ def validate_row(raw: RawRow, rules: Rules) -> tuple[ValidatedRow | None, list[F
         ]
     faults = _check_bounds(values)
     if not faults:
-        _part_price(values)
-        faults = rules.schemas.judge(values, raw.photos)
+        _split_price(values)
+        faults = rules.schemas.validate(values, raw.photos)
     if not faults:
         faults = validate_photos(row, raw.photos, rules.policy)
         set_content(row, _JSON.encode(values))
@@ -136,27 +153,27 @@ def validate_row(raw: RawRow, rules: Rules) -> tuple[ValidatedRow | None, list[F
 
 
 def set_content(row: ValidatedRow, fields: bytes) -> None:
-    """Make `row` a valid one of these fields, JSON with sorted names, and of its photos."""
+    """Set the fields of a valid row, as JSON with sorted names, and its content hash."""
     row.fields = fields
     row.hash = hashlib.sha256(fields + b"\n" + _JSON.encode(row.photos)).digest()
 
 
 def problem_of(raw: RawRow, item: str | None, fault: Fault) -> RowProblem:
-    """A fault with its place; what it shows comes from strangers and is made fit to be kept."""
+    """A fault with its position; values from the file are shortened and made printable."""
     return RowProblem(
         row=raw.number,
         line=raw.line,
         item=item,
-        field=_fit(fault.field),
+        field=_printable(fault.field),
         code=fault.code,
         values={
-            name: _fit(value) if isinstance(value, str) else value
+            name: _printable(value) if isinstance(value, str) else value
             for name, value in fault.values.items()
         },
     )
 
 
-def _fit(text: str) -> str:
+def _printable(text: str) -> str:
     shown = text[:_SHOWN_CHARACTERS_MAX]
     if shown.isprintable():
         return shown
@@ -164,7 +181,7 @@ def _fit(text: str) -> str:
 
 
 def _check_bounds(values: dict[str, Value]) -> list[Fault]:
-    """What no row may hold, whatever its schema."""
+    """The faults of a row that exceeds a general limit, whatever its schema."""
     if len(values) > COLUMNS_MAX:
         return [Fault("row", "too_many_fields", {"most": COLUMNS_MAX})]
     characters = 0
@@ -186,8 +203,8 @@ def _is_text(value: str) -> bool:
     return "\x00" not in value and (value.isascii() or not _HALVES.search(value))
 
 
-def _part_price(values: dict[str, Value]) -> None:
-    """A currency in the price becomes a field of its own, as Google's files write it."""
+def _split_price(values: dict[str, Value]) -> None:
+    """Move a currency in the price to the field `currency`."""
     price = values.get("price")
     if isinstance(price, str) and not price.isdigit() and len(price) <= _PRICE_CHARACTERS_MAX:
         values["price"], currency = split_currency(price)
@@ -196,12 +213,12 @@ def _part_price(values: dict[str, Value]) -> None:
 
 
 def validate_photos(row: ValidatedRow, photos: list[str], policy: Policy) -> list[Fault]:
-    """Give `row` its links in order, each once; tell what is wrong with any."""
+    """Set the photo links of `row`, without duplicates; return their faults."""
     faults: list[Fault] = []
     links = list(dict.fromkeys(photos))
     if len(links) > PHOTOS_OF_ITEM_MAX:
-        told: dict[str, str | int] = {"count": len(links), "most": PHOTOS_OF_ITEM_MAX}
-        faults.append(Fault("photos", "too_many_photos", told))
+        counts: dict[str, str | int] = {"count": len(links), "most": PHOTOS_OF_ITEM_MAX}
+        faults.append(Fault("photos", "too_many_photos", counts))
         links = links[:PHOTOS_OF_ITEM_MAX]
     for index, link in enumerate(links):
         reason = refusal(link, policy) if _is_text(link) else "syntax"

@@ -1,4 +1,12 @@
-"""X"""
+"""The parent side of the decoders: start child processes, send files, receive results.
+
+**Photos.** The first photo starts the child, in a new interpreter and never by a fork. One photo is
+decoded at a time; others wait in a queue. If the child dies or times out, a new child decodes the
+photo once more: one crash may have another cause, two crashes are the fault of the photo. Randomly
+chosen photos are skipped while others wait.
+
+**Spreadsheets.** Each one has a child of its own.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +35,13 @@ from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
 
 PHOTO_S_MAX: Final = 60.0
-"""By the clock, for a child that was stopped: on a busy machine 10 s of CPU take longer."""
+"""Wall-clock limit; on a busy machine 10 s of CPU time take longer than 10 s."""
 START_S_MAX: Final = 30.0
 LOT_LINE_MAX: Final = 2
-"""A photo drawn by lot is passed over while so many are being decoded or wait for it."""
+"""A randomly chosen photo is skipped while this many photos are decoded or wait."""
 DECODES: Final = metrics.counter(
     "fetch_decodes_total",
-    "Photos decoded whole, by what came of it.",
+    "Photos decoded completely, by result.",
     result=("sound", "refused", "died"),
 )
 _PHOTO_CHILD: Final = Path(__file__).with_name("photo_child.py")
@@ -44,38 +52,50 @@ _LOG: Final = logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeLimits:
-    """What the decoding of one photo may take."""
+    """The resource limits for decoding one photo."""
 
     memory_bytes_max: int = 2**30
-    """50 megapixels need 200 MB, a progressive JPEG or an AVIF of that size up to four times as much."""
+    """50 megapixels need 200 MB; a progressive JPEG or an AVIF up to four times as much."""
     cpu_s_max: float = 10.0
     pixels_max: int = PIXELS_MAX
     frames_max: int = 300
 
 
 class DecoderDown(Unavailable):
-    """No process that decodes photos can be started; the photo is looked at again later."""
+    """The child process cannot be started; the photo is retried later."""
 
     code = "fetch.decoder_unavailable"
 
 
 class _ChildGone(Exception):
-    """The child ended or gave no answer; the text says how."""
+    """The child exited or timed out; the text has the reason."""
 
 
-class _Child:
-    """One process; every call blocks."""
-
-    def __init__(self, python: str, limits: DecodeLimits) -> None:
-        self._link, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [python, "-I", "-B", str(_PHOTO_CHILD), *map(str, astuple(limits))],
-                stdin=theirs.fileno(),
+def _start_child(
+    python: str, script: Path, limits: tuple[float, ...]
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a decoder in a new, isolated interpreter; return its socket and its process."""
+    link, childs_end = socket.socketpair()
+    try:
+        with childs_end:
+            process = subprocess.Popen(
+                [python, "-I", "-B", str(script), *map(str, limits)],
+                stdin=childs_end.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},
             )
+    except OSError:
+        link.close()
+        raise
+    return link, process
+
+
+class _Child:
+    """One child process that decodes photos; every call blocks."""
+
+    def __init__(self, python: str, limits: DecodeLimits) -> None:
+        self._link, self._process = _start_child(python, _PHOTO_CHILD, astuple(limits))
         try:
             self._receive_answer(time.monotonic() + START_S_MAX)
         except _ChildGone:
@@ -84,11 +104,14 @@ class _Child:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id of the child."""
         return self._process.pid
 
-    def ask(self, data: bytes, kind: str) -> tuple[str, str]:
-        """(outcome or nothing, text) about a photo. Raises: _ChildGone."""
+    def decode(self, data: bytes, kind: str) -> tuple[str, str]:
+        """Decode a photo; return (outcome, text), the outcome empty if it is sound.
+
+        Raises: _ChildGone.
+        """
         ends_s = time.monotonic() + PHOTO_S_MAX
         try:
             self._link.settimeout(PHOTO_S_MAX)
@@ -99,7 +122,7 @@ class _Child:
         return self._receive_answer(ends_s)
 
     def end(self) -> None:
-        """Kill it, if it still is."""
+        """Kill the child."""
         self._link.close()
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
@@ -125,15 +148,15 @@ class _Child:
 
     def _how(self, error: OSError | None) -> str:
         if isinstance(error, TimeoutError):
-            return "its decoder gave no answer"
+            return "the decoder timed out"
         try:
-            return f"its decoder ended with {self._process.wait(1)}"
+            return f"the decoder exited with status {self._process.wait(1)}"
         except subprocess.TimeoutExpired:
-            return "its decoder closed its socket"
+            return "the decoder closed its socket"
 
 
 class Decoder:
-    """Decodes a share of the photos of a process, and all that are odd, in a child."""
+    """Decodes suspicious photos and a random share of the others in a child process."""
 
     def __init__(
         self, share: float, limits: DecodeLimits | None = None, *, python: str = sys.executable
@@ -147,11 +170,11 @@ class Decoder:
 
     @property
     def child_pid(self) -> int | None:
-        """The process that decodes, once there is one."""
+        """The process id of the child; None before the first photo."""
         return None if self._child is None else self._child.pid
 
     async def check(self, data: bytes, image: ImageInfo) -> None:
-        """Decode `data` if it is odd or its lot is drawn. Raises: NotAPhoto, DecoderDown."""
+        """Decode `data` if it is suspicious or randomly chosen. Raises: NotAPhoto, DecoderDown."""
         if not is_suspicious(image, len(data)):
             is_drawn = self._share > 0 and random.random() < self._share
             if not is_drawn or self._in_line >= LOT_LINE_MAX:
@@ -159,29 +182,29 @@ class Decoder:
         await self.decode(data, image.format)
 
     async def decode(self, data: bytes, kind: str) -> None:
-        """Decode `data` whole; `kind` is the format that its header says. Raises: NotAPhoto, DecoderDown."""
+        """Decode `data` completely as the format `kind`. Raises: NotAPhoto, DecoderDown."""
         self._in_line += 1
         loop = asyncio.get_running_loop()
         try:
-            outcome, text = await loop.run_in_executor(self._thread, self._ask, data, kind)
+            outcome, text = await loop.run_in_executor(self._thread, self._decode, data, kind)
         finally:
             self._in_line -= 1
         if outcome:
             raise NotAPhoto(outcome, f"the photo cannot be decoded: {text}")
 
     async def close(self) -> None:
-        """End the child and the thread."""
+        """Stop the child and the thread."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
         self._drop()
 
-    def _ask(self, data: bytes, kind: str) -> tuple[str, str]:
+    def _decode(self, data: bytes, kind: str) -> tuple[str, str]:
         how = ""
         for _ in range(2):
             try:
-                outcome, text = self._present().ask(data, kind)
+                outcome, text = self._running_child().decode(data, kind)
             except _ChildGone as gone:
                 self._drop()
                 how = str(gone)
@@ -193,14 +216,14 @@ class Decoder:
                 return outcome, text
         return "refused:undecodable", how
 
-    def _present(self) -> _Child:
+    def _running_child(self) -> _Child:
         if self._child is None:
             try:
                 self._child = _Child(self._python, self._limits)
             except (OSError, _ChildGone) as error:
                 raise DecoderDown(
-                    f"no process that decodes photos can be started ({error}): is memory left, and is"
-                    " the extra `fetch` installed?",
+                    f"the process that decodes photos cannot be started ({error}): check free"
+                    " memory, and that the extra `fetch` is installed",
                     retry_after_s=10,
                 ) from error
         return self._child
@@ -212,7 +235,7 @@ class Decoder:
 
 
 SHEET_ROW_S_MAX: Final = 120.0
-"""Longest time without a further row; CPU time is bounded in the process itself."""
+"""Longest wait for the next row; CPU time is limited in the child itself."""
 ROW_BYTES_MAX: Final = 4 * 2**20
 BLOCK_BYTES: Final = 256 * 1024
 MEMORY_BYTES_MAX: Final = 2**30
@@ -223,7 +246,10 @@ _OVER_LIMIT: Final = frozenset({-signal.SIGABRT, -signal.SIGKILL, -signal.SIGXCP
 
 
 class SheetUnreadable(Exception):
-    """A workbook cannot be read; `code` is `sheet_damaged`, `sheet_password`, `sheet_too_large` or `is_zip`."""
+    """A workbook cannot be read.
+
+    `code` is `sheet_damaged`, `sheet_password`, `sheet_too_large` or `is_zip`.
+    """
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -231,20 +257,20 @@ class SheetUnreadable(Exception):
 
 
 class SheetRow(msgspec.Struct, frozen=True, array_like=True):
-    """A row that is not empty: its line in the sheet, from 1, and its cells."""
+    """A row that is not empty: its line in the sheet, counted from 1, and its cells."""
 
     line: int
     cells: list[str]
 
 
 class SheetName(msgspec.Struct, frozen=True):
-    """A visible sheet begins."""
+    """The start of a visible sheet."""
 
     sheet: str
 
 
 class _Ended(msgspec.Struct, frozen=True):
-    """The last answer; `fault` says why there are no more rows."""
+    """The end of the response; `fault` is the code of an error."""
 
     fault: str | None = None
     end: bool = False
@@ -262,30 +288,22 @@ def sheet_rows(
     cpu_s_max: int = CPU_S_MAX,
     unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
 ) -> Iterator[SheetName | SheetRow]:
-    """Every visible sheet of the workbook in `stream`, each followed by its rows. Blocking.
+    """Each visible sheet of the workbook in `stream`, followed by its rows. Blocks.
 
-    The process ends with the iterator. Raises: SheetUnreadable, and what reading `stream` raises.
+    The child ends with the iterator. Raises: SheetUnreadable, and any error of reading `stream`.
     """
     limits = memory_bytes_max, cpu_s_max, unpacked_bytes_max
-    link, theirs = socket.socketpair()
+    link, process = _start_child(sys.executable, _SHEET_CHILD, limits)
     with link:
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-B", str(_SHEET_CHILD), *map(str, limits)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},
-            )
         try:
             link.settimeout(SHEET_ROW_S_MAX)
-            yield from _converse(link, stream, process)
+            yield from _exchange(link, stream, process)
         finally:
             process.kill()
             process.wait()
 
 
-def _converse(
+def _exchange(
     link: socket.socket, stream: io.BufferedReader, process: subprocess.Popen[bytes]
 ) -> Iterator[SheetName | SheetRow]:
     try:
@@ -309,14 +327,14 @@ def _converse(
 
 
 def _require_end(line: bytes) -> None:
-    """Raises: SheetUnreadable, msgspec.DecodeError."""
+    """Require that a response ended without a fault. Raises: SheetUnreadable, DecodeError."""
     ended = _decode_end(line)
     if ended.fault is not None:
         raise SheetUnreadable(ended.fault)
 
 
 def _code_of(process: subprocess.Popen[bytes]) -> str:
-    """Why a process answered no more: it died over a limit, or the file broke it."""
+    """The fault of a file whose child died: over a limit, or damaged."""
     try:
         is_over = process.wait(1) in _OVER_LIMIT
     except subprocess.TimeoutExpired:

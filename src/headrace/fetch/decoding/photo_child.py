@@ -1,12 +1,12 @@
-"""The process that decodes: reads photos from its socket, says what it saw, and knows nothing else.
+"""The child process that decodes photos, one request at a time over its socket.
 
-Run by path with an isolated interpreter, so it imports the imaging library alone; arguments are its
-limits. Everything that is loaded late (plug-ins, codecs) is used once before files are forbidden.
+It runs by path in an isolated interpreter and imports only the imaging library. Its arguments are
+its limits. Plug-ins and codecs that load lazily are used once before opening files is forbidden.
 
-    asked:    format (4 bytes), length (4 bytes), the photo
-    answered: length of the text (2 bytes), `outcome` or nothing where the photo is sound, a tab, why
+    request:  format (4 bytes), length (4 bytes), the photo
+    response: length of the text (2 bytes), outcome (empty if the photo is sound), a tab, the reason
 
-CPU time is taken by a timer whose signal nothing catches: a decoder that loops in C dies of it.
+CPU time is limited by a timer whose signal is not handled, so a decoder that loops in C is killed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ DESCRIPTORS_MAX = 3
 
 
 class _Refused(Exception):
-    """The photo is refused for a reason of its own; arguments are outcome and text."""
+    """The photo is refused without a decoder error; the arguments are outcome and text."""
 
 
 def main(limits: list[str]) -> None:
-    """Answer until the other end closes."""
+    """Serve requests until the parent closes the socket."""
     memory_bytes_max, cpu_s, pixels_max, frames_max = (float(limit) for limit in limits)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Sent to the whole group when its slot is to end: the slot says when it needs no photo any more.
+        # Sent to the whole process group at shutdown; the parent closes the socket when it is done.
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     os.chdir("/")
@@ -46,41 +46,41 @@ def main(limits: list[str]) -> None:
     warnings.simplefilter("ignore")
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     warm_up(int(frames_max))
-    close_doors(int(memory_bytes_max))
-    link.sendall(answer_of("", "ready"))
+    drop_privileges(int(memory_bytes_max))
+    link.sendall(encode_response("", "ready"))
     while request := receive(link, 8):
         kind, length = struct.unpack("!4sI", request)
         data = receive(link, length)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        answer = judged(data, kind.strip().decode(), int(frames_max))
+        response = decode_safely(data, kind.strip().decode(), int(frames_max))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        link.sendall(answer)
+        link.sendall(response)
 
 
 def warm_up(frames_max: int) -> None:
-    """Load whatever decoding loads, while files can still be opened."""
+    """Decode each format once, to load all plug-ins while files can still be opened."""
     picture = Image.new("RGB", (16, 16), (200, 10, 10))
     for kind, name in FORMATS.items():
         out = io.BytesIO()
         picture.save(out, name)
         decode(out.getvalue(), kind, frames_max)
-        judged(out.getvalue()[:40], kind, frames_max)
+        decode_safely(out.getvalue()[:40], kind, frames_max)
 
 
-def close_doors(memory_bytes_max: int) -> None:
-    """From here on: so much memory, no further descriptor, process, file or core."""
-    for what, most in (
+def drop_privileges(memory_bytes_max: int) -> None:
+    """Limit memory, and forbid new descriptors, processes, file writes and core dumps."""
+    for limit, most in (
         (resource.RLIMIT_AS, memory_bytes_max),
         (resource.RLIMIT_NOFILE, DESCRIPTORS_MAX),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(limit, (most, most))
 
 
 def receive(link: socket.socket, length: int) -> bytes:
-    """Exactly `length` bytes, or nothing where the other end closed."""
+    """Receive exactly `length` bytes; return nothing if the parent closed the socket."""
     data = bytearray(length)
     view, got = memoryview(data), 0
     while got < length:
@@ -91,32 +91,32 @@ def receive(link: socket.socket, length: int) -> bytes:
     return bytes(data)
 
 
-def answer_of(outcome: str, text: str) -> bytes:
-    """An answer as it is sent."""
-    said = f"{outcome}\t{text}".encode(errors="replace")[:TEXT_BYTES_MAX]
-    return struct.pack("!H", len(said)) + said
+def encode_response(outcome: str, text: str) -> bytes:
+    """A response as bytes of the protocol."""
+    body = f"{outcome}\t{text}".encode(errors="replace")[:TEXT_BYTES_MAX]
+    return struct.pack("!H", len(body)) + body
 
 
-def judged(data: bytes, kind: str, frames_max: int) -> bytes:
-    """The answer about a photo, whatever its decoder raises."""
+def decode_safely(data: bytes, kind: str, frames_max: int) -> bytes:
+    """Decode a photo and return the response, whatever the decoder raises."""
     try:
         frames = decode(data, kind, frames_max)
     except _Refused as refused:
-        return answer_of(*refused.args)
+        return encode_response(*refused.args)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        return answer_of("refused:too_many_pixels", "a frame has more pixels than are taken")
+        return encode_response("refused:too_many_pixels", "a frame has too many pixels")
     except MemoryError:
-        return answer_of("refused:undecodable", "its decoding takes too much memory")
-    except Exception as error:  # noqa: BLE001 - plug-ins raise anything, SyntaxError and struct.error included
-        return answer_of("refused:undecodable", f"{type(error).__name__}: {error}")
-    return answer_of("", f"{frames} frames")
+        return encode_response("refused:undecodable", "decoding needs too much memory")
+    except Exception as error:  # noqa: BLE001 - plug-ins raise any error, even SyntaxError
+        return encode_response("refused:undecodable", f"{type(error).__name__}: {error}")
+    return encode_response("", f"{frames} frames")
 
 
 def decode(data: bytes, kind: str, frames_max: int) -> int:
-    """Decode every frame; how many there are. Raises: whatever the library does, and _Refused."""
+    """Decode every frame and return their number. Raises: _Refused, and any library error."""
     with Image.open(io.BytesIO(data), formats=(FORMATS[kind],)) as image:
         if kind == "jpg":
-            # All of the data is read, an eighth of the pixels is made of it: half the time.
+            # Draft mode reads all data but builds an eighth of the pixels, in half the time.
             image.draft(None, (1, 1))
             image.load()
             return 1
@@ -125,7 +125,7 @@ def decode(data: bytes, kind: str, frames_max: int) -> int:
             image.load()
             frame += 1
             if frame > frames_max:
-                raise _Refused("refused:too_many_frames", f"over {frames_max} frames")
+                raise _Refused("refused:too_many_frames", f"more than {frames_max} frames")
             try:
                 image.seek(frame)
             except EOFError:

@@ -1,10 +1,9 @@
-"""All that sellers read, in their language: one TOML file of sentences a language.
+"""The sentences that sellers read, in their language: one TOML file per language.
 
-Codes and values are kept in the database, sentences never: a report can be read in any language, also
-one that was added after its run. A sentence whose values are not known (kept by an older release) falls
-back to the text that was kept, a code without a sentence is said by its kind, so nobody ever reads a
-bare code or an error. A test holds every language to the same keys and placeholders, and every code of
-the room to a sentence.
+The database stores codes and values, never sentences, so a report is available in every language,
+even in one added later. If values are missing, the stored English text is used. A code without a
+sentence uses the general sentence of its kind. So readers always see a sentence. A test requires
+the same keys and placeholders in each language, and a sentence for each code.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _NAME: Final = re.compile(r"\{(\w+)(:size)?\}")
 _NUMBER: Final = re.compile(r"[0-9]+")
 _UNITS: Final = (("gigabytes", 2**30), ("megabytes", 2**20), ("kilobytes", 2**10), ("bytes", 1))
 _WOULD_BE: Final = "would be held, "
-"""How the reason of a dry run begins."""
+"""The prefix of the reason of a dry run that would be held."""
 _ABANDONED: Final = "its process ended"
 
 
@@ -39,11 +38,14 @@ class Texts:
     lang: str
     sections: Mapping[str, Mapping[str, str]]
     limits: Values
-    """The deployment's limits that sentences name, so that no sentence names a setting."""
+    """The limits of the deployment, which sentences show instead of names of settings."""
 
     @classmethod
     def load(cls, lang: str = DEFAULT, config: FetchConfig | None = None) -> Self:
-        """The sentences of `lang`, such as `en`, with the limits of `config`. Raises: LanguageUnknown."""
+        """The sentences of a language, such as `en`, with the limits of `config`.
+
+        Raises: LanguageUnknown.
+        """
         sections = _languages().get(lang.lower())
         if sections is None:
             raise LanguageUnknown(lang, languages())
@@ -51,21 +53,21 @@ class Texts:
         return cls(lang.lower(), sections, limits)
 
     def of_row(self, problem: RowProblem) -> str:
-        """What is wrong with a row and what to do, in one sentence."""
+        """The problem of a row and what to do, as a sentence."""
         return self.row(problem.field, problem.code, problem.values) or problem.text
 
     def row(self, field: str, code: str, values: Values) -> str:
-        """The sentence of a row's code; empty where the values for it are not known."""
+        """The sentence of a row fault; empty if its values are missing."""
         template = self.sections["row"].get(code)
         if template is None:
-            # Codes of links in the list of photos are those of outcomes.
+            # Photo links have the codes of outcomes.
             template = self.sections["row"].get(f"url_{code}")
         if template is None:
             return "" if not values else self._filled(self.sections["kind"]["row"], {"code": code})
         return self._filled(template, {"field": field, **values})
 
     def file(self, fault: FileFault) -> str:
-        """What is wrong with a whole file and what to do, in one sentence that begins with its line."""
+        """The fault of a whole file and what to do, as a sentence that begins with its line."""
         sentences = self.sections["file"]
         template = sentences.get(fault.code, "").replace("{accepted}", sentences["accepted"])
         text = self._filled(template, fault.values) or fault.code
@@ -74,7 +76,7 @@ class Texts:
         return f"{self._filled(self.sections['kind']['line'], {'line': str(fault.line)})}: {text}"
 
     def of_run(self, run: Run) -> str:
-        """Why a run is held, refused or abandoned, in words; empty where it is none of these."""
+        """Why a run is held, refused or abandoned; empty in other states."""
         if run.fault is not None:
             text = self.file(run.fault)
             if not run.fault.code.startswith("truncated"):
@@ -85,7 +87,7 @@ class Texts:
         return self.reason(run.reason) if run.reason else ""
 
     def outcome(self, outcome: str) -> str:
-        """One sentence about what became of a photo."""
+        """The sentence of a photo outcome."""
         sentence = self.sections["photo"].get(outcome)
         if sentence is not None:
             return self._filled(sentence, {})
@@ -98,7 +100,7 @@ class Texts:
         return self._filled(self.sections["kind"][kind], {"code": plain})
 
     def reason(self, reason: str) -> str:
-        """Why a run is held, or was abandoned, in words; a reason of another shape is said as it is."""
+        """Why a run is held or was abandoned; an unknown reason is returned unchanged."""
         if reason.startswith(_WOULD_BE):
             held = self.reason(reason.removeprefix(_WOULD_BE))
             return self.sections["run"]["would_be"].replace("{reason}", held)
@@ -117,7 +119,7 @@ class Texts:
         return self._filled(self.sections["page"][name], values)
 
     def _filled(self, template: str, values: Values) -> str:
-        """`template` with its values and the limits, each bounded; empty where one is missing."""
+        """The template with its values and the limits filled in; empty if one is missing."""
         known = {**self.limits, **values}
         if not placeholders(template) <= known.keys():
             return ""
@@ -131,7 +133,7 @@ class Texts:
 
 
 def limits_of(config: FetchConfig) -> Values:
-    """The limits of a deployment by the names that sentences have for them."""
+    """The limits of a deployment by their placeholder names."""
     return {
         "photo_max": config.photo_max_bytes,
         "photo_s": f"{max(config.classes, default=0.0):g}",
@@ -145,12 +147,12 @@ def _default_limits() -> Values:
 
 
 def languages() -> list[str]:
-    """The languages there are, the default one first."""
+    """The available languages, the default one first."""
     return sorted(_languages(), key=lambda lang: (lang != DEFAULT, lang))
 
 
 def preferred(accept_language: str) -> str:
-    """The best of ours for a header such as `ru-RU, en;q=0.8`; the default where none fits."""
+    """The best available language for a header such as `ru-RU, en;q=0.8`, else the default."""
     ranked: list[tuple[float, int, str]] = []
     for position, part in enumerate(accept_language.split(",")[:20]):
         tag, _, weight = part.strip().partition(";")
@@ -163,7 +165,7 @@ def preferred(accept_language: str) -> str:
 
 
 def placeholders(template: str) -> set[str]:
-    """The names of the values that a sentence shows."""
+    """The names of the placeholders in a sentence."""
     return {name for name, _ in _NAME.findall(template)}
 
 

@@ -27,7 +27,7 @@ Shown: TypeAlias = dict[str, str | int]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with one field of one row; `values` are what its sentence shows."""
+    """A fault of one field in one row; `values` fill the placeholders of its sentence."""
 
     field: str
     code: str
@@ -36,26 +36,26 @@ class Fault:
 
 @dataclass(slots=True)
 class RawRow:
-    """One row as it was read, `number` from 1; nothing is validated yet."""
+    """One row as read, not validated; `number` counts from 1."""
 
     number: int
     line: int
     values: dict[str, Value] = dataclasses.field(default_factory=dict)
     photos: list[str] = dataclasses.field(default_factory=list)
     fault: Fault | None = None
-    """Set when the row itself cannot be read; `values` then holds what is known of it."""
+    """Set if the row cannot be read; `values` then has the id, if it was found."""
     has_line_break: bool | None = None
-    """Of a text table: whether a line break ends the row."""
+    """Whether a line break ends the row; None unless the file is a text table."""
 
     @property
     def item(self) -> str:
-        """What it says its id is; empty where it says nothing."""
+        """The id as written in the file; empty if there is none."""
         found = self.values.get("id", "")
         return found if isinstance(found, str) else ""
 
 
 class Truncated(Exception):
-    """The file ends in the middle; `fault` says where, `where` in a sentence."""
+    """The file ends too early; `fault` has the position, `where` the English sentence."""
 
     def __init__(self, code: str, line: int | None = None, **values: str | int) -> None:
         self.fault = FileFault(code, line, values)
@@ -64,7 +64,7 @@ class Truncated(Exception):
 
 
 class RowUnreadable(Exception):
-    """One row cannot be read and the next one can; its reader makes it a row with this fault."""
+    """One row cannot be read; the reader yields it with this fault and continues."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.code)
@@ -72,7 +72,7 @@ class RowUnreadable(Exception):
 
 
 def broken(code: str, line: int | None = None, **values: str | int) -> CatalogueBroken:
-    """The error of a file whose rest cannot be read; `code` has a sentence in `texts/`."""
+    """The error for a file that cannot be read further; `code` has a sentence in `i18n`."""
     fault = FileFault(code, line, values)
     text = Texts.load().file(fault)
     where = "file" if line is None else f"line {line}"
@@ -82,14 +82,14 @@ def broken(code: str, line: int | None = None, **values: str | int) -> Catalogue
 
 
 def not_a_catalogue(code: str, line: int | None = None, **values: str | int) -> NotACatalogue:
-    """The error of a file that is of no format; `code` has a sentence in `texts/`."""
+    """The error for a file of no known format; `code` has a sentence in `i18n`."""
     error = NotACatalogue(Texts.load().file(FileFault(code, line, values)))
     error.fault = FileFault(code, line, values)
     return error
 
 
 def too_large(bytes_max: int) -> CatalogueTooLarge:
-    """The error of a file over the bound of catalogues."""
+    """The error for a file larger than the catalogue limit."""
     error = CatalogueTooLarge(
         Texts.load().file(FileFault("too_large", values={"bytes": bytes_max}))
     )
@@ -99,7 +99,7 @@ def too_large(bytes_max: int) -> CatalogueTooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """The outermost element of an XML file."""
+    """The root element of an XML file."""
 
     name: str
     attributes: dict[str, str]
@@ -107,9 +107,10 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first bytes of a file as text; `root` where they are XML. `mapping` names its fields.
+    """The decoded first bytes of a file, which decide its format.
 
-    `lines_skipped` are the empty lines above the text. A sheet has no text.
+    `root` is set for XML. `lines_skipped` counts empty lines above the text. A spreadsheet has no
+    text.
     """
 
     text: str
@@ -121,10 +122,10 @@ class Head:
 
 
 def require_letters(head: Head) -> None:
-    """Return where the first line of a file that no format takes could be read. Raises: NotACatalogue.
+    """Refuse a file whose first line has undecodable characters. Raises: NotACatalogue.
 
-    Without this a table in another encoding, whose header is not understood for that, would be told that
-    its header names no id.
+    Without this check, a table in the wrong encoding would be reported as a table without an id
+    column.
     """
     if "\N{REPLACEMENT CHARACTER}" in head.text.splitlines()[0]:
         name = head.encoding.removesuffix("-sig").upper()
@@ -133,15 +134,15 @@ def require_letters(head: Head) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A catalogue format; `title` is what people call it.
+    """A catalogue format: how to recognize it and how to read it. `title` is its display name.
 
-    `takes_mapping` where the format says nothing about the names of fields, so that a mapping may;
-    the others mean one thing only and are not looked for once a mapping is given.
+    `takes_mapping` is set for formats without fixed field names. If a mapping is given, only these
+    formats are considered.
     """
 
     name: str
     title: str
-    recognises: Callable[[Head], bool]
+    recognizes: Callable[[Head], bool]
     read: Callable[[io.BufferedReader, Head], Iterator[RawRow]]
     takes_mapping: bool = False
 
@@ -153,9 +154,11 @@ _ESCAPED: Final = re.compile("[\udc80-\udcff]")
 def read_lines(
     stream: io.BufferedReader, encoding: str, *, characters_max: int
 ) -> Iterator[tuple[int, str, bool]]:
-    """(number, line, whether its end is there) of each line.
+    """The lines as (number, text, whether a line break ends it), each of bounded length.
 
-    Raises: CatalogueBroken, Truncated, CatalogueTooLarge.
+    Invalid UTF-8 is decoded to surrogates first, so that the error names the right line: a strict
+    decoder would fail for a whole buffer of lines. Raises while read:
+    CatalogueBroken, Truncated, CatalogueTooLarge.
     """
     errors = "surrogateescape" if encoding.startswith("utf-8") else "strict"
     text = io.TextIOWrapper(stream, encoding=encoding, errors=errors, newline="")
@@ -183,6 +186,6 @@ def _next_line(text: io.TextIOWrapper, encoding: str, number: int, characters_ma
 
 
 def not_text(encoding: str, line: int) -> CatalogueBroken:
-    """The error of a file that is not of its encoding."""
+    """The error for bytes that are invalid in the encoding of the file."""
     name = encoding.removesuffix("-sig").upper()
     return broken("invalid_encoding", line, encoding=name)

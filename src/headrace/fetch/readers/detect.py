@@ -39,17 +39,21 @@ _LETTER: Final = re.compile("[^\x00-\x7f]")
 _SIGN: Final = re.compile("[№«»“”„–—…₽°±×\xa0\xad©®™•’‘·]")
 _COMMON: Final = frozenset("оеаинтср")
 WORDS_SHARE_MIN: Final = 0.7
-"""Share of the letters that are in Cyrillic words: letters of a Latin text stand alone between others."""
+"""Minimum share of letters in Cyrillic words; misread Latin letters appear one at a time."""
 RUSSIAN_SHARE_MIN: Final = 0.85
-"""Share of the letters that are Russian: about 0.92 in Ukrainian, 0.5 in CP866 read as windows-1251."""
+"""Minimum share of Russian letters: about 0.92 in Ukrainian, 0.5 in CP866 read as windows-1251."""
 COMMON_SHARE_MIN: Final = 0.4
-"""Share of the eight most common letters: about 0.55 in Russian, 0.3 in KOI8-R read as windows-1251."""
+"""Minimum share of the eight most common letters: 0.55 in Russian, 0.3 in misread KOI8-R."""
 LETTERS_COUNTED_MIN: Final = 60
-"""Of fewer letters the share means nothing."""
+"""With fewer letters, the share of common letters is not checked."""
 
 
 def find_encoding(start: bytes) -> str:
-    """The encoding of a text that begins with `start`."""
+    """The encoding of a text without a byte order mark that begins with `start`.
+
+    Valid UTF-8 is UTF-8. Other bytes are windows-1251 only if they read as Russian text in it,
+    since a wrong guess would corrupt names without any error.
+    """
     try:
         start.decode(UTF_8)
     except UnicodeDecodeError as error:
@@ -76,9 +80,10 @@ SNIFF_BYTES: Final = 64 * 1024
 
 
 def open_unpacked(path: Path, *, bytes_max: int) -> io.BufferedReader:
-    """The bytes of `path`, of what it packs if it is gzip. Reading raises as the file demands.
+    """The bytes of a file, unpacked if it is gzip, at most `bytes_max` of them.
 
-    Raises while read: Truncated, CatalogueBroken, CatalogueTooLarge.
+    The limit applies to unpacked bytes, since gzip can expand a thousandfold. Raises while read:
+    Truncated, CatalogueBroken, CatalogueTooLarge.
     """
     with path.open("rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
@@ -88,7 +93,7 @@ def open_unpacked(path: Path, *, bytes_max: int) -> io.BufferedReader:
 
 
 class _Bounded(io.RawIOBase):
-    """Bytes of `source`, at most `bytes_max`; faults of packing in our words."""
+    """A stream over `source` that enforces the byte limit and translates gzip errors."""
 
     def __init__(self, source: IO[bytes], bytes_max: int) -> None:
         self._source = source
@@ -115,7 +120,7 @@ class _Bounded(io.RawIOBase):
         return len(block)
 
     def _read(self, size_bytes: int) -> bytes:
-        """The next bytes, also the last ones before packed data breaks off. Raises: Truncated behind those."""
+        """The next bytes. If gzip data ends early, return the rest first. Raises: Truncated."""
         blocks: list[bytes] = []
         while size_bytes and not self._is_cut:
             try:
@@ -137,7 +142,7 @@ FORMATS: Final[tuple[Format, ...]] = (
     *(json_formats.NDJSON, json_formats.JSON),
     *(xml_formats.YML, xml_formats.AVITO, xml_formats.RSS, xml_formats.ATOM, xml_formats.XML),
 )
-"""Every format; a file is of the first that recognises it."""
+"""All formats in order of precedence: the first one that recognizes the file is used."""
 FORMAT_NAMES: Final = tuple(found.name for found in FORMATS)
 _BOMS: Final = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 _MAGICS: Final = (
@@ -149,7 +154,7 @@ _MAGICS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """A recognised file: `format` is one of FORMAT_NAMES; `rows` can be read once."""
+    """An open file: its format, one of FORMAT_NAMES, and its rows, which can be read once."""
 
     format: str
     rows: Iterator[RawRow]
@@ -158,14 +163,14 @@ class Catalogue:
 def open_catalogue(
     path: Path, *, bytes_max: int, format_name: str | None = None, mapping: Mapping | None = None
 ) -> Catalogue:
-    """Recognise the file at `path` and start reading it. Blocking: call it in a thread.
+    """Detect the format of the file at `path` and start to read it. Blocks: call it in a thread.
 
-    `format_name` says the format instead of the content; else `mapping.format` does.
+    `format_name`, else `mapping.format`, overrides the detection.
     Raises: NotACatalogue, UnknownFormat, CatalogueBroken, CatalogueTooLarge.
     """
-    told = mapping.format if mapping else None
-    forced = require_format(format_name or told, mapping)
-    # Opening a FIFO would wait for a writer, for ever where there is none.
+    named = mapping.format if mapping else None
+    forced = require_format(format_name or named, mapping)
+    # Opening a FIFO would block until a writer appears.
     if path.exists() and not path.is_file():
         raise not_a_catalogue("is_no_file", name=path.name)
     stream = open_unpacked(path, bytes_max=bytes_max)
@@ -190,15 +195,16 @@ def require_format(name: str | None, mapping: Mapping | None = None) -> Format |
         )
     if found and mapping and not found.takes_mapping:
         raise UnknownFormat(
-            f"format {found.name} has names of its own and takes no mapping: leave one of the two out"
+            f"format {found.name} has fixed field names and accepts no mapping: omit the mapping or"
+            " the format"
         )
     if found is xml_formats.XML and mapping is None:
-        raise UnknownFormat("format xml says nothing about names: give a mapping with it")
+        raise UnknownFormat("format xml has no field names of its own: pass a mapping with it")
     return found
 
 
 def _look_at(start: bytes, mapping: Mapping | None) -> Head:
-    """The head of a file that is some kind of text. Raises: NotACatalogue."""
+    """The head of a text file or spreadsheet that begins with `start`. Raises: NotACatalogue."""
     if not start.strip():
         raise not_a_catalogue("is_empty")
     if start.startswith(SHEET_MAGICS):
@@ -220,13 +226,13 @@ def _look_at(start: bytes, mapping: Mapping | None) -> Head:
 
 
 def _recognise(head: Head, forced: Format | None) -> Format:
-    """The format that the head shows, or the `forced` one. Raises: NotACatalogue."""
+    """The `forced` format, else the first that recognizes the head. Raises: NotACatalogue."""
     if forced is not None:
         if head.is_sheet and forced is not tables.SHEET:
             raise not_a_catalogue("is_sheet", format=forced.name)
         return forced
     for found in FORMATS:
-        if (head.mapping is None or found.takes_mapping) and found.recognises(head):
+        if (head.mapping is None or found.takes_mapping) and found.recognizes(head):
             return found
     if head.root is not None:
         raise not_a_catalogue("is_other_xml", root=head.root.name[:40])

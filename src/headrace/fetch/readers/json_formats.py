@@ -1,4 +1,17 @@
-"""X"""
+"""JSON documents and NDJSON files, row by row.
+
+**JSON** is an array of objects, or an object that contains one: at the path `rows` of the mapping,
+else the first array of objects found, at most three objects deep. The text around the array is
+parsed too, so a truncated file is detected.
+
+**NDJSON** is one object per line; an invalid line is a faulty row. It is distinguished from a JSON
+document by its first lines: an object on a line of its own that has an id, or that another object
+follows. If the first line is invalid, the lines after it decide.
+
+An object becomes cells keyed by path (`size.width`). A list gives several texts for one path.
+Numbers stay as written (`1990.50` does not become a float), `true` is a text, and `null` is no
+value. Duplicate keys, NaN and Infinity are refused, since parsers disagree about them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +23,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
-from headrace.fetch.mappings import ID_WORDS, Names, Value, known_names, named_by_habit, plain_path
+from headrace.fetch.mappings import ID_WORDS, Names, Value, apply_synonyms, known_names, plain_path
 from headrace.fetch.model import ROWS_MAX
 from headrace.fetch.readers.base import (
     Fault,
@@ -31,17 +44,17 @@ from headrace.fetch.readers.json_stream import (
 )
 
 CELLS_MAX: Final = 10_000
-"""Paths of a row, mapped or not, that are looked at; one of a hundred thousand names took seconds."""
+"""Maximum number of paths in a row; a row of a hundred thousand names would take seconds."""
 
 
 _LENIENT: Final = json.JSONDecoder(parse_float=str, parse_int=str)
 
 
 def id_in(raw: str, names: Names | None) -> dict[str, Value]:
-    """The id of a row that cannot be read whole: its item must not be taken for gone.
+    """The id in the text of an unreadable row, so that its item does not count as removed.
 
-    As other parsers would read the row; else only where the id comes first, since an id that is taken for
-    another's would spoil a good row.
+    A lenient parser is tried first. Otherwise the id must be the first member: a value elsewhere
+    may belong to another object, and a wrong id would damage a good item.
     """
     try:
         return id_of(_LENIENT.decode(raw), names)
@@ -51,7 +64,7 @@ def id_in(raw: str, names: Names | None) -> dict[str, Value]:
 
 
 def id_of(value: Any, names: Names | None) -> dict[str, Value]:
-    """The id among the plain members of a decoded row."""
+    """The id of a decoded row that has a fault; nested members are ignored."""
     if not isinstance(value, dict):
         return {}
     row = RawRow(0, 0)
@@ -63,23 +76,23 @@ def id_of(value: Any, names: Names | None) -> dict[str, Value]:
 
 @lru_cache(100)
 def _first_id(names: tuple[str, ...]) -> re.Pattern[str]:
-    told = "|".join(map(re.escape, names))
+    choices = "|".join(map(re.escape, names))
     return re.compile(
-        rf'\s*\{{\s*"(?:{told})"\s*:\s*"?([A-Za-z0-9._:@~-]{{1,128}})["\s,]', re.IGNORECASE
+        rf'\s*\{{\s*"(?:{choices})"\s*:\s*"?([A-Za-z0-9._:@~-]{{1,128}})["\s,]', re.IGNORECASE
     )
 
 
 def name_row(row: RawRow, value: Any, names: Names | None) -> None:
-    """Give `row` the fields and photos of a decoded value. Raises: RowUnreadable."""
+    """Set the fields and photos of `row` from a decoded value. Raises: RowUnreadable."""
     if not isinstance(value, dict):
         raise RowUnreadable(Fault("row", "not_an_object"))
     cells: dict[str, list[str]] = {}
     _collect(value, "", cells, DEPTH_MAX)
-    row.values, row.photos = named_by_habit(cells) if names is None else names.apply(cells)
+    row.values, row.photos = apply_synonyms(cells) if names is None else names.apply(cells)
 
 
 def _collect(value: Any, path: str, cells: dict[str, list[str]], depth_left: int) -> None:
-    """Put every text below `value` into `cells`. Raises: RowUnreadable."""
+    """Add every text in `value` to `cells` under its path. Raises: RowUnreadable."""
     if depth_left == 0:
         raise RowUnreadable(Fault("row", "too_deep", {"most": DEPTH_MAX}))
     if isinstance(value, dict):
@@ -119,7 +132,7 @@ def read_array(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
 
 
 def _enter(text: JsonText, path: list[str] | None) -> int | None:
-    """Go to the array of rows; answer in how many objects it stands, None for one without rows."""
+    """Advance to the array of rows; return its depth in objects, None if the array is empty."""
     if text.peek() == "[":
         return 0
     depth = _find_array(text, path, 1)
@@ -133,7 +146,7 @@ def _enter(text: JsonText, path: list[str] | None) -> int | None:
 
 
 def _find_array(text: JsonText, path: list[str] | None, depth: int) -> int | None:
-    """Look through the members of an object; its end is passed where nothing is found."""
+    """Search the members of an object for the array; consume the object if it has none."""
     for key in text.members():
         if path is not None:
             if plain_path(key) != path[0]:
@@ -154,7 +167,7 @@ def _find_array(text: JsonText, path: list[str] | None, depth: int) -> int | Non
 
 
 def _require(text: JsonText, mark: str, key: str, depth: int) -> int:
-    """`depth`, if what comes next begins with `mark`. Raises: CatalogueBroken."""
+    """Return `depth` if the next value begins with `mark`. Raises: CatalogueBroken."""
     if text.peek() != mark:
         raise broken("no_rows_at", text.line, path=key[:40])
     return depth
@@ -179,7 +192,7 @@ def _rows(text: JsonText, names: Names | None) -> Iterator[RawRow]:
 JSON: Final = Format(
     name="json",
     title="JSON",
-    recognises=lambda head: head.text.startswith(("[", "{")),
+    recognizes=lambda head: head.text.startswith(("[", "{")),
     read=read_array,
     takes_mapping=True,
 )
@@ -242,14 +255,14 @@ def _is_ndjson(head: Head) -> bool:
 
 
 def _may_go_on(line: str, error: ValueError) -> bool:
-    """Whether a JSON document may have `line` as its first: the decoder reached the line's end."""
+    """Whether `line` may be the first line of a JSON document: its end is the only fault."""
     at = getattr(error, "pos", 0)
     is_open_text = getattr(error, "msg", "").startswith("Unterminated string")
     return at >= len(line.rstrip()) and not is_open_text
 
 
 def _has_adjacent_objects(lines: list[str]) -> bool:
-    """Whether two lines in a row are objects: a JSON document has a comma between them."""
+    """Whether two consecutive lines are objects; a JSON document has a comma between them."""
     objects = [_is_object(line) for line in lines]
     return any(one and other for one, other in pairwise(objects))
 
@@ -264,7 +277,7 @@ def _is_object(line: str) -> bool:
 NDJSON: Final = Format(
     name="ndjson",
     title="NDJSON",
-    recognises=_is_ndjson,
+    recognizes=_is_ndjson,
     read=read_objects,
     takes_mapping=True,
 )

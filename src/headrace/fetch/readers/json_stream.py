@@ -1,7 +1,8 @@
-"""A JSON document that is read piece by piece: where it is, what comes next, one value at a time.
+"""An incremental JSON parser: walk a document of any size, one value at a time.
 
-Holds the text that is not consumed yet: a block, or as much as one value needs, at most a mebibyte and a
-block. A value longer than that is not decoded and can be skipped.
+The buffer holds the text that is not consumed yet: one block, or as much as one value needs, up to
+1 MiB plus a block. A longer value is not decoded but can be skipped. Values are decoded by the
+standard library, which also returns where a value ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BLOCK_BYTES: Final = 128 * 1024
 VALUE_CHARACTERS_MAX: Final = 2**20
 DEPTH_MAX: Final = 32
 LITERAL_CHARACTERS_MAX: Final = 20
-"""Behind where a decoder stops at the end of a text: `tru` of a `true`."""
+"""A decoder that fails this close to the end may have met a cut literal, such as `tru`."""
 _SPACES: Final = re.compile(r"[ \t\n\r]*")
 _WORD: Final = re.compile(r'[^\s,:\[\]{}"]*')
 _TOKEN: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
@@ -43,8 +44,10 @@ DECODER: Final = json.JSONDecoder(
 
 
 class Unreadable(Exception):
-    """The next value cannot be decoded; it was not consumed and can be skipped. `raw` is its text, if
-    it is known where it ends."""
+    """The next value cannot be decoded. It is not consumed and can be skipped.
+
+    `raw` is its text, if its end was found.
+    """
 
     def __init__(self, code: str, text: str, *, most: int = 0, raw: str = "") -> None:
         super().__init__(text)
@@ -53,7 +56,10 @@ class Unreadable(Exception):
 
 
 class JsonText:
-    """The unread text of a stream. Reading raises: CatalogueBroken, Truncated, CatalogueTooLarge."""
+    """The unread text of a stream.
+
+    Every read may raise CatalogueBroken, Truncated or CatalogueTooLarge.
+    """
 
     def __init__(self, stream: io.BufferedReader, encoding: str) -> None:
         self._stream = stream
@@ -68,20 +74,20 @@ class JsonText:
 
     @property
     def line(self) -> int:
-        """The line of what comes next."""
+        """The line number of the next value."""
         self._line += self._text.count("\n", self._counted, self._at)
         self._counted = self._at
         return self._line
 
     def peek(self) -> str:
-        """The next character that is no space; empty at the end. Only spaces are consumed."""
+        """Skip white space; return the next character, empty at the end of the file."""
         while True:
             self._at = _SPACES.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text) or not self._more():
                 return self._text[self._at : self._at + 1]
 
     def members(self) -> Iterator[str]:
-        """The keys of the object that comes next; the caller consumes each one's value."""
+        """The keys of the next object; the caller consumes each value."""
         self._take("{")
         while self.peek() != "}":
             if self.peek() not in ('"', ""):
@@ -96,7 +102,7 @@ class JsonText:
         self._take("}")
 
     def elements(self) -> Iterator[int]:
-        """The line of each element of the array that comes next; the caller consumes each."""
+        """The line of each element of the next array; the caller consumes each element."""
         self._take("[")
         while self.peek() != "]":
             yield self.line
@@ -104,7 +110,7 @@ class JsonText:
         self._take("]")
 
     def is_array_of_objects(self) -> bool:
-        """Whether an array whose first element is an object comes next; nothing is consumed."""
+        """Whether the next value is an array whose first element is an object."""
         if self.peek() != "[":
             return False
         while True:
@@ -135,7 +141,7 @@ class JsonText:
                 return found
 
     def skip(self) -> None:
-        """Consume one value of any length, well-formed inside or not, by its brackets."""
+        """Consume one value of any length by matching brackets; its content is not checked."""
         if self.peek() not in ("{", "[", '"'):
             self._at = self._word_end()
             return
@@ -149,27 +155,27 @@ class JsonText:
             self._require_more()
 
     def leave(self, depth: int) -> None:
-        """Pass the rest of `depth` objects, the innermost first, each after one of its values."""
+        """Consume the rest of `depth` nested objects, the innermost first."""
         for _ in range(depth):
             while self._take_comma("}"):
                 self.value_of_key()
             self._take("}")
 
     def value_of_key(self) -> None:
-        """Pass one key and its value."""
+        """Consume one key and its value."""
         self.skip()
         self._take(":")
         self.skip()
 
     def expect_end(self) -> None:
-        """Raises: CatalogueBroken where anything but spaces follows."""
+        """Require that only white space follows. Raises: CatalogueBroken."""
         if self.peek():
             raise self._malformed("expected the end of the file")
 
     def _scan(self, at: int, depth: int) -> tuple[int, int]:
-        """How far the brackets from `at` on can be followed; depth 0 is the end of the value.
+        """Match brackets from `at`; return the position reached and the depth there.
 
-        A string that does not end in the text stops the scan before it; its depth is then never 0.
+        The depth is 0 at the end of the value. A string that is not closed in the buffer stops the scan before it, at a depth other than 0.
         """
         for token in _TOKEN.finditer(self._text, at):
             mark = token[0]
@@ -184,7 +190,7 @@ class JsonText:
         return len(self._text), depth or -1
 
     def _extend(self, error: ValueError) -> None:
-        """Read on where a value may only be cut by the end of the text. Raises: Unreadable."""
+        """Read a block if the end of the buffer may cut the value. Raises: Unreadable."""
         fault_at = getattr(error, "pos", self._at)
         line = self.line + self._text.count("\n", self._at, fault_at)
         is_cut = _may_be_cut(error, len(self._text) - fault_at)
@@ -234,7 +240,7 @@ class JsonText:
         self._at += 1
 
     def _take_comma(self, closing: str) -> bool:
-        """Whether another value follows; at `closing`, which stays, there is none."""
+        """Consume a comma and return True; return False at `closing`, which is not consumed."""
         if self.peek() == closing:
             return False
         self._take(",")
@@ -251,7 +257,7 @@ class JsonText:
             raise Truncated("truncated_json", self.line)
 
     def _more(self) -> bool:
-        """Read a block behind what is not consumed; False at the end of the file."""
+        """Append the next block to the buffer; return False at the end of the file."""
         if self._is_end:
             return False
         line = self.line
@@ -271,12 +277,12 @@ class JsonText:
 
 
 def _may_be_cut(error: ValueError, characters_behind: int) -> bool:
-    """Whether a decoder could say so of a good value whose end is missing."""
+    """Whether the error can be caused by the missing end of a valid value."""
     is_open_text = getattr(error, "msg", "").startswith("Unterminated string")
     return is_open_text or characters_behind <= LITERAL_CHARACTERS_MAX
 
 
 def _reason(error: ValueError) -> str:
-    """What the decoder says, as part of a sentence."""
+    """The message of the decoder, as part of a sentence."""
     text = getattr(error, "msg", str(error))
     return f"{text[:1].lower()}{text[1:]}"

@@ -1,4 +1,17 @@
-"""X"""
+"""Tables: CSV and TSV text, and XLSX, XLS and ODS spreadsheets.
+
+A table has a header row, and one item in each row below it. Columns are recognized by the words in
+`synonyms.toml` or by a mapping; an unknown column keeps its name in lower case. Rows above the
+header, such as a title, are skipped.
+
+**Text.** The delimiter (`,` `;` TAB `|`) is the one that makes the header readable; a first line
+`sep=;`, as Excel writes it, overrides that. A line that breaks the CSV rules is a faulty row, and
+reading continues. A file is truncated if a quote is never closed, or if the last row has fewer
+cells than the header and no line break.
+
+**Spreadsheets.** Every visible sheet with a header in its first rows is read; other sheets, such as
+instructions, are skipped. The file stores the last result of each formula, which is used.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +48,25 @@ from headrace.fetch.readers.base import (
 
 LINE_CHARACTERS_MAX: Final = 2**20
 HEADER_LINES_MAX: Final = 20
-"""A header is looked for in so many lines."""
+"""Number of rows that are searched for a header."""
 Record: TypeAlias = tuple[int, list[str], Fault | None, bool]
-"""Line, cells, fault, and whether a line break ends it."""
+"""Line number, cells, fault, and whether a line break ends the record."""
 LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
-"""What ends a line of a file; `str.splitlines` knows more."""
+"""Line breaks of a file; `str.splitlines` also splits at form feeds and the like."""
 _DELIMITERS: Final = (",", ";", "\t", "|")
 _SEPARATOR_LINE: Final = re.compile(r'"?sep=([,;\t|])"?\s*', re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Where the header of a table is: its line from 1, and what parts its cells."""
+    """The position of a header: its line, counted from 1, and the delimiter of its cells."""
 
     line: int
     delimiter: str
 
 
 def find_header(head: Head) -> Header | None:
-    """The first line that names an id and, unless mapped, another known column; None: none of the first."""
+    """The first line that names an id column and, without a mapping, another known column."""
     if head.text.startswith(("<", "{", "[")):
         return None
     lines = LINE_BREAK.split(head.text, HEADER_LINES_MAX)[:HEADER_LINES_MAX]
@@ -75,7 +88,7 @@ def _cells_of(line: str, delimiter: str) -> list[str]:
 
 
 def is_header(cells: Sequence[str], mapping: Mapping | None) -> bool:
-    """Whether these cells name the columns of a table."""
+    """Whether these cells are the header of a table."""
     if mapping is not None:
         return not {plain_path(cell) for cell in cells}.isdisjoint(Names(mapping).id_paths)
     names = _column_names(cells)
@@ -87,7 +100,7 @@ def _column_names(cells: Sequence[str]) -> list[str]:
 
 
 def read_delimited(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
-    """Every row below the header.
+    """The rows below the header of a CSV or TSV file.
 
     Raises: NotACatalogue at once; CatalogueBroken, Truncated, CatalogueTooLarge while read.
     """
@@ -122,19 +135,19 @@ def _read(stream: io.BufferedReader, head: Head, header: Header) -> Iterator[Raw
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The header, and what gives a row its cells under the names there."""
+    """The columns of a header; `fill` stores the cells of a record in a row under their names."""
 
     count: int
     id_index: int
     fill: Callable[[RawRow, list[str]], None]
 
     def row(self, number: int, line: int, cells: list[str], fault: Fault | None) -> RawRow:
-        """A row of these cells; of one that cannot be read only the id, if no quote comes before."""
+        """The row of these cells. A faulty row has only its id, if no quote precedes it."""
         row = RawRow(number, line, fault=fault)
         if fault is None:
             if len(cells) != self.count:
-                told: Shown = {"count": len(cells), "most": self.count}
-                row.fault = Fault("row", "column_count", told)
+                counts: Shown = {"count": len(cells), "most": self.count}
+                row.fault = Fault("row", "column_count", counts)
             self.fill(row, cells)
         elif self.id_index < len(cells):
             before = cells[: self.id_index + 1]
@@ -144,9 +157,10 @@ class Columns:
 
 
 def _records(stream: io.BufferedReader, encoding: str, delimiter: str) -> Iterator[Record]:
-    """Each record of the file, the header among them.
+    """The records of a file, including its header.
 
-    The cells of a line that is no valid CSV are those before its first quote, and no longer cells behind.
+    A line of invalid CSV is split at every delimiter; only its cells before the first quote are
+    right.
     """
     last, is_ended = "", True
 
@@ -172,7 +186,7 @@ def _records(stream: io.BufferedReader, encoding: str, delimiter: str) -> Iterat
 
 
 def columns_of(header: list[str], line: int, mapping: Mapping | None) -> Columns:
-    """What the header says. Raises: CatalogueBroken."""
+    """The columns that a header names. Raises: CatalogueBroken."""
     if len(header) > COLUMNS_MAX:
         raise broken("too_many_columns", line, count=len(header), most=COLUMNS_MAX)
     if mapping is not None:
@@ -184,12 +198,12 @@ def columns_of(header: list[str], line: int, mapping: Mapping | None) -> Columns
     doubled = sorted({name for name in named if named.count(name) > 1})
     if doubled:
         raise broken("duplicate_header", line, column=doubled[0])
-    fill = _habit_filler([(name, is_photos(name)) for name in names])
+    fill = _synonym_filler([(name, is_photos(name)) for name in names])
     return Columns(len(names), names.index("id"), fill)
 
 
-def _habit_filler(columns: list[tuple[str, bool]]) -> Callable[[RawRow, list[str]], None]:
-    """Cells by the names of their columns, those of photos split into links."""
+def _synonym_filler(columns: list[tuple[str, bool]]) -> Callable[[RawRow, list[str]], None]:
+    """A function that fills rows by synonyms; cells of photo columns are split into links."""
 
     def fill(row: RawRow, cells: list[str]) -> None:
         for (name, holds_photos), cell in zip(columns, cells, strict=False):
@@ -206,7 +220,7 @@ def _habit_filler(columns: list[tuple[str, bool]]) -> Callable[[RawRow, list[str
 
 
 def _mapped_filler(columns: list[str], names: Names) -> Callable[[RawRow, list[str]], None]:
-    """Cells by the names of a mapping."""
+    """A function that fills rows by a mapping."""
 
     def fill(row: RawRow, cells: list[str]) -> None:
         found: dict[str, list[str]] = {}
@@ -232,25 +246,25 @@ def _delimiter_of(head: Head) -> str | None:
 CSV: Final = Format(
     name="csv",
     title="CSV",
-    recognises=lambda head: _delimiter_of(head) not in (None, "\t"),
+    recognizes=lambda head: _delimiter_of(head) not in (None, "\t"),
     read=read_delimited,
     takes_mapping=True,
 )
 TSV: Final = Format(
     name="tsv",
     title="TSV",
-    recognises=lambda head: _delimiter_of(head) == "\t",
+    recognizes=lambda head: _delimiter_of(head) == "\t",
     read=read_delimited,
     takes_mapping=True,
 )
 
 
 SHEET_MAGICS: Final = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
-"""How ZIP archives, which XLSX and ODS are, and old Office files begin."""
+"""First bytes of ZIP archives (XLSX and ODS) and of old Office files (XLS)."""
 
 
 def read_sheets(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
-    """Every row below the headers.
+    """The rows below the headers of all sheets of a workbook.
 
     Raises: NotACatalogue at once; CatalogueBroken, CatalogueTooLarge while read.
     """
@@ -267,7 +281,7 @@ def read_sheets(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
 def _find_sheet_header(
     answers: Iterator[SheetName | SheetRow], mapping: Mapping | None
 ) -> SheetRow | None:
-    """The next header among the first rows of a sheet; its other rows follow in `answers`."""
+    """The next header in `answers`, where its rows follow; None if no further sheet has one."""
     seen = 0
     for answer in answers:
         if isinstance(answer, SheetName):
@@ -297,7 +311,7 @@ def _read_sheets(
                     number += 1
                     if number > ROWS_MAX:
                         raise broken("too_many_rows", answer.line, most=ROWS_MAX)
-                    # A sheet is as wide as its widest row.
+                    # Every row of a sheet has the width of the widest one.
                     cells = (answer.cells + [""] * columns.count)[: columns.count]
                     yield columns.row(number, answer.line, cells, None)
                 header = _find_sheet_header(answers, mapping)
@@ -308,7 +322,7 @@ def _read_sheets(
 SHEET: Final = Format(
     name="sheet",
     title="XLSX, XLS or ODS",
-    recognises=lambda head: head.is_sheet,
+    recognizes=lambda head: head.is_sheet,
     read=read_sheets,
     takes_mapping=True,
 )

@@ -1,4 +1,20 @@
-"""X"""
+"""XML catalogues: Yandex YML, Avito, Google product data, and any other XML by a mapping.
+
+**YML** (`yml_catalog/shop/offers/offer`): the attributes `id` and `available`; `name`, or
+`typePrefix`, `vendor` and `model`; `price`, `url`, `categoryId` with its name from `categories`,
+every `picture`, and every `param` as `param:<name>`. Other simple children keep their names; the
+first of each counts.
+
+**Avito** (`Ads/Ad`): `Id`, `Title`, `Price`, `Category`, and the photos from `Images/Image/@url` or
+`ImageUrls`. Other children keep their names in lower case, nested ones their paths.
+
+**Google** (RSS 2.0 `rss/channel/item`, Atom `feed/entry`): names of Google's namespace come before
+those of RSS and Atom, so that Google's `id` wins over the URI that Atom calls `id`. The category is
+`product_type`, else `google_product_category`. Other names are kept, nested ones as paths.
+
+**Mapped XML**: `rows` of the mapping is the path of the row elements from the root, whose name may
+be omitted. A field is the path of an element below the row; `@name` is an attribute.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +33,7 @@ _YML_NAMES: Final = {"categoryId": "category"}
 
 
 def read_offers(stream: io.BufferedReader, _head: Head) -> Iterator[RawRow]:
-    """Every offer, in order. Raises: CatalogueBroken, Truncated, CatalogueTooLarge."""
+    """The offers of a YML file. Raises: CatalogueBroken, Truncated, CatalogueTooLarge."""
     categories: dict[str, str] = {}
 
     def note_category(name: str, attributes: dict[str, str], text: str) -> None:
@@ -59,7 +75,7 @@ def _offer(row: XmlRow, categories: dict[str, str]) -> RawRow:
 YML: Final = Format(
     name="yml",
     title="Yandex YML",
-    recognises=lambda head: head.root is not None and head.root.name == "yml_catalog",
+    recognizes=lambda head: head.root is not None and head.root.name == "yml_catalog",
     read=read_offers,
 )
 
@@ -76,7 +92,7 @@ _AVITO_NAMES: Final = Names(
 
 
 def read_ads(stream: io.BufferedReader, _head: Head) -> Iterator[RawRow]:
-    """Every ad, in order. Raises: CatalogueBroken, Truncated, CatalogueTooLarge."""
+    """The ads of an Avito file. Raises: CatalogueBroken, Truncated, CatalogueTooLarge."""
     for row in read_xml(stream, lambda path: path == ["Ads", "Ad"]):
         ad = row.raw()
         ad.values, ad.photos = _AVITO_NAMES.apply(row.cells())
@@ -86,7 +102,7 @@ def read_ads(stream: io.BufferedReader, _head: Head) -> Iterator[RawRow]:
 AVITO: Final = Format(
     name="avito",
     title="Avito XML",
-    recognises=lambda head: head.root is not None and head.root.name == "Ads",
+    recognizes=lambda head: head.root is not None and head.root.name == "Ads",
     read=read_ads,
 )
 
@@ -105,7 +121,7 @@ _GOOGLE_NAMES: Final = Names(
 
 
 def _reader_of(is_row: IsRow) -> Callable[[io.BufferedReader, Head], Iterator[RawRow]]:
-    """The reader of a format whose rows are these elements."""
+    """A reader of Google product data whose rows are the elements that `is_row` accepts."""
 
     def read_products(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
         prefix = _prefix_of(head)
@@ -118,7 +134,7 @@ def _reader_of(is_row: IsRow) -> Callable[[io.BufferedReader, Head], Iterator[Ra
 
 
 def _prefix_of(head: Head) -> str:
-    """What the file writes before Google's names: `g:`, unless it binds another."""
+    """The prefix bound to Google's namespace; `g:` if the root binds none."""
     bound = head.root.attributes if head.root else {}
     for name, value in bound.items():
         if value == NAME_SPACE and name.startswith("xmlns:"):
@@ -127,7 +143,7 @@ def _prefix_of(head: Head) -> str:
 
 
 def _cells(row: XmlRow, prefix: str) -> dict[str, list[str]]:
-    """Texts by name; Google's before those of the format around them."""
+    """The texts of a product by name; names of Google's namespace win."""
     own: dict[str, list[str]] = {}
     around: dict[str, list[str]] = {}
     for element in row.elements[:-1]:
@@ -140,7 +156,7 @@ def _cells(row: XmlRow, prefix: str) -> dict[str, list[str]]:
 
 
 def _target_of(element: Element) -> str:
-    """Where Atom's empty `link` to the product's own page leads."""
+    """The address of the product page in an Atom `link` element; empty for other elements."""
     is_page = element.path == "link" and element.attributes.get("rel", "alternate") == "alternate"
     return element.attributes.get("href", "").strip() if is_page else ""
 
@@ -148,24 +164,27 @@ def _target_of(element: Element) -> str:
 RSS: Final = Format(
     name="google_rss",
     title="Google product RSS",
-    recognises=lambda head: head.root is not None and head.root.name == "rss",
+    recognizes=lambda head: head.root is not None and head.root.name == "rss",
     read=_reader_of(lambda path: path == ["rss", "channel", "item"]),
 )
 ATOM: Final = Format(
     name="google_atom",
     title="Google product Atom",
-    recognises=lambda head: head.root is not None and head.root.name == "feed",
+    recognizes=lambda head: head.root is not None and head.root.name == "feed",
     read=_reader_of(lambda path: path == ["feed", "entry"]),
 )
 
 
 def read_elements(stream: io.BufferedReader, head: Head) -> Iterator[RawRow]:
-    """Every row, in order. Raises: InvalidMapping, CatalogueBroken, Truncated, CatalogueTooLarge."""
+    """The rows of an XML file that a mapping describes.
+
+    Raises: InvalidMapping at once; CatalogueBroken, Truncated, CatalogueTooLarge while read.
+    """
     mapping = head.mapping
     if mapping is None or not mapping.rows:
         raise InvalidMapping(
-            "the mapping of an XML file needs `rows`, the path of the elements that are rows, such as"
-            " 'shop.products.product'"
+            "the mapping of an XML file needs `rows`: set it to the path of the row elements, such"
+            " as 'shop.products.product'"
         )
     return _read_elements(
         stream, plain_path(mapping.rows).split("."), Names(mapping), mapping.encoding
@@ -189,7 +208,7 @@ def _read_elements(
 XML: Final = Format(
     name="xml",
     title="XML with a mapping",
-    recognises=lambda head: head.root is not None and head.mapping is not None,
+    recognizes=lambda head: head.root is not None and head.mapping is not None,
     read=read_elements,
     takes_mapping=True,
 )

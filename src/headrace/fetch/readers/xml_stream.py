@@ -1,9 +1,10 @@
-"""The floor of every XML format: rows out of a stream, by expat in blocks, one row in memory.
+"""An incremental XML parser over expat: rows from a file of any size, one row in memory.
 
-A format says which elements are rows; it gets each as its elements in the order of the file. expat stops
-entity bombs by itself but parses 200,000 levels of nesting (measured on 2.5.0), so depth, text and the
-elements of a row are bounded here. A DOCTYPE that only names its format, as old YML files have it, is let
-pass and never loaded; one that declares anything is refused.
+The caller chooses which elements are rows and receives each as a list of elements in file order.
+
+Hostile input is bounded. expat stops entity bombs but accepts any nesting, so depth, text size and
+elements of a row have limits here. A DOCTYPE that only names the format, as in old YML files, is
+accepted and never loaded; a DOCTYPE with declarations is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DEPTH_MAX: Final = 64
 ELEMENTS_OF_ROW_MAX: Final = 10_000
 BLOCK_BYTES: Final = 64 * 1024
 TOKEN_BYTES_MAX: Final = 2**20
-"""A tag or a comment is kept whole by expat until it ends; one that does not is refused."""
+"""Maximum size of one tag or comment, which expat buffers until its end."""
 _AT_END: Final = frozenset(
     expat.errors.codes[text]
     for text in (
@@ -37,7 +38,7 @@ OnOutside: TypeAlias = Callable[[str, dict[str, str], str], None]
 
 
 class Element(NamedTuple):
-    """An element of a row: its path below the row, empty for the row itself, and what it holds."""
+    """An element of a row; its path is relative to the row and empty for the row itself."""
 
     path: str
     attributes: dict[str, str]
@@ -46,7 +47,7 @@ class Element(NamedTuple):
 
 @dataclass(slots=True)
 class XmlRow:
-    """A row as its elements, in the order in which they end; the row's own is the last."""
+    """The elements of a row in the order of their end tags; the row itself is the last."""
 
     number: int
     line: int
@@ -54,11 +55,11 @@ class XmlRow:
     fault: Fault | None = None
 
     def raw(self) -> RawRow:
-        """The row without any field yet."""
+        """The row without its fields."""
         return RawRow(self.number, self.line, fault=self.fault)
 
     def cells(self) -> dict[str, list[str]]:
-        """Every text by its path in small letters, and every attribute by `path.@name`."""
+        """The texts by path in lower case, and the attributes by `path.@name`."""
         found: dict[str, list[str]] = {}
         for element in self.elements:
             path = element.path.lower()
@@ -78,10 +79,10 @@ def read_xml(
     on_outside: OnOutside | None = None,
     encoding: str | None = None,
 ) -> Iterator[XmlRow]:
-    """Every element whose path `is_row`, in order; `on_outside` is told of each element that ends
-    outside of rows. `encoding` overrides what the XML declares.
+    """The elements for which `is_row` accepts the path, in order.
 
-    Raises: CatalogueBroken, Truncated, CatalogueTooLarge.
+    `on_outside` is called for each element that ends outside of rows. `encoding` overrides the
+    declared one. Raises: CatalogueBroken, Truncated, CatalogueTooLarge.
     """
     document = _Document(is_row, on_outside, encoding)
     with stream:
@@ -93,7 +94,7 @@ def read_xml(
 
 
 def find_root(head: bytes) -> Root | None:
-    """The outermost element of a file that starts with `head`; None where there is none to be seen.
+    """The root element of a file that begins with `head`; None if `head` ends before it.
 
     Raises: NotACatalogue, CatalogueBroken.
     """
@@ -117,13 +118,13 @@ def _refuse_declarations(
 
 
 def _refuse_entity(name: str, _is_parameter: int) -> None:
-    # Beside a DOCTYPE expat would drop an unknown entity silently.
+    # If the file has a DOCTYPE, expat drops unknown entities silently.
     raise broken("entity_unknown", entity=name[:40])
 
 
 @dataclass(slots=True)
 class _Open:
-    """An element whose end did not come yet."""
+    """An element whose end tag was not read yet."""
 
     name: str
     attributes: dict[str, str]
@@ -132,7 +133,7 @@ class _Open:
 
 
 class _Document:
-    """The handlers of one document and the rows finished since they were last taken."""
+    """The expat handlers of one document; collects the rows that are complete."""
 
     def __init__(self, is_row: IsRow, on_outside: OnOutside | None, encoding: str | None) -> None:
         self._parser = parser = expat.ParserCreate(encoding)
@@ -171,12 +172,12 @@ class _Document:
             raise broken("tag_too_large", self._parser.CurrentLineNumber, bytes=TOKEN_BYTES_MAX)
 
     def _around(self, block: bytes) -> str:
-        """What is in the file where the parser stopped."""
+        """The text around the position where the parser stopped."""
         at = max(0, self._parser.ErrorByteIndex - self._bytes_parsed)
         return block[max(0, at - 20) : at + 20].decode(errors="replace").strip()
 
     def finish(self) -> None:
-        """The file ended. Raises: Truncated."""
+        """End the document at the end of the file. Raises: Truncated, CatalogueBroken."""
         try:
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
@@ -187,7 +188,7 @@ class _Document:
             raise broken("malformed_xml", error.lineno, detail=detail, snippet="") from None
 
     def take(self) -> list[XmlRow]:
-        """The rows finished since the last call."""
+        """Return the rows completed since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -199,7 +200,8 @@ class _Document:
         if attributes and max(map(len, attributes.values())) > FIELD_BYTES_MAX:
             raise self._over_field(name)
         if self._row is None and self._open:
-            # Only elements without children say something outside of rows; a million line breaks do not.
+            # Outside of rows only elements without children matter: drop the text collected so far,
+            # which may be a million line breaks.
             self._open[-1] = _Open(self._open[-1].name, {})
         self._open.append(_Open(name, attributes))
         if self._row is not None:
@@ -235,7 +237,7 @@ class _Document:
         return broken("field_too_large", line, element=name[:40], bytes=FIELD_BYTES_MAX)
 
     def _count_bytes(self, more: int) -> None:
-        """A row over its bounds is a faulty one; what it holds beyond them is not kept."""
+        """Mark a row over its limits as faulty; its further content is dropped."""
         self._row_bytes += more
         is_over = self._row_bytes > FIELDS_BYTES_MAX or self._row_elements > ELEMENTS_OF_ROW_MAX
         if is_over and self._row is not None and self._row.fault is None:
