@@ -130,7 +130,9 @@ def test_a_table_in_another_encoding_is_told_so_with_its_line(tmp_path, text):
     path.write_bytes(text.encode("cp866"))
     line = 1 if "цвет" in text or "артикул" in text else 2
     for options in ({}, {"format_name": "csv"}):
-        with pytest.raises(InvalidInput, match=f"line {line}: the text is no UTF-8") as refused:
+        with pytest.raises(
+            InvalidInput, match=f"line {line}: the text is not valid UTF-8"
+        ) as refused:
             list(open_catalogue(path, bytes_max=10**6, **options).rows)
         assert "mapping" in refused.value.text
         assert "\N{REPLACEMENT CHARACTER}" not in refused.value.text

@@ -163,9 +163,9 @@ def test_a_mapping_says_the_encoding_of_a_table_that_declares_none(tmp_path):
     table = "код|имя\n1|Стол\n".encode("cp866")
     mapping = {"id": "код", "name": "имя", "encoding": "cp866", "delimiter": "|"}
     assert read(tmp_path, table, mapping=parse_mapping(mapping))[1][0].values["name"] == "Стол"
-    with pytest.raises(NotACatalogue, match="line 1: the text is no UTF-8"):
+    with pytest.raises(NotACatalogue, match="line 1: the text is not valid UTF-8"):
         read(tmp_path, table, mapping=parse_mapping({"id": "код"}))
-    with pytest.raises(NotACatalogue, match="id of its mapping"):
+    with pytest.raises(NotACatalogue, match="id of the mapping"):
         read(tmp_path, "код|имя\n1|Стол\n".encode(), mapping=parse_mapping({"id": "code"}))
 
 

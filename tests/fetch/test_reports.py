@@ -207,7 +207,7 @@ def test_sentences_show_the_limits_of_the_deployment_as_people_write_them():
     assert "within 30 s" in texts.outcome("failed:timeout")
     russian = Texts.load("ru", FetchConfig(photo_max_bytes=512 * 2**10))
     assert "больше 512 КБ" in russian.outcome("refused:too_large")
-    assert "over 1 GB" in texts.file(FileFault("too_large", values={"bytes": 2**30}))
+    assert "larger than 1 GB" in texts.file(FileFault("too_large", values={"bytes": 2**30}))
     assert "over 64 KB" in texts.row("name", "field_too_large", {"most": 64 * 1024})
 
 
@@ -282,7 +282,7 @@ def test_every_fault_of_a_row_has_a_sentence_and_the_values_that_it_shows():
 def test_a_sentence_shows_its_values_or_falls_back():
     texts = Texts.load("en")
     told = texts.of_row(problem(values={"length": 1200, "most": 1000}))
-    assert told == "the field price has 1,200 characters, at most 1,000 are taken"
+    assert told == "the field price has 1,200 characters, at most 1,000 are allowed"
     assert texts.of_row(problem(text="as it was kept")) == "as it was kept"
     assert texts.of_row(problem(code="made_up", text="as it was kept")) == "as it was kept"
     assert "made_up" in texts.of_row(problem(code="made_up", values={"a": 1}))
@@ -347,9 +347,9 @@ async def test_a_report_is_whole_however_long(shop):
         ("3", "", "id"),
     ]
     assert rows[-1]["link"] == "http://h.example/2500"
-    assert rows[-1]["text"] == "there is nothing at this link (404)"
+    assert rows[-1]["text"] == "there is no photo at this link (404): correct the link"
     russian = [part async for part in shop.fetch.reports.csv(run.run, lang="ru")]
-    assert "ничего нет" in russian[-1]
+    assert "нет фотографии" in russian[-1]
     page = await shop.fetch.reports.page(run.run, lang="ru")
     assert page.count("ничего нет") == 1000
     with pytest.raises(RunUnknown):

@@ -89,7 +89,7 @@ async def test_a_photo_that_failed_and_one_that_came(shop, command):
     (other,) = (await shop.fetch.why(gone)).customers
     assert "1 more whole catalogues" in other.ahead
     told = (await command("why", gone))[1]
-    assert "there is nothing at this link (404)" in told
+    assert "there is no photo at this link (404): correct the link" in told
     assert "lane: " in told
     for odd in ("", "nonsense", "http://h/\x00", "http://h/" + "x" * 5000):
         found = await shop.fetch.why(odd)

@@ -146,7 +146,7 @@ async def test_a_run_judges_each_row_by_its_category(shop):
     assert await problems(shop, run) == [*(("a", "year", "too_small"), ("b", "year", "missing"))]
     told = [p.text for _, p in await shop.fetch.problems(run.run)]
     assert told == [
-        "the field year is 1850, at least 1900 is needed",
+        "the field year is 1850, the minimum is 1900",
         "the field year is missing: fill it in",
     ]
     assert (await shop.fetch.item("shop", "d")).fields["year"] == "2000"

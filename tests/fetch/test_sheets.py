@@ -168,7 +168,7 @@ def test_what_is_no_sheet_of_items_is_refused(tmp_path, data, words):
 
 
 def test_a_sheet_is_no_other_format(tmp_path):
-    with pytest.raises(NotACatalogue, match="leave the format out"):
+    with pytest.raises(NotACatalogue, match="do not set a format"):
         read(tmp_path, book([HEADER, ROW]), format_name="csv")
     with pytest.raises(NotACatalogue, match="damaged"):
         read(tmp_path, b"id,name\n1,A\n", format_name="sheet")
