@@ -207,13 +207,16 @@ async def test_photos_that_failed_are_listed_with_the_problems(client, command, 
     found = (await client.get(f"/v1/fetch/runs/{run.run}/errors")).json()
     (photo,) = found["photos"]
     assert (photo["item"], photo["outcome"]) == ("a", "failed:http_404")
-    assert photo["text"] == "there is nothing at this link (404)"
+    assert photo["text"] == "there is no photo at this link (404): correct the link"
     assert "use a public host" in found["problems"][0]["text"]
     path = f"/v1/fetch/runs/{run.run}/errors?photos_after={photo['position']}"
     assert (await client.get(path)).json()["photos"] == []
     code, text = await command("catalogue", "errors", str(run.run))
     assert code == 0
-    assert f"{shop.origin.url('/none')}: there is nothing at this link (404)" in text
+    assert (
+        f"{shop.origin.url('/none')}: there is no photo at this link (404): correct the link"
+        in text
+    )
     told = describe_run(run)
     assert f"2 photos failed or were refused: `headrace fetch catalogue errors {run.run}`" in told
     why = (await command("why", shop.origin.url("/none")))[1]
@@ -249,5 +252,5 @@ async def test_what_is_refused_names_its_remedy(client, command):
 def test_every_outcome_is_said_in_words():
     for outcome in (*OUTCOME_CODES, "failed:http_418", "refused:redirect_host", "failed:protocol"):
         words = Texts.load().outcome(outcome)
-        assert words.startswith(("the ", "what came", "there is"))
+        assert words.startswith(("the ", "there is"))
         assert "_" not in words.partition("fetch.")[0]
