@@ -3,16 +3,15 @@
 # ruff: noqa: RUF001 - Cyrillic is meant
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
+from reading import read
 
 from headrace.fetch.errors import CatalogueBroken, NotACatalogue
 from headrace.fetch.guard import Policy
 from headrace.fetch.i18n import Texts, languages
 from headrace.fetch.mappings import field_of, known_names
-from headrace.fetch.readers import RawRow, Truncated, open_catalogue
+from headrace.fetch.readers import RawRow, Truncated
 from headrace.fetch.readers.detect import find_encoding
 from headrace.fetch.validation import Rules, problem_of, validate_row
 
@@ -34,13 +33,6 @@ PHOTOS = ["https://shop.example/1.jpg", "https://shop.example/2.jpg"]
 RUSSIAN = (
     "Съешь ещё этих мягких французских булок, да выпей же чаю. Широкая электрификация губерний. "
 )
-
-
-def read(folder: Path, data: bytes, **options):
-    path = folder / "file"
-    path.write_bytes(data)
-    catalogue = open_catalogue(path, bytes_max=10**9, **options)
-    return catalogue.format, list(catalogue.rows)
 
 
 def price(text: str) -> dict[str, str]:

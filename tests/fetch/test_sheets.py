@@ -14,23 +14,16 @@ import zlib
 from pathlib import Path
 
 import pytest
+from reading import read
 from sheets import Raw, formula, number, ods, sheet_xml, xlsx
 
 from headrace.fetch.decoding import client as decoding
 from headrace.fetch.decoding.client import SheetRow, SheetUnreadable, sheet_rows
 from headrace.fetch.errors import CatalogueBroken, NotACatalogue
 from headrace.fetch.mappings import parse_mapping
-from headrace.fetch.readers import open_catalogue
 
 HEADER = ("Артикул*", "Название", "Цена, руб.", "Фото 1", "Фото 2", "Вес")
 ROW = ("A-1", "Стол", "10 000,50", "https://shop.example/1.jpg", "https://shop.example/2.jpg", 5)
-
-
-def read(folder: Path, data: bytes, **options):
-    path = folder / "file"
-    path.write_bytes(data)
-    catalogue = open_catalogue(path, bytes_max=10**9, **options)
-    return catalogue.format, list(catalogue.rows)
 
 
 def book(rows, *, merged=()) -> bytes:
