@@ -143,7 +143,7 @@ async def test_a_broken_file_is_a_refused_run_and_the_next_good_one_works(shop):
 
 async def test_a_file_over_the_bound_is_refused(shop):
     object.__setattr__(shop.fetch.config, "catalogue_max_bytes", 100_000)
-    with pytest.raises(CatalogueTooLarge, match=r"over 97\.66 KB"):
+    with pytest.raises(CatalogueTooLarge, match=r"larger than 97\.66 KB"):
         await shop.run(HEAD + rows(20_000))
     assert (await shop.fetch.runs("shop"))[0].state is RunState.REFUSED
 
@@ -248,9 +248,9 @@ async def test_a_run_whose_turn_does_not_come_is_told_when_to_come_again(shop):
         current_rules=None,
         wait_s_max=0.2,
     )
-    async with AsyncExitStack() as places:
+    async with AsyncExitStack() as permits:
         for n in range(RUNS_AT_ONCE):
-            await places.enter_async_context(line.place(f"c{n}"))
+            await permits.enter_async_context(line.permit(f"c{n}"))
         with pytest.raises(RunsBusy, match="customer 'shop'") as caught:
             await line.run(path, Order(customer="shop", file_name="x.csv"))
         assert caught.value.retry_after_s
@@ -261,7 +261,7 @@ async def test_a_run_whose_turn_does_not_come_is_told_when_to_come_again(shop):
 async def test_a_fifo_is_refused_and_not_waited_for(shop):
     path = shop.folder / "fifo.csv"
     os.mkfifo(path)
-    with pytest.raises(NotACatalogue, match="no regular file"):
+    with pytest.raises(NotACatalogue, match="not a regular file"):
         await asyncio.wait_for(shop.fetch.run_catalogue(path, "shop"), 60)
 
 

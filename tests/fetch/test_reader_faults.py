@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import resource
+import zlib
 from hashlib import sha256
 
 import pytest
@@ -27,6 +28,7 @@ PACKED = gzip.compress(VARIED, mtime=0)
 TWICE = gzip.compress(gzip.compress(b"id,name\n1,A\n", mtime=0), mtime=0)
 LAUGHS = b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><yml_catalog>&b;</yml_catalog>'
 XXE = b"<!DOCTYPE Ads [<!ENTITY x SYSTEM 'file:///etc/passwd'>]><Ads><Ad><Id>&x;</Id></Ad></Ads>"
+PARAMETER = b"<!DOCTYPE Ads [<!ENTITY % x SYSTEM 'http://127.0.0.1/x'> %x;]><Ads></Ads>"
 LARGE = b"x" * 70_000
 HUGE = b"x" * 1_500_000
 
@@ -51,6 +53,8 @@ HUGE = b"x" * 1_500_000
         (b"<<<", "cannot be read"),
         (b"\x1f\x8b\x08\x00", "cannot be unpacked"),
         (TWICE, "binary"),
+        (zlib.compress(b"id,name\n1,A\n" * 100), "binary"),
+        (b"id,name\na,A\x00\nb,B\n", "binary"),
     ],
 )
 def test_a_file_of_no_format_is_refused(tmp_path, data, words):
@@ -80,12 +84,15 @@ def test_a_file_of_no_format_is_refused(tmp_path, data, words):
         ("no_rows", "file", b'{"a": {"b": {"c": {"items": [{"id": 1}]}}}}'),
         ("no_rows", "file", b'{"a": 1, "b": "x"}'),
         ("invalid_encoding", "line 2", b'[{"id": 1},\n"\xff"]'),
+        ("invalid_encoding", "line 1", b'[{"id": "\xc3"}]'),
         ("text_too_long", "line 1", b'[{"id": 1}, "' + HUGE + b'"]'),
         ("invalid_encoding", "line 2", b'{"id": 1}\n{"id": "\xff"}\n'),
         ("line_too_long", "line 2", b'{"id": 1}\n{"id": "' + HUGE + b'"}\n'),
         # XML
         ("dtd_forbidden", "file", LAUGHS),
         ("dtd_forbidden", "file", XXE),
+        ("dtd_forbidden", "file", PARAMETER),
+        ("dtd_forbidden", "file", LAUGHS.replace(b"yml_catalog", b"rss")),
         ("dtd_forbidden", "file", b"<!DOCTYPE Ads [<!ENTITY a 'b'>]>" + ADS + AD),
         (
             "entity_unknown",

@@ -113,14 +113,14 @@ class Catalogues:
         self._permits = asyncio.Semaphore(RUNS_AT_ONCE)
 
     async def run(
-        self, path: Path, order: Order, *, has_place: bool = False, tx: Tx | None = None
+        self, path: Path, order: Order, *, has_permit: bool = False, tx: Tx | None = None
     ) -> int:
         """Read the file at `path` and apply it, within `tx` if given; return the id of the run.
 
         The run is then `applied`, `done`, `held` or `dry`. Raises: NotACatalogue (no run is
         created), CatalogueBroken, CatalogueTooLarge (the run is `refused`), RunUnderWay, RunsBusy.
         """
-        async with self._only_reader(order.customer, has_place=has_place):
+        async with self._only_reader(order.customer, has_permit=has_permit):
             rules = await self._current_rules.rules()
             catalogue = await self._open(path, order)
             run_id = await self._begin(order, catalogue)
@@ -268,9 +268,9 @@ class Catalogues:
         return order.run_id
 
     @asynccontextmanager
-    async def _only_reader(self, customer: str, *, has_place: bool = False) -> AsyncIterator[None]:
+    async def _only_reader(self, customer: str, *, has_permit: bool = False) -> AsyncIterator[None]:
         """Hold the lock of the customer until the block ends. Raises: RunUnderWay, RunsBusy."""
-        async with nullcontext() if has_place else self.place(customer):
+        async with nullcontext() if has_permit else self.permit(customer):
             connection = await self._postgres.connect_alone()
             try:
                 session = Tx(connection)
@@ -288,7 +288,7 @@ class Catalogues:
                 connection.terminate()
 
     @asynccontextmanager
-    async def place(self, customer: str) -> AsyncIterator[None]:
+    async def permit(self, customer: str) -> AsyncIterator[None]:
         """Hold one of the permits to read a catalogue until the block ends. Raises: RunsBusy."""
         try:
             async with asyncio.timeout(self._wait_s_max):

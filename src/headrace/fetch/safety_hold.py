@@ -52,7 +52,7 @@ def hold_reason(
         return "empty: no valid row"
     if limits.share < 1:
         if rows_valid * SHRUNK_TO <= published:
-            return f"shrunk: {rows_valid} valid rows where {published} items are published"
+            return f"shrunk: {rows_valid} valid rows, but {published} items are published"
         if missing > limits.items and missing > limits.share * published:
             return f"removed: {missing} of {published} published items are in no row"
     if has_more_unreadable and missing:

@@ -44,10 +44,10 @@ class Sampling:
             await tx.allow_long_statements(APPLY_S_MAX)
             rows = await tx.all(SQL.sampled_links, run_id=run_id, links_max=LINKS_MAX)
             needs = int(await tx.value(SQL.needs_count, run_id=run_id))
-        places = asyncio.Semaphore(min(AT_ONCE_MAX, found.connections))
+        permits = asyncio.Semaphore(min(AT_ONCE_MAX, found.connections))
         photos: list[SampledPhoto] = []
         urls = dict.fromkeys(row["url"] for row in rows)
-        tries = [self._try(url, customer, places, photos) for url in urls]
+        tries = [self._try(url, customer, permits, photos) for url in urls]
         try:
             async with asyncio.timeout(SAMPLE_S_MAX):
                 await asyncio.gather(*tries)
@@ -59,10 +59,10 @@ class Sampling:
         self,
         url: str,
         customer: str,
-        places: asyncio.Semaphore,
+        permits: asyncio.Semaphore,
         photos: list[SampledPhoto],
     ) -> None:
-        async with places:
+        async with permits:
             try:
                 starts = await self._lanes.starts(customer, wait_max_s=SAMPLE_S_MAX)
                 report = await self._try_photo(url, starts)

@@ -230,7 +230,7 @@ class _CompiledRule:
         return fault or found
 
     def _url_fault(self, text: str) -> str | None:
-        """Why a link to a product page is invalid; any address is allowed, as it is not requested."""
+        """Why a link to a product page is invalid; no request is sent, so any address is allowed."""
         reason = refusal(text, self._policy)
         return None if reason in ("forbidden_address", "port") else reason
 

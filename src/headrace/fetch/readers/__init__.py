@@ -16,7 +16,7 @@ Errors have three levels:
 | `tables` | CSV, TSV and spreadsheets |
 | `json_formats`, `json_stream` | JSON and NDJSON; the incremental JSON parser |
 | `xml_formats`, `xml_stream` | YML, Avito, Google and mapped XML; the incremental XML parser |
-| `base` | rows, faults, formats, bounded lines |
+| `rows` | rows, faults, formats, bounded lines |
 
 `headrace.fetch.mappings` gives the cells of a row their field names.
 """
@@ -24,13 +24,13 @@ Errors have three levels:
 from __future__ import annotations
 
 from headrace.fetch.mappings import Value
-from headrace.fetch.readers.base import Fault, RawRow, Truncated
 from headrace.fetch.readers.detect import (
     FORMAT_NAMES,
     Catalogue,
     open_catalogue,
     require_format,
 )
+from headrace.fetch.readers.rows import Fault, RawRow, Truncated
 
 __all__ = [
     "FORMAT_NAMES",

@@ -18,7 +18,7 @@ from typing import IO, Any, Final
 from headrace.fetch.errors import UnknownFormat
 from headrace.fetch.mappings import Mapping
 from headrace.fetch.readers import json_formats, tables, xml_formats
-from headrace.fetch.readers.base import (
+from headrace.fetch.readers.rows import (
     Format,
     Head,
     RawRow,

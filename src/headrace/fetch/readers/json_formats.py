@@ -25,7 +25,14 @@ from typing import Any, Final
 
 from headrace.fetch.mappings import ID_WORDS, Names, Value, apply_synonyms, known_names, plain_path
 from headrace.fetch.model import ROWS_MAX
-from headrace.fetch.readers.base import (
+from headrace.fetch.readers.json_stream import (
+    DECODER,
+    DEPTH_MAX,
+    VALUE_CHARACTERS_MAX,
+    JsonText,
+    Unreadable,
+)
+from headrace.fetch.readers.rows import (
     Fault,
     Format,
     Head,
@@ -34,13 +41,6 @@ from headrace.fetch.readers.base import (
     Truncated,
     broken,
     read_lines,
-)
-from headrace.fetch.readers.json_stream import (
-    DECODER,
-    DEPTH_MAX,
-    VALUE_CHARACTERS_MAX,
-    JsonText,
-    Unreadable,
 )
 
 CELLS_MAX: Final = 10_000

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from headrace.fetch.errors import CatalogueBroken
-from headrace.fetch.readers.base import Fault, Truncated, broken
+from headrace.fetch.readers.rows import Fault, Truncated, broken
 
 BLOCK_BYTES: Final = 128 * 1024
 VALUE_CHARACTERS_MAX: Final = 2**20
@@ -30,12 +30,12 @@ _TOKEN: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("an object has a key twice")
+        raise ValueError("an object has a duplicate key")
     return found
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 DECODER: Final = json.JSONDecoder(
@@ -175,7 +175,8 @@ class JsonText:
     def _scan(self, at: int, depth: int) -> tuple[int, int]:
         """Match brackets from `at`; return the position reached and the depth there.
 
-        The depth is 0 at the end of the value. A string that is not closed in the buffer stops the scan before it, at a depth other than 0.
+        The depth is 0 at the end of the value. A string that is not closed in the buffer stops the
+        scan before it, at a depth other than 0.
         """
         for token in _TOKEN.finditer(self._text, at):
             mark = token[0]
@@ -214,7 +215,7 @@ class JsonText:
         except ValueError as error:
             raise Unreadable("invalid_json", _reason(error)) from None
         if length != len(word):
-            raise Unreadable("invalid_json", f"{word[:40]!r} is no JSON value")
+            raise Unreadable("invalid_json", f"{word[:40]!r} is not a JSON value")
         self._at = end
         return found
 

@@ -33,7 +33,7 @@ from headrace.fetch.mappings import (
     split_photos,
 )
 from headrace.fetch.model import COLUMNS_MAX, FIELD_BYTES_MAX, ROWS_MAX
-from headrace.fetch.readers.base import (
+from headrace.fetch.readers.rows import (
     Fault,
     Format,
     Head,
@@ -195,9 +195,9 @@ def columns_of(header: list[str], line: int, mapping: Mapping | None) -> Columns
         return Columns(len(paths), index, _mapped_filler(paths, mapped))
     names = _column_names(header)
     named = [name for name in names if name and not is_photos(name)]
-    doubled = sorted({name for name in named if named.count(name) > 1})
-    if doubled:
-        raise broken("duplicate_header", line, column=doubled[0])
+    duplicates = sorted({name for name in named if named.count(name) > 1})
+    if duplicates:
+        raise broken("duplicate_header", line, column=duplicates[0])
     fill = _synonym_filler([(name, is_photos(name)) for name in names])
     return Columns(len(names), names.index("id"), fill)
 

@@ -24,7 +24,7 @@ from typing import Final
 
 from headrace.fetch.errors import InvalidMapping
 from headrace.fetch.mappings import Mapping, Names, Value, plain_path
-from headrace.fetch.readers.base import Format, Head, RawRow
+from headrace.fetch.readers.rows import Format, Head, RawRow
 from headrace.fetch.readers.xml_stream import Element, IsRow, XmlRow, read_xml
 
 CATEGORIES_MAX: Final = 200_000

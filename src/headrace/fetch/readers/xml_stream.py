@@ -17,7 +17,7 @@ from xml.parsers import expat
 
 from headrace.fetch.errors import CatalogueBroken
 from headrace.fetch.model import FIELD_BYTES_MAX, FIELDS_BYTES_MAX, ROWS_MAX
-from headrace.fetch.readers.base import Fault, RawRow, Root, Truncated, broken, not_a_catalogue
+from headrace.fetch.readers.rows import Fault, RawRow, Root, Truncated, broken, not_a_catalogue
 
 DEPTH_MAX: Final = 64
 ELEMENTS_OF_ROW_MAX: Final = 10_000

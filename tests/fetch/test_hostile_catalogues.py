@@ -1,20 +1,20 @@
-"""Files that are meant to harm or are just broken: the exact answer, nothing changed, and the next good one works."""
+"""Hostile and broken files over HTTP: the exact response, no changes, and the next good file works.
+
+The table of all faults is in `test_reader_faults`; here is one file per way to fail.
+"""
 
 from __future__ import annotations
 
 import gzip
-import zlib
 from hashlib import sha256
 
 import pytest
 
 GOOD = b"id,name,price\na,A,5\nb,B,6\n"
-DEEP = b"<a>" * 70
 LONG = b"id,name\n" + b"".join(
     b"%d,%s\n" % (n, sha256(b"%d" % n).hexdigest().encode()) for n in range(2000)
 )
 BOMB = gzip.compress(b"id,name\n" + b"1,A\n" * 1_000_000)
-AD = b"<Ad><Id>1</Id><Title>A</Title></Ad>"
 
 
 def lying(data: bytes) -> bytes:
@@ -22,65 +22,31 @@ def lying(data: bytes) -> bytes:
     return gzip.compress(data)[:-8] + b"\x00" * 8
 
 
-def billion_laughs(root: bytes) -> bytes:
-    lines = b"".join(b"<!ENTITY l%d '%s'>" % (n, b"&l%d;" % (n - 1) * 10) for n in range(1, 10))
-    return (
-        b"<!DOCTYPE "
-        + root
-        + b" [<!ENTITY l0 'ha'>"
-        + lines
-        + b"]><"
-        + root
-        + b">&l9;</"
-        + root
-        + b">"
-    )
-
-
+LAUGHS = (
+    b"<!DOCTYPE yml_catalog [<!ENTITY l0 'ha'>"
+    + b"".join(b"<!ENTITY l%d '%s'>" % (n, b"&l%d;" % (n - 1) * 10) for n in range(1, 10))
+    + b"]><yml_catalog>&l9;</yml_catalog>"
+)
 XXE = b"<!DOCTYPE Ads [<!ENTITY x SYSTEM 'file:///etc/passwd'>]><Ads><Ad><Id>&x;</Id></Ad></Ads>"
 PARAMETER = b"<!DOCTYPE Ads [<!ENTITY % x SYSTEM 'http://127.0.0.1/x'> %x;]><Ads></Ads>"
 REFUSED = [
     ("a gzip bomb", BOMB, 413, "fetch.catalogue_too_large"),
     ("gzip that lies about its length", lying(GOOD), 422, "fetch.catalogue_broken"),
     ("gzip in gzip", gzip.compress(gzip.compress(GOOD)), 422, "fetch.not_a_catalogue"),
-    ("zlib without gzip", zlib.compress(GOOD * 100), 422, "fetch.not_a_catalogue"),
-    ("a ZIP", b"PK\x03\x04" + b"\x00" * 100, 422, "fetch.not_a_catalogue"),
-    ("billion laughs", billion_laughs(b"yml_catalog"), 422, "fetch.catalogue_broken"),
-    ("billion laughs in RSS", billion_laughs(b"rss"), 422, "fetch.catalogue_broken"),
+    ("billion laughs", LAUGHS, 422, "fetch.catalogue_broken"),
     ("an external entity", XXE, 422, "fetch.catalogue_broken"),
     ("an external parameter entity", PARAMETER, 422, "fetch.catalogue_broken"),
-    ("an unknown entity", b"<Ads><Ad><Id>&nbsp;</Id></Ad></Ads>", 422, "fetch.catalogue_broken"),
-    ("deep XML", b"<Ads><Ad>" + DEEP, 422, "fetch.catalogue_broken"),
-    ("UTF-7", b"<?xml version='1.0' encoding='utf-7'?><Ads/>", 422, "fetch.not_a_catalogue"),
-    ("a lying encoding", b"<Ads><Ad><Id>\xff\xfe</Id></Ad></Ads>", 422, "fetch.catalogue_broken"),
-    (
-        "an attribute over 64 KiB",
-        b"<Ads><Ad a='" + b"x" * 70_000 + b"'/>",
-        422,
-        "fetch.catalogue_broken",
-    ),
-    ("a text over 64 KiB", b"<Ads><Ad><T>" + b"x" * 70_000, 422, "fetch.catalogue_broken"),
     ("binary data", b"\x00\x01\x02" * 100, 422, "fetch.not_a_catalogue"),
-    ("HTML", b"<!DOCTYPE html><html><body>404</body></html>", 422, "fetch.not_a_catalogue"),
     ("NUL in the first lines", b"id,name\na,A\x00\nb,B\n", 422, "fetch.not_a_catalogue"),
-    ("no header", b"1,2,3\n4,5,6\n", 422, "fetch.not_a_catalogue"),
-    ("a doubled header", b"id,id,name\n1,1,A\n", 422, "fetch.catalogue_broken"),
     ("50,000 columns", b"id,name," + b"x," * 50_000 + b"\n", 422, "fetch.catalogue_broken"),
-    ("600 columns", b"id,name," + b"x," * 600 + b"\n", 422, "fetch.catalogue_broken"),
     ("Latin-1", "id,name\n1,é\n".encode("latin-1"), 422, "fetch.catalogue_broken"),
     ("a line without end", b"id,name\n1," + b"x" * 1_100_000, 413, "fetch.catalogue_too_large"),
-    ("JSON that ends twice", b'[{"id": 1}]]', 422, "fetch.catalogue_broken"),
     ("JSON without rows", b'{"error": "no access", "code": 5}', 422, "fetch.catalogue_broken"),
-    ("JSON with a half letter of UTF-8", b'[{"id": "\xc3"}]', 422, "fetch.catalogue_broken"),
 ]
 HELD = [
     ("gzip cut short", gzip.compress(LONG)[:-9]),
     ("an open quote", GOOD + b'c,"C'),
-    ("XML cut short", b"<Ads>" + AD),
-    ("JSON cut short", b'[{"id": "a", "name": "A"}, {"id"'),
-    ("NDJSON cut short", b'{"id": "a", "name": "A"}\n{"id": "b", "na'),
     ("no rows", b"id,name\n"),
-    ("an empty list", b"[]"),
     ("an empty feed", b"<rss><channel></channel></rss>"),
     ("nothing but nesting", b"[" + b"[" * 100_000 + b"]" * 100_000 + b"]"),
 ]
@@ -109,21 +75,13 @@ ROWS = [
         "price",
         "invalid_number",
     ),
-    ("NaN", b'[{"id": "a", "price": NaN}, {"id": "b", "name": "B"}]', "row", "invalid_json"),
     (
         "a key given twice",
         b'[{"id": "a", "id": "a"}, {"id": "b", "name": "B"}]',
         "row",
         "invalid_json",
     ),
-    (
-        "a deep row",
-        b'{"id": "a", "x": ' + b"[" * 500 + b"]" * 500 + b'}\n{"id": "b", "name": "B"}\n',
-        "row",
-        "too_deep",
-    ),
     ("another number of cells", b"id,name\na\nb,B\n", "row", "column_count"),
-    ("a cell over 64 KiB", b"id,name\na," + b"x" * 70_000 + b"\nb,B\n", "name", "field_too_large"),
     ("a wild id", b"id,name\nbell\x07,A\na,A\nb,B\n", "id", "invalid_id"),
 ]
 
