@@ -27,7 +27,7 @@ from headrace.fetch.http.languages import in_words_of, texts_for
 from headrace.fetch.http.scopes import READ, WRITE
 from headrace.fetch.i18n import DEFAULT
 from headrace.fetch.model import Run, Source
-from headrace.fetch.readers.base import too_large
+from headrace.fetch.readers.rows import too_large
 from headrace.fetch.service import Fetch
 from headrace.kernel.once import Once
 
@@ -130,7 +130,7 @@ async def run_catalogue(
                 is_dry_run=dry_run,
                 format_name=format_name,
                 mapping=mapping,
-                has_place=True,
+                has_permit=True,
                 tx=tx,
             )
             if run.reason is None or texts.lang == DEFAULT:
@@ -139,7 +139,7 @@ async def run_catalogue(
 
         if asked is not None:
             return await once(take, body_digest=digest)
-        async with fetch.catalogue_place(customer):
+        async with fetch.catalogue_permit(customer):
             return await once(take, body_digest=digest)
 
 

@@ -249,14 +249,14 @@ class Fetch:
         mapping: str | None = None,
         is_dry_run: bool = False,
         is_sampled: bool = True,
-        has_place: bool = False,
+        has_permit: bool = False,
         tx: Tx | None = None,
     ) -> Run:
         """Read a catalogue file and apply it, within `tx` if given; photos follow as jobs.
 
         All or nothing: when this returns, the run is `applied` (or `done`, `held`, `dry`) durably; when
         it raises or its process dies, nothing was changed. A dry run downloads some of its photos where
-        `is_sampled`. `has_place`: the caller is within `catalogue_place`. Raises: CustomerUnknown, MappingUnknown, UnknownFormat, NotACatalogue,
+        `is_sampled`. `has_permit`: the caller is within `catalogue_permit`. Raises: CustomerUnknown, MappingUnknown, UnknownFormat, NotACatalogue,
         CatalogueBroken, CatalogueTooLarge, RunUnderWay, RunsBusy.
         """
         await self.customer(customer)
@@ -269,16 +269,16 @@ class Fetch:
             is_dry_run=is_dry_run,
             is_sampled=is_sampled,
         )
-        run_id = await self._catalogues.run(path, order, has_place=has_place, tx=tx)
+        run_id = await self._catalogues.run(path, order, has_permit=has_permit, tx=tx)
         return await self._runs.get(run_id, tx=tx)
 
-    def catalogue_place(self, customer: str) -> AbstractAsyncContextManager[None]:
+    def catalogue_permit(self, customer: str) -> AbstractAsyncContextManager[None]:
         """One of the few places for catalogues that are read at once.
 
         Whoever runs one within a transaction of his own takes it before that: transactions that wait in
         line would leave no connection to those whose turn it is. Raises: RunsBusy.
         """
-        return self._catalogues.place(customer)
+        return self._catalogues.permit(customer)
 
     async def bring_catalogue(
         self,
