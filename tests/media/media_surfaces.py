@@ -36,22 +36,22 @@ class PythonSurface(PythonVerbs):
         self._media = media
 
     async def put(self, *, key, size):
-        return await self._media.put(key, pattern(size))
+        return await self._media.objects.put(key, pattern(size))
 
     async def info(self, *, key):
-        return await self._media.info(key)
+        return await self._media.objects.info(key)
 
     async def ls(self, *, prefix=""):
-        return [one.key for one in await self._media.ls(prefix)]
+        return [one.key for one in await self._media.objects.ls(prefix)]
 
     async def rm(self, *, key):
-        return await self._media.rm(key)
+        return await self._media.objects.rm(key)
 
     async def purge(self, *, keys=(), prefix=None, dry_run=False):
         return await self._media.purges.purge(keys, prefix=prefix, is_dry_run=dry_run)
 
     async def warm(self, *, keys):
-        return await self._media.warm(keys)
+        return await self._media.warming.warm(keys)
 
     async def nodes(self):
         return await self._media.nodes.list()
@@ -78,7 +78,7 @@ class PythonSurface(PythonVerbs):
         return simulate(Cluster(**cluster), lost=lost)
 
     async def hottest(self, *, limit=20):
-        return await self._media.hottest(objects_max=limit)
+        return await self._media.hottest.list(objects_max=limit)
 
     async def disks(self):
         return await self._media.disks.list()

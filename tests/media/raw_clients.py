@@ -76,7 +76,7 @@ class Served:
 
     async def put(self, data: bytes, extension: str = "jpg") -> str:
         key = photo_key(data, extension)
-        await self.media.put(key, data)
+        await self.media.objects.put(key, data)
         return key
 
     def drop_clients(self) -> None:

@@ -13,12 +13,11 @@ from raw_clients import Client
 
 from headrace.engines.blobs import Blobs
 from headrace.media import Media, MediaConfig
+from headrace.media.cache.filler_ipc import read_manifest
+from headrace.media.cache.frame_table import Table
+from headrace.media.cache.layout import DATA_AT, Superblock
+from headrace.media.cache.linux import is_in_memory, map_shared
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.store.kernel_calls import is_in_memory
-from headrace.media.store.layout import DATA_AT, Superblock
-from headrace.media.store.manifest import read_manifest
-from headrace.media.store.shared import map_shared
-from headrace.media.store.table import Table
 from headrace.testing.waiting import wait_true
 from whole_nodes import WholeNode, content, whole_node
 

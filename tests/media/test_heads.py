@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from refused_heads import GET, HOST, REFUSED
 
 from headrace.kernel.errors import HeadraceError
-from headrace.media.model import ObjectUnknown
+from headrace.media.errors import ObjectUnknown
 from headrace.media.requests import HeadReader, key_of, parse_head
 
 

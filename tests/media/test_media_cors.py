@@ -7,7 +7,7 @@ import os
 import pytest
 from raw_clients import pattern, serving
 
-from headrace.media.cors import parse_origins
+from headrace.media.model import parse_origins
 
 ALLOW = "access-control-allow-origin"
 SHOP = "https://shop.example"

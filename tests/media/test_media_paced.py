@@ -8,7 +8,7 @@ import time
 import pytest
 from raw_clients import pattern, serving
 
-from headrace.media.worker.pacing import BURST_BYTES_MIN
+from headrace.media.worker.deadlines import BURST_BYTES_MIN
 
 
 @pytest.mark.slow
@@ -17,7 +17,7 @@ async def test_a_signed_rate_is_kept_and_a_paced_client_is_not_taken_for_a_stall
     settings = {"send_timeout_s": 0.5, "send_progress_bytes": 100_000}
     async with serving(blobs, **settings) as node:
         key = await node.put(data)
-        signed = await node.media.sign(key, rate=150_000)
+        signed = await node.media.objects.sign(key, rate=150_000)
         target = "/m/" + signed.url.partition("/m/")[2]
         paced, other = await node.connect(), await node.connect()
         began_s = time.monotonic()

@@ -70,9 +70,9 @@ async def shop(request, tmp_path_factory):
     config = MediaConfig(listen=("127.0.0.1", port), signed="required")
     media = Media(blobs, config, secret=lambda: SECRET)
     track = make_mp3(folder / "made.mp3", seconds=SECONDS, times=TIMES, title="as recorded")
-    await media.put("tracks/song.mp3", track)
+    await media.objects.put("tracks/song.mp3", track)
     stored = await media.tags.put(**TAGS, cover=JPEG)
-    signed = await media.sign("tracks/song.mp3", tag=stored.id, ttl_s=3600, trace="user=42")
+    signed = await media.objects.sign("tracks/song.mp3", tag=stored.id, ttl_s=3600, trace="user=42")
     music = make_mp3(folder / "plain.mp3", seconds=SECONDS, times=TIMES)
     assert track.endswith(music)
     disks = MODES[request.param] and f"{folder}/{MODES[request.param]}"

@@ -15,7 +15,7 @@ from raw_clients import pattern, pause, photo_key, serving, wait_until
 from headrace.kernel.metrics import REGISTRY
 from headrace.media.model import BLOCK_BYTES, content_address
 from headrace.media.worker.bodies import FileBody, is_in_memory
-from headrace.media.worker.channels import PlainChannel
+from headrace.media.worker.socket_io import PlainChannel
 
 
 async def test_a_photo_comes_whole_with_all_its_headers(node):

@@ -13,7 +13,7 @@ from tls_files import make_certificate
 from headrace.kernel.config import InvalidConfig, load_config
 from headrace.media.cluster.membership import InvalidNode
 from headrace.media.model import MediaConfig
-from headrace.media.worker.readiness import require_servable
+from headrace.media.worker.supervisor import require_servable
 
 
 def config_of(**settings: str) -> MediaConfig:

@@ -138,7 +138,7 @@ async def test_what_is_asked_for_most_is_told_alike(blobs, tmp_path):
 
 async def test_a_node_that_does_not_answer_is_told_by_warm(blobs, tmp_path):
     media = Media(blobs, MediaConfig(listen=("127.0.0.1", 9)))
-    await media.put("tracks/a.mp3", pattern(300_000))
+    await media.objects.put("tracks/a.mp3", pattern(300_000))
     surface = CommandSurface(media, tmp_path)
     told = await surface.run("warm", "tracks/a.mp3", exit_code=7)
     [node] = told["nodes"]
@@ -159,9 +159,9 @@ async def test_warm_asks_one_byte_of_each_block(blobs):
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     address = server.sockets[0].getsockname()
     media = Media(blobs, MediaConfig(listen=address))
-    await media.put("tracks/a.mp3", pattern(600_000))
-    await media.put("tracks/empty.mp3", b"")
-    done = await media.warm(["tracks/a.mp3", "tracks/empty.mp3"])
+    await media.objects.put("tracks/a.mp3", pattern(600_000))
+    await media.objects.put("tracks/empty.mp3", b"")
+    done = await media.warming.warm(["tracks/a.mp3", "tracks/empty.mp3"])
     server.close()
     assert [row.blocks for row in done.nodes] == [3]
     assert all(head.startswith("GET /m/tracks/a.mp3 HTTP/1.1\r\n") for head in asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.kernel.metrics import own_metrics
-from headrace.media.worker.telling import Heard, Report
+from headrace.media.worker.ipc_reports import Heard, Report
 
 
 def shown(name: str) -> float:

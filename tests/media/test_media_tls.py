@@ -13,7 +13,7 @@ from raw_clients import Client, pattern, serving, wait_until
 from tls_files import client_context, make_certificate
 
 from headrace.kernel.metrics import REGISTRY
-from headrace.media.worker.channels import Certificate
+from headrace.media.worker.socket_io import Certificate
 
 
 @contextlib.asynccontextmanager

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from headrace.kernel.logs import configure_logs
 from headrace.kernel.metrics import REGISTRY
-from headrace.media.cluster.documents import Document
-from headrace.media.cluster.polling import Polled, Polling
-from headrace.media.service.traces import TooManyWatches, Traces
+from headrace.media.cluster.cluster_config import Document, Polled, Polling
 from headrace.media.tracing import (
     LINES_PER_S,
     TRACE,
     WATCHES_MAX,
+    TooManyWatches,
     TraceInvalid,
     TraceLog,
+    Traces,
     TraceTag,
     Watch,
     onward_fields,

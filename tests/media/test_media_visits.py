@@ -9,12 +9,11 @@ import pytest
 from raw_clients import Client
 
 from headrace.engines.blobs import Blobs
+from headrace.media.cache.filler_ipc import read_manifest
+from headrace.media.cache.frame_table import MARKS_MAX, Table
+from headrace.media.cache.layout import Superblock
+from headrace.media.cache.linux import map_shared
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.store.layout import Superblock
-from headrace.media.store.manifest import read_manifest
-from headrace.media.store.shared import map_shared
-from headrace.media.store.sieve import MARKS_MAX
-from headrace.media.store.table import Table
 from headrace.testing.waiting import wait_true
 from whole_nodes import Reader, WholeNode, content, whole_node
 

@@ -110,7 +110,7 @@ async def test_series_of_all_workers_are_one(node, tmp_path):
     assert sum(map(node.series, places)) == sent + 12_000
     assert node.series('media_blocks_total{outcome="hit"}') >= 9
     media = Media(Blobs(tmp_path.as_uri()), MediaConfig(), folder=node.folder / "data/run/media")
-    [asked] = await media.hottest()
+    [asked] = await media.hottest.list()
     assert asked.key == "tracks/a.mp3"
     for reader in readers:
         reader.drop()

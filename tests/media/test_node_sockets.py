@@ -8,9 +8,10 @@ import struct
 
 import pytest
 
-from headrace.media.model import ListenFailed, MediaConfig
-from headrace.media.worker.channels import address_of
-from headrace.media.worker.sockets import (
+from headrace.media.errors import ListenFailed
+from headrace.media.model import MediaConfig
+from headrace.media.worker.socket_io import (
+    address_of,
     clients_a_process,
     connections_of_worker,
     listening_sockets,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.media.worker.pacing import BURST_BYTES_MIN, BURST_S, Pace
+from headrace.media.worker.deadlines import BURST_BYTES_MIN, BURST_S, Pace
 
 
 @given(

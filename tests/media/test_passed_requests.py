@@ -13,13 +13,13 @@ from headrace.engines.blobs import Blobs
 from headrace.kernel.metrics import REGISTRY
 from headrace.media.cluster.purge import Purges
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.worker.tally import Tally
+from headrace.media.worker.counters import Tally
 from headrace.testing.waiting import wait_true
 from whole_nodes import WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
 SIZE_BYTES = 3 * BLOCK_BYTES + 1234
-KEYS = [f"tracks/{n}.mp3" for n in range(8)]
+KEYS = [f"tracks/{n}.mp3" for n in range(8, 16)]
 SEEN = 4
 """How often a head is sent: the first teaches what it means, the second its way, later ones go it."""
 PEER = "headrace; fwd=miss; detail=peer"

@@ -15,7 +15,7 @@ from headrace.media import signing
 from headrace.media.cluster.hop import KEY_USE, HopSigner, Told, covered_text
 from headrace.media.cluster.purge import Purges
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.service.traces import Traces
+from headrace.media.tracing import Traces
 from headrace.testing.waiting import wait_true
 from whole_nodes import SECRET, WholeNode, content, whole_node
 

@@ -13,9 +13,8 @@ import uvicorn
 from litestar import Litestar
 
 from headrace.media.errors import InvalidSimulation
-from headrace.media.http.partitions import simulate_losses
-from headrace.media.simulate.apart import SimulationBusy, simulate_apart
-from headrace.media.simulate.cluster import Cluster, simulate
+from headrace.media.http.cluster import simulate_losses
+from headrace.media.simulate.cluster import Cluster, SimulationBusy, simulate, simulate_apart
 from headrace.testing.waiting import wait_true
 
 SMALL = Cluster(centres=1, nodes=2, load_gbit=10, replicas=1)
@@ -29,7 +28,7 @@ def simulating() -> list[str]:
         with suppress(OSError):
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
             command = (path / "cmdline").read_bytes()
-            if parent == os.getpid() and b"headrace.media.simulate.apart" in command:
+            if parent == os.getpid() and b"headrace.media.simulate.cluster" in command:
                 found.append(path.name)
     return found
 

@@ -8,8 +8,7 @@ import pytest
 
 from headrace.media.errors import InvalidSimulation
 from headrace.media.partitions import PARTITIONS, Candidate, Table
-from headrace.media.simulate.cluster import ROLL_OUT, Cluster, simulate
-from headrace.media.simulate.loads import Situation, loads_of
+from headrace.media.simulate.cluster import ROLL_OUT, Cluster, Situation, loads_of, simulate
 from headrace.media.simulate.plot import lines_svg, loads_svg
 
 NODES = tuple(Candidate(f"n{number}", f"c{number % 3}") for number in range(6))

@@ -7,15 +7,14 @@ never repeats what the client sent, and is never cached.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 from headrace.kernel.errors import HeadraceError
-from headrace.media.cors import ALLOWED_METHODS
-from headrace.media.model import Shape, content_type
+from headrace.media.model import ANY_ORIGIN, Shape, content_type
 from headrace.media.ranges import Decision, format_http_date
 from headrace.media.requests import Request
 from headrace.media.signing import Grant, cache_control
@@ -44,6 +43,13 @@ HIT: Final = "headrace; hit"
 """The Cache-Status of bytes that were at hand."""
 MISS: Final = "headrace; fwd=miss"
 """The Cache-Status of what is not stored here."""
+ALLOWED_METHODS: Final = "GET, HEAD, OPTIONS"
+PREFLIGHT_S: Final = 86_400
+"""How long a browser may keep the answer to a preflight; Chromium keeps it for two hours at most."""
+_EXPOSED: Final = (
+    "Accept-Ranges, Cache-Status, Content-Length, Content-Range, Date, ETag, Retry-After"
+)
+_REQUEST_FIELDS: Final = "Range, If-Range, If-Match, If-None-Match, If-Modified-Since, If-Unmodified-Since, Traceparent, Baggage"
 Fields = tuple[tuple[str, str], ...]
 
 
@@ -174,3 +180,35 @@ def _last_lines(request: Request | None, *, keeps_alive: bool) -> str:
     if request is not None and request.is_http_1_0:
         return "Connection: keep-alive\r\n\r\n"
     return "\r\n"
+
+
+class Cors:
+    """The fields that let scripts of other origins read an answer."""
+
+    def __init__(self, origins: tuple[str, ...]) -> None:
+        self._origins = frozenset(origins)
+        self._is_any = origins == (ANY_ORIGIN,)
+
+    def lines(self, fields: Mapping[str, str]) -> str:
+        """Of the answer to a request with `fields` (names in lower case), as they go out."""
+        if not self._origins:
+            return ""
+        vary = "" if self._is_any else "Vary: Origin\r\n"
+        allowed = ANY_ORIGIN if self._is_any else fields.get("origin", "")
+        if not self._is_any and allowed not in self._origins:
+            return vary
+        return (
+            f"{vary}Access-Control-Allow-Origin: {allowed}\r\n"
+            f"Access-Control-Expose-Headers: {_EXPOSED}\r\n"
+        )
+
+    def preflight_lines(self, fields: Mapping[str, str]) -> str:
+        """Of the answer to OPTIONS."""
+        lines = self.lines(fields)
+        if "Access-Control-Allow-Origin" not in lines:
+            return lines
+        return (
+            f"{lines}Access-Control-Allow-Methods: {ALLOWED_METHODS}\r\n"
+            f"Access-Control-Allow-Headers: {_REQUEST_FIELDS}\r\n"
+            f"Access-Control-Max-Age: {PREFLIGHT_S}\r\n"
+        )

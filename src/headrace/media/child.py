@@ -25,7 +25,7 @@ from headrace.kernel.logs import configure_logs
 from headrace.kernel.secrets import derive_key, load_or_make_root
 from headrace.media.model import MediaConfig
 from headrace.media.service import Media
-from headrace.media.worker.telling import Orders, Teller
+from headrace.media.worker.ipc_reports import Orders, Teller
 
 STORE_KEY_USE: Final = "media-store"
 Body = Callable[[asyncio.Event], Awaitable[None]]
@@ -93,7 +93,7 @@ def _serve(media: Media, orders: Orders, teller: Teller) -> Body:
 
 
 def _fill(media: Media, orders: Orders, teller: Teller) -> Body:
-    from headrace.media.store import Filler
+    from headrace.media.cache import Filler
 
     async def body(stop: asyncio.Event) -> None:
         assert media.folder is not None, "a node with disks has a folder"

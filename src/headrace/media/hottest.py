@@ -6,7 +6,7 @@ minutes. The table holds KEPT_MAX keys: where a new one finds it full, all lose 
 (Misra and Gries, 1982), so a key asked for in more than one of KEPT_MAX sampled requests is always there, whatever else is asked.
 
 Each worker tells its parent its first ones; the parent adds them up and leaves them in `hottest.json` of the node's folder,
-where `app.media.hottest()` reads them. Keys are no label of a series: those must stay few.
+where `app.media.hottest.list()` reads them. Keys are no label of a series: those must stay few.
 """
 
 from __future__ import annotations

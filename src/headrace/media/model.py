@@ -22,17 +22,8 @@ from headrace.kernel.config import (
     parse_url,
     setting,
 )
-from headrace.kernel.errors import (
-    Conflict,
-    InvalidInput,
-    Malformed,
-    NotFound,
-    TooLarge,
-    Unavailable,
-)
 from headrace.kernel.metrics import FINE_BUCKETS_S, counter, gauge, histogram
 from headrace.kernel.secrets import ROOT_CHARACTERS_MIN
-from headrace.media.cors import parse_origins
 
 BLOCK_BYTES: Final = 256 * 1024
 """What is stored in a frame, asked of an origin at once, and looked at for being in memory at once."""
@@ -48,6 +39,10 @@ CONNECTIONS_LIMIT: Final = 10_000_000
 DISK_BYTES_MIN: Final = 16 * 2**20
 DISK_BYTES_MAX: Final = 256 * 2**40
 """More than any disk has; 35 GB of memory for its table."""
+ANY_ORIGIN: Final = "*"
+_ORIGIN: Final = re.compile(
+    r"https?://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[1-9][0-9]{0,4})?"
+)
 _WEIGHT: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTENT_ADDRESS: Final = re.compile(
@@ -96,6 +91,16 @@ def parse_disks(text: str) -> tuple[DiskConfig, ...]:
     if len({disk.path for disk in disks}) < len(disks):
         raise ValueError("disks of which none is named twice")
     return tuple(disks)
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """`*`, or origins such as `https://a.example, http://localhost:3000`; the empty text is none. Raises: ValueError."""
+    found = tuple(part.strip().lower() for part in text.split(",") if part.strip())
+    if found != (ANY_ORIGIN,) and not all(_ORIGIN.fullmatch(origin) for origin in found):
+        raise ValueError(
+            "* or origins without a path such as https://a.example, http://localhost:3000"
+        )
+    return found
 
 
 def parse_signed(text: str) -> str:
@@ -266,96 +271,6 @@ class MediaObject:
     modified_at: datetime
     content_type: str
     url: str
-
-
-class ObjectUnknown(NotFound):
-    """No object of that key is stored, or the path can name none."""
-
-    code = "media.object_unknown"
-
-
-class BadRequest(Malformed):
-    """The bytes are no request that can be framed without doubt; the connection is closed."""
-
-    code = "media.bad_request"
-
-
-class MethodNotAllowed(Malformed):
-    """The method is none of GET, HEAD and OPTIONS."""
-
-    code, status = "media.method_not_allowed", 405
-
-
-class HeadTimeout(Malformed):
-    """The head of a request did not arrive in time."""
-
-    code, status = "media.head_timeout", 408
-
-
-class PreconditionFailed(Conflict):
-    """If-Match or If-Unmodified-Since names another version than the stored one."""
-
-    code, status = "media.precondition_failed", 412
-
-
-class TargetTooLong(TooLarge):
-    """The path is over its bound."""
-
-    code, status = "media.target_too_long", 414
-
-
-class RangeUnsatisfiable(InvalidInput):
-    """The range begins after the object's end."""
-
-    code, status = "media.range_unsatisfiable", 416
-
-
-class HeadTooLarge(TooLarge):
-    """The header fields are over their bounds."""
-
-    code, status = "media.head_too_large", 431
-
-
-class TransferCodingUnknown(Malformed):
-    """The request has a Transfer-Encoding that is not known here."""
-
-    code, status = "media.transfer_coding_unknown", 501
-
-
-class VersionUnknown(Malformed):
-    """The request is of another HTTP version than 1.0 or 1.1."""
-
-    code, status = "media.version_unknown", 505
-
-
-class StoreUnavailable(Unavailable):
-    """The object store does not answer."""
-
-    code = "media.store_unavailable"
-
-
-class SourceCut(Unavailable):
-    """An object ended, changed or failed while it was being sent; its connection is cut."""
-
-    code = "media.source_cut"
-
-
-class ListenFailed(Conflict):
-    """The address to serve on cannot be taken."""
-
-    code = "media.listen_failed"
-
-
-class WrongContentAddress(InvalidInput):
-    """The bytes are not those whose hash the key names."""
-
-    code = "media.wrong_content_address"
-
-
-class TooManyConnections(Unavailable):
-    """This node holds as many clients as it may."""
-
-    code = "media.too_many_connections"
 
 
 def content_address(key: str) -> str | None:

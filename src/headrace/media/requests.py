@@ -20,7 +20,7 @@ import httptools
 
 from headrace.engines.blobs import InvalidBlobKey, require_key
 from headrace.kernel.errors import HeadraceError
-from headrace.media.model import (
+from headrace.media.errors import (
     BadRequest,
     HeadTooLarge,
     MethodNotAllowed,

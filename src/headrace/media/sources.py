@@ -23,17 +23,11 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 from headrace.engines.blobs import BlobInfo, BlobMissing, Blobs, BlobsDown, file_etag
 from headrace.kernel.errors import HeadraceError
-from headrace.media.model import (
-    BLOCK_BYTES,
-    ObjectUnknown,
-    Shape,
-    SourceCut,
-    StoreUnavailable,
-    content_address,
-)
+from headrace.media.errors import ObjectUnknown, SourceCut, StoreUnavailable
+from headrace.media.model import BLOCK_BYTES, Shape, content_address
 
 if TYPE_CHECKING:
-    from headrace.media.store import Store
+    from headrace.media.cache import Store
 
 _FOLDER: Final = os.O_PATH | os.O_DIRECTORY
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY

@@ -9,23 +9,27 @@ watch to a document that the cluster shares beside its membership, so every node
 then logs the matching requests, one line an answer with the time of each stage. Bounds: WATCHES_MAX watches,
 each ends by itself; LINES_PER_S lines a second and process (what is left out is counted in the next line).
 A line holds no query and no address: so no signature, and nothing that the watch did not ask for.
+
+
+[service/traces.py] What all nodes trace: switched on for a while, and off.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from headrace.kernel.errors import InvalidInput
+from headrace.engines.blobs import Blobs
+from headrace.kernel.errors import InvalidInput, LimitExceeded
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound, counter
 from headrace.kernel.trace import is_traceparent, new_traceparent, next_hop, trace_id
-from headrace.media.cluster.documents import Kind
+from headrace.media.cluster.cluster_config import Document, Kind
 
 log = logger(__name__)
 WATCHES_MAX: Final = 16
@@ -219,3 +223,64 @@ def _members(text: str) -> dict[str, str]:
         if name in _CARRIED and name not in found and _VALUE.fullmatch(value):
             found[name] = value
     return found
+
+
+class TooManyWatches(LimitExceeded):
+    """As many things are traced as may be at once."""
+
+    code, retryable = "media.too_many_watches", False
+
+
+class Traces:
+    """The watches of the whole cluster; `Media.traces`."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._document = Document(blobs, TRACE)
+
+    async def start(self, selector: str, *, for_s: float) -> Watch:
+        """Let every node log the requests that match `user=42` (or request, object, trace) for `for_s`.
+
+        One that is traced already gets the new end. Nodes begin within two seconds.
+        Raises: TraceInvalid, TooManyWatches, BlobsDown.
+        """
+        name, value = parse_selector(selector)
+        if not 1 <= for_s <= WATCH_S_MAX:
+            raise TraceInvalid(
+                f"cannot trace for {for_s:g} s: expected 1 s to {WATCH_S_MAX / 3600:g} hours"
+            )
+        now = datetime.now(UTC)
+        watch = Watch(name=name, value=value, ends_at=now + timedelta(seconds=for_s))
+
+        def add(old: Watches) -> Watches:
+            kept = [w for w in _current(old, now) if (w.name, w.value) != (name, value)]
+            if len(kept) >= WATCHES_MAX:
+                raise TooManyWatches(
+                    f"{WATCHES_MAX} things are traced already: end one with `headrace media trace off`"
+                )
+            return Watches(version=old.version, watches=(*kept, watch))
+
+        await self._document.change(add)
+        return watch
+
+    async def stop(self, selector: str | None = None) -> Sequence[Watch]:
+        """End the watch on `selector`, or all; those that were ended. Raises: TraceInvalid, BlobsDown."""
+        named = None if selector is None else parse_selector(selector)
+        now = datetime.now(UTC)
+        ended: list[Watch] = []
+
+        def take(old: Watches) -> Watches:
+            found = _current(old, now)
+            ended[:] = [w for w in found if named in (None, (w.name, w.value))]
+            left = tuple(w for w in found if w not in ended)
+            return Watches(version=old.version, watches=left)
+
+        await self._document.change(take)
+        return ended
+
+    async def list(self) -> Sequence[Watch]:
+        """What is traced now. Raises: BlobsDown."""
+        return _current(await self._document.read(), datetime.now(UTC))
+
+
+def _current(document: Watches, now: datetime) -> list[Watch]:
+    return [watch for watch in document.watches if not watch.is_over(now)]

@@ -8,12 +8,13 @@ from functools import cache
 
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.secrets import derive_key
-from headrace.media.cluster.hop import KEY_USE, HopGuard, HopSigner
+from headrace.media.cluster.hop import KEY_USE, HopGate, HopGuard, HopSigner
 from headrace.media.cluster.membership import Member
 from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.purge import Generations
 from headrace.media.cluster.routing import Router
-from headrace.media.model import BLOCK_BYTES, ObjectUnknown, Shape
+from headrace.media.errors import ObjectUnknown
+from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.partitions import Candidate, Table
 from headrace.media.ranges import decide, format_http_date
 from headrace.media.requests import HeadReader, Request, key_of
@@ -71,7 +72,10 @@ class LittleNode:
         self.going_on = asyncio.Event()
         self.member: Member | None = None
         shelf = Shelf("own", objects)
-        self.router = Router(shelf, shelf, self.generations, name=name, guard=HopGuard(KEYS, name))
+        self.gate = HopGate(
+            HopGuard(KEYS, name), self.generations, name=name, refresh_purges=lambda: None
+        )
+        self.router = Router(shelf, shelf, self.generations, name=name)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -133,13 +137,13 @@ class LittleNode:
         if self.mood in CANNED:
             return CANNED[self.mood]
         try:
-            hop = self.router.is_internal(request)
+            hop = self.gate.hop_of(request)
         except HeadraceError as error:
             return _answered(f"{error.status} {error.code}", [("Content-Length", "0")], b"")
         assert hop is not None
         data = self.objects.get(key_of(request.target))
         if data is None:
-            fields = [] if self.mood == "denies all" else self.router.reply_fields(hop, "", 0, 0)
+            fields = [] if self.mood == "denies all" else self.gate.reply_fields(hop, "", 0, 0)
             return _answered("404 Not Found", [*fields, ("Content-Length", "0")], b"")
         shape = shape_of(data)
         decision = decide(request.method, request.fields, shape)
@@ -150,12 +154,12 @@ class LittleNode:
     def _of_object(self, request, hop, data: bytes, decision) -> bytes:
         shape = shape_of(data)
         start, length = decision.start, decision.length_bytes
-        proof = self.router.reply_fields(hop, shape.etag, start, length)
+        proof = self.gate.reply_fields(hop, shape.etag, start, length)
         if self.mood == "is a stranger":
             proof = (("X-Headrace-Reply", "00" * 32),)
         if self.mood == "gives another part":
             start += 1
-            proof = self.router.reply_fields(hop, shape.etag, start, length)
+            proof = self.gate.reply_fields(hop, shape.etag, start, length)
         fields = [
             *proof,
             ("ETag", f'"{shape.etag}"'),

@@ -15,7 +15,8 @@ from headrace.media.cluster.hop import KEY_USE, HopSigner
 from headrace.media.cluster.peers import Peer, parse_answer_head
 from headrace.media.cluster.purge import Purge, PurgeList
 from headrace.media.cluster.routing import SHAPE_KEPT_S, SHAPES_MAX
-from headrace.media.model import BLOCK_BYTES, ObjectUnknown, SourceCut
+from headrace.media.errors import ObjectUnknown, SourceCut
+from headrace.media.model import BLOCK_BYTES
 from headrace.media.partitions import Candidate, Table
 from headrace.media.sources import Span
 from headrace.testing.waiting import wait_true

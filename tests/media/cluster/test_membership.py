@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from headrace.media.cluster.documents import Document, DocumentDamaged, is_reserved
+from headrace.media.cluster.cluster_config import Document, DocumentDamaged, is_reserved
 from headrace.media.cluster.membership import (
     MEMBERSHIP,
     RAMP_S,

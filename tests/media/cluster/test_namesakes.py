@@ -11,9 +11,9 @@ from little_nodes import KEYS, LittleNode
 
 from headrace.kernel.logs import configure_logs
 from headrace.media import Media, MediaConfig
+from headrace.media.cluster.duplicate_node import NodeNameTaken, is_local, require_name_free
 from headrace.media.cluster.hop import HopSigner
 from headrace.media.cluster.membership import Member, Roster
-from headrace.media.cluster.namesake import NodeNameTaken, is_local, require_name_free
 from headrace.media.worker import serve
 from headrace.testing.waiting import wait_true
 

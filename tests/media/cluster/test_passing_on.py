@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 from little_nodes import asking
 
-from headrace.media.model import SourceCut
+from headrace.media.errors import SourceCut
 from headrace.media.worker.bodies import BlockBody
-from headrace.media.worker.channels import PlainChannel
+from headrace.media.worker.socket_io import PlainChannel
 from headrace.testing.waiting import wait_true
 
 DATA = bytes(range(256)) * 1200

@@ -11,8 +11,8 @@ import pytest
 import structlog
 
 from headrace.engines.blobs import Blobs
+from headrace.media.cluster.cluster_config import OUTCOMES, POLLS, Polled, Polling
 from headrace.media.cluster.membership import MEMBERSHIP, Membership
-from headrace.media.cluster.polling import OUTCOMES, POLLS, Polled, Polling
 from headrace.media.cluster.purge import PURGES, Generations, Purges
 from headrace.testing.waiting import wait_true
 

@@ -10,7 +10,7 @@ from little_nodes import asking
 
 from headrace.media import answers
 from headrace.media.cluster.peers import PLAIN_HEAD, parse_answer_head
-from headrace.media.cluster.solo import Flight, SoloFlight
+from headrace.media.cluster.routing import Flight, SoloFlight
 from headrace.media.model import Shape
 from headrace.media.ranges import Decision
 from headrace.media.requests import Request

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from headrace.engines.blobs import Blobs
 from headrace.kernel.logs import configure_logs
+from headrace.media.cache import Filler
+from headrace.media.cache import disk as disk_module
+from headrace.media.cache.disk import Disk
+from headrace.media.cache.disk_files import write_whole
+from headrace.media.cache.epochs import FillerTurns
+from headrace.media.cache.fills import Fills
 from headrace.media.model import DiskConfig
-from headrace.media.store import Filler
-from headrace.media.store import disk as disk_module
-from headrace.media.store.disk import Disk
-from headrace.media.store.files import write_whole
-from headrace.media.store.filling import Fills
-from headrace.media.store.turns import FillerTurns
 
 
 def plant(bug: str) -> None:

@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from headrace.engines.blobs import Blobs
+from headrace.media.cache import BlockKey, Filler, Frame, Store
+from headrace.media.cache.layout import DATA_AT, PROBE_BLOCKS, SET_BYTES, WAYS
 from headrace.media.model import BLOCK_BYTES, DiskConfig, Shape
-from headrace.media.store import BlockKey, Filler, Frame, Store
-from headrace.media.store.layout import DATA_AT, PROBE_BLOCKS, SET_BYTES, WAYS
 from headrace.testing.waiting import wait_true
 
 BOOT = "boot-1"

@@ -21,8 +21,8 @@ from pathlib import Path
 from store_lab import block_data
 
 from headrace.kernel.errors import HeadraceError
+from headrace.media.cache import BlockKey, Frame, Store
 from headrace.media.model import BLOCK_BYTES, Shape
-from headrace.media.store import BlockKey, Frame, Store
 
 UNREAD_MAX = 6
 

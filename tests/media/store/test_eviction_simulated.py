@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.media.cache.frame_table import MARKS_MAX
 from headrace.media.simulate.eviction import (
     SHIFT,
     TRACKS,
@@ -15,7 +16,6 @@ from headrace.media.simulate.eviction import (
     SieveSets,
     simulate,
 )
-from headrace.media.store.sieve import MARKS_MAX
 
 
 def test_the_popularity_is_the_one_stated():

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from store_lab import StoreNode, is_block, keys_of, look_up, put_object, read_all, store_node
 
+from headrace.media.cache import Frame
+from headrace.media.cache.frame_table import Table
+from headrace.media.cache.layout import DATA_AT, HEAD_BYTES, SET_BYTES
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.store import Frame
-from headrace.media.store.layout import DATA_AT, HEAD_BYTES, SET_BYTES
-from headrace.media.store.table import Table
 
 SECTOR = 512
 

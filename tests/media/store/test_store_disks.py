@@ -21,10 +21,10 @@ from store_lab import (
 )
 
 from headrace.kernel.metrics import REGISTRY
+from headrace.media.cache import control
+from headrace.media.cache.disk import DiskState
+from headrace.media.errors import CommandUnknown, DiskRefused, DiskTooSmall, DiskUnknown
 from headrace.media.model import DiskConfig
-from headrace.media.store import control
-from headrace.media.store.disk import DiskState
-from headrace.media.store.errors import CommandUnknown, DiskRefused, DiskTooSmall, DiskUnknown
 from headrace.testing.waiting import wait_true
 
 

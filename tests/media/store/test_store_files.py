@@ -7,10 +7,10 @@ import os
 import pytest
 from store_lab import disk_bytes
 
+from headrace.media.cache.disk_files import open_files
+from headrace.media.cache.layout import DATA_AT, HEAD_BYTES, SET_BYTES
+from headrace.media.errors import DiskRefused, DiskTooSmall
 from headrace.media.model import BLOCK_BYTES, DiskConfig
-from headrace.media.store.errors import DiskRefused, DiskTooSmall
-from headrace.media.store.files import open_files
-from headrace.media.store.layout import DATA_AT, HEAD_BYTES, SET_BYTES
 
 
 @pytest.fixture

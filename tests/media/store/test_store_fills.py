@@ -18,10 +18,16 @@ from store_lab import (
 )
 
 from headrace.kernel.metrics import REGISTRY
-from headrace.media.model import BLOCK_BYTES, ObjectUnknown, Shape, SourceCut, StoreUnavailable
-from headrace.media.store import Filler, Frame, control
-from headrace.media.store.errors import FillerAway, FillerRunning
-from headrace.media.store.turns import STUCK_S
+from headrace.media.cache import Filler, Frame, control
+from headrace.media.cache.epochs import STUCK_S
+from headrace.media.errors import (
+    FillerAway,
+    FillerRunning,
+    ObjectUnknown,
+    SourceCut,
+    StoreUnavailable,
+)
+from headrace.media.model import BLOCK_BYTES, Shape
 
 
 def fills(outcome: str) -> float:

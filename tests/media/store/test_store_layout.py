@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.media.model import BLOCK_BYTES, Shape
-from headrace.media.store.layout import (
+from headrace.media.cache.layout import (
     DATA_AT,
     PROBE_BLOCKS,
     SLOTS,
@@ -28,6 +27,7 @@ from headrace.media.store.layout import (
     slot_owners,
     version_of,
 )
+from headrace.media.model import BLOCK_BYTES, Shape
 
 OURS = Superblock(bytes(range(16)), 64)
 

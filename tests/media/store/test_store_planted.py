@@ -16,10 +16,10 @@ from store_lab import (
     read_block,
 )
 
-from headrace.media.store.disk import Disk
-from headrace.media.store.filling import Fills
-from headrace.media.store.probe import _receive, _send_unread
-from headrace.media.store.turns import FillerTurns
+from headrace.media.cache.disk import Disk
+from headrace.media.cache.disk_files import _receive, _send_unread
+from headrace.media.cache.epochs import FillerTurns
+from headrace.media.cache.fills import Fills
 
 
 @pytest.fixture

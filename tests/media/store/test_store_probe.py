@@ -7,12 +7,11 @@ import os
 import pytest
 from store_lab import block_data, disk_bytes, is_block, look_up, put_object
 
+from headrace.media.cache import Frame
+from headrace.media.cache.disk import open_disk
+from headrace.media.cache.disk_files import _receive, _send_unread, keeps_sent_bytes, write_whole
+from headrace.media.cache.linux import remove_shared
 from headrace.media.model import BLOCK_BYTES, DiskConfig
-from headrace.media.store import Frame
-from headrace.media.store.disk import open_disk
-from headrace.media.store.files import write_whole
-from headrace.media.store.probe import _receive, _send_unread, keeps_sent_bytes
-from headrace.media.store.shared import remove_shared
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from store_lab import (
 )
 
 from headrace.kernel.metrics import REGISTRY
+from headrace.media.cache import Frame
+from headrace.media.cache.linux import open_shared, remove_shared, shared_folders
+from headrace.media.errors import FillerAway, SharedMemoryLost
 from headrace.media.model import DiskConfig
-from headrace.media.store import Frame
-from headrace.media.store.errors import FillerAway, SharedMemoryLost
-from headrace.media.store.shared import open_shared, remove_shared, shared_folders
 
 
 def sums() -> float:

@@ -8,12 +8,11 @@ import os
 import pytest
 from store_lab import is_block, keys_of, look_up, put_object, read_all, read_block
 
+from headrace.media.cache import control
+from headrace.media.cache.disk import ROTTEN_MAX, DiskState, Verdict, check_frame, scrub
+from headrace.media.cache.frame_table import COLD, PROVED
+from headrace.media.cache.linux import _RESIDENCY, is_in_memory
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.store import control
-from headrace.media.store.disk import ROTTEN_MAX, DiskState
-from headrace.media.store.kernel_calls import _RESIDENCY, is_in_memory
-from headrace.media.store.scrub import Verdict, check_frame, scrub
-from headrace.media.store.table import COLD, PROVED
 from headrace.testing.waiting import wait_true
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.media.store.sieve import MARKS_MAX, choose
+from headrace.media.cache.frame_table import MARKS_MAX, choose
 
 WAYS = 4
 

@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.media.store.layout import (
-    SET_BYTES,
-    TAGS_BYTES,
-    WAYS,
-    BlockKey,
-    Digests,
-    Superblock,
-)
-from headrace.media.store.table import Table, table_bytes
+from headrace.media.cache.frame_table import Table, table_bytes
+from headrace.media.cache.layout import SET_BYTES, TAGS_BYTES, WAYS, BlockKey, Digests, Superblock
 
 DIGESTS = Digests(b"k")
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.media.store.kernel_calls import barrier, register_for_barriers
-from headrace.media.store.shared import remove_shared
-from headrace.media.store.turns import STUCK_S, FillerTurns, WorkerTurns, started_at
+from headrace.media.cache.epochs import STUCK_S, FillerTurns, WorkerTurns, started_at
+from headrace.media.cache.linux import barrier, register_for_barriers, remove_shared
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from headrace.media.store.turns import WorkerTurns
+from headrace.media.cache.epochs import WorkerTurns
 
 if __name__ == "__main__":
     turns = WorkerTurns(Path(sys.argv[1]), int(sys.argv[2]))

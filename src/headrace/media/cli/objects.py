@@ -1,15 +1,28 @@
-"""Commands about stored objects: `headrace media ls|info|url|put|rm`."""
+"""Commands about stored objects: `headrace media ls|info|url|put|rm`.
+
+[cli/purging.py] Commands `headrace media purge|warm`: what caches must forget, and what they should have already.
+
+
+[cli/signing.py] Commands `headrace media sign` and `headrace media tag ...`.
+
+
+[cli/tracing.py] Commands `headrace media trace ...`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from headrace.kernel.terminal import Terminal
+from headrace.kernel.config import parse_duration_s, parse_size_bytes
+from headrace.kernel.terminal import Terminal, table
 from headrace.media.model import LIST_OBJECTS_MAX, MediaObject
 from headrace.media.service import Media
+from headrace.media.service.objects import Purged, StoredTag
+from headrace.media.tracing import Watch
 
 
 @click.command("ls", short_help="List objects.")
@@ -21,7 +34,7 @@ from headrace.media.service import Media
 @click.pass_obj
 def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     """List the objects in the folder PREFIX, in no order."""
-    found = terminal.run(Media, lambda media: media.ls(prefix, objects_max=objects_max))
+    found = terminal.run(Media, lambda media: media.objects.ls(prefix, objects_max=objects_max))
     lines = [
         f"{item.size_bytes:>12}  {item.modified_at:%Y-%m-%d %H:%M:%S}  {item.key}" for item in found
     ]
@@ -33,7 +46,7 @@ def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
 @click.pass_obj
 def show_info(terminal: Terminal, key: str) -> None:
     """Show size, type, ETag and address of KEY."""
-    found = terminal.run(Media, lambda media: media.info(key))
+    found = terminal.run(Media, lambda media: media.objects.info(key))
     terminal.show(found, describe(found))
 
 
@@ -44,7 +57,7 @@ def show_url(terminal: Terminal, key: str) -> None:
     """Print the address of KEY, stored or not."""
 
     async def find(media: Media) -> str:
-        return media.url(key)
+        return media.objects.url(key)
 
     url = terminal.run(Media, find)
     terminal.show({"key": key, "url": url}, url)
@@ -59,7 +72,7 @@ def put_object(terminal: Terminal, key: str, file: Path) -> None:
 
     Nodes serve the new one within a minute, or at once after `headrace media purge KEY`.
     """
-    found = terminal.run(Media, lambda media: media.put(key, file.read_bytes()))
+    found = terminal.run(Media, lambda media: media.objects.put(key, file.read_bytes()))
     terminal.show(found, describe(found))
 
 
@@ -74,9 +87,9 @@ def remove_object(terminal: Terminal, key: str, *, dry_run: bool) -> None:
     """
 
     async def remove(media: Media) -> MediaObject:
-        found = await media.info(key)
+        found = await media.objects.info(key)
         if not dry_run:
-            await media.rm(key)
+            await media.objects.rm(key)
         return found
 
     found = terminal.run(Media, remove)
@@ -92,10 +105,198 @@ def describe(found: MediaObject) -> str:
     )
 
 
+@click.command("purge", short_help="Let every node forget keys or a prefix.")
+@click.argument("keys", nargs=-1)
+@click.option("--prefix", help="Everything whose key begins with this; the empty text is all.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be purged.")
+@click.pass_obj
+def purge(terminal: Terminal, keys: tuple[str, ...], *, prefix: str | None, dry_run: bool) -> None:
+    """Let the caches of all nodes forget KEYS, or all keys of a prefix, within 2 seconds.
+
+    Objects in the object store stay. What is asked for again is read anew.
+    """
+
+    async def change(media: Media) -> Purged:
+        return await media.purges.purge(keys, prefix=prefix, is_dry_run=dry_run)
+
+    done = terminal.run(Media, change)
+    what = f"all keys of {prefix!r}" if prefix is not None else ", ".join(keys)
+    told = f"would purge {what}" if dry_run else f"purged {what}: generation {done.generation}"
+    terminal.show(done, told)
+
+
+@click.command("warm", short_help="Have the owners of keys fetch them now.")
+@click.argument("keys", nargs=-1, required=True)
+@click.pass_obj
+def warm(terminal: Terminal, keys: tuple[str, ...]) -> None:
+    """Have every node that owns one of KEYS read it from the object store, whole.
+
+    Exits with 7 where a node did not.
+    """
+    done = terminal.run(Media, lambda media: media.warming.warm(keys))
+    rows = [(row.node, row.blocks, row.failed, row.fault or "") for row in done.nodes]
+    terminal.show(done, table(("node", "blocks", "failed", ""), rows))
+    if any(row.failed for row in done.nodes):
+        raise click.exceptions.Exit(7)
+
+
+class Written(click.ParamType[Any]):
+    """A value written as in settings: `30m`, `64KiB`."""
+
+    def __init__(self, name: str, parse: Any) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The number that the text means."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(f"{value!r}: expected {error}", param, ctx)
+
+
+DURATION = Written("duration", parse_duration_s)
+SIZE = Written("size", parse_size_bytes)
+
+
+@click.command("sign", short_help="Print a signed URL of an object.")
+@click.argument("key")
+@click.option("--ttl", "ttl_s", type=DURATION, help="How long it is good; else media.url_ttl.")
+@click.option(
+    "--grid", "grid_s", type=DURATION, default="1s", show_default=True,
+    help="Round its end up to a multiple of this: the same URL for so long, which browsers cache.",
+)  # fmt: skip
+@click.option("--address", help="Good from this address or network only, such as 203.0.113.0/24.")
+@click.option("--rate", type=SIZE, help="At most so much a second, such as 64KiB.")
+@click.option("--tag", help="Id of the ID3 tag that the track begins with.")
+@click.option("--trace", help="Whom it is for, such as user=42,request=r7.")
+@click.pass_obj
+def sign(terminal: Terminal, /, key: str, **options: Any) -> None:
+    """Print a URL that allows to read KEY for a while, stored or not."""
+    signed = terminal.run(Media, lambda media: media.objects.sign(key, **options))
+    terminal.show(signed, signed.url)
+
+
+@click.group("tag")
+def tag() -> None:
+    """ID3 tags that signed URLs write in front of tracks."""
+
+
+@tag.command("put", short_help="Store a tag.")
+@click.option("--title")
+@click.option("--artist")
+@click.option("--album")
+@click.option("--buyer", help="Id of the buyer, written as a mark into the track.")
+@click.option(
+    "--cover",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A JPEG or PNG file.",
+)
+@click.pass_obj
+def put_tag(terminal: Terminal, /, cover: Path | None, **texts: str | None) -> None:
+    """Store a tag and print its id, for `headrace media sign --tag`; the same tag has the same id."""
+    data = cover.read_bytes() if cover is not None else None
+
+    async def put(media: Media) -> StoredTag:
+        return await media.tags.put(cover=data, **texts)
+
+    stored = terminal.run(Media, put)
+    terminal.show(stored, stored.id)
+
+
+@tag.command("show", short_help="Show a tag.")
+@click.argument("identifier", metavar="ID")
+@click.pass_obj
+def show_tag(terminal: Terminal, identifier: str) -> None:
+    """Show what tag ID says."""
+    stored = terminal.run(Media, lambda media: media.tags.get(identifier))
+    terminal.show(stored, describe_tag(stored))
+
+
+@tag.command("rm", short_help="Remove a tag.")
+@click.argument("identifier", metavar="ID")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@click.pass_obj
+def remove_tag(terminal: Terminal, identifier: str, *, dry_run: bool) -> None:
+    """Remove tag ID: URLs that name it find nothing any more, on a node that has it cached within a minute."""
+
+    async def remove(media: Media) -> None:
+        await media.tags.require(identifier)
+        if not dry_run:
+            await media.tags.rm(identifier)
+
+    terminal.run(Media, remove)
+    word = "would remove" if dry_run else "removed"
+    terminal.show({"id": identifier, "removed": not dry_run}, f"{word} {identifier}")
+
+
+def describe_tag(stored: StoredTag) -> str:
+    """A tag as lines of text."""
+    texts = [
+        f"  {name}: {value}"
+        for name in ("title", "artist", "album", "buyer")
+        if (value := getattr(stored, name)) is not None
+    ]
+    if stored.cover_bytes:
+        texts.append(f"  cover: {stored.cover_bytes} bytes")
+    return "\n".join([f"{stored.id}\n  {stored.size_bytes} bytes", *texts])
+
+
+@click.group("trace")
+def trace() -> None:
+    """Follow the requests of one user, request or object through all nodes."""
+
+
+@trace.command("on", short_help="Log certain requests for a while.")
+@click.option(
+    "--tag", "selector", required=True,
+    help="Which: user=42, request=r7, object=tracks/a.mp3 or trace=<32 hex digits>.",
+)  # fmt: skip
+@click.option("--for", "for_s", type=DURATION, default="10m", show_default=True, help="How long.")
+@click.pass_obj
+def start_trace(terminal: Terminal, selector: str, for_s: float) -> None:
+    """Let every node log each request with this tag: a line an answer, with the time of each stage.
+
+    The lines are events `request_traced` in the logs of the nodes; one trace id finds those of all nodes.
+    """
+    watch = terminal.run(Media, lambda media: media.traces.start(selector, for_s=for_s))
+    terminal.show(watch, describe_watches([watch]))
+
+
+@trace.command("off", short_help="Log them no more.")
+@click.option("--tag", "selector", help="Which; all, if left out.")
+@click.pass_obj
+def stop_trace(terminal: Terminal, selector: str | None) -> None:
+    """End one watch, or all; each ends by itself at its time."""
+    ended = terminal.run(Media, lambda media: media.traces.stop(selector))
+    terminal.show(ended, describe_watches(ended) if ended else "nothing was traced")
+
+
+@trace.command("show", short_help="Show what is traced.")
+@click.pass_obj
+def show_traces(terminal: Terminal) -> None:
+    """Show which requests all nodes log now, and until when."""
+    found = terminal.run(Media, lambda media: media.traces.list())
+    terminal.show(found, describe_watches(found) if found else "nothing is traced")
+
+
+def describe_watches(watches: Sequence[Watch]) -> str:
+    """Watches as a table."""
+    rows = [(f"{w.name}={w.value}", f"{w.ends_at:%Y-%m-%d %H:%M:%S} UTC") for w in watches]
+    return table(("tag", "until"), rows)
+
+
 COMMANDS: Final[list[click.Command]] = [
     list_objects,
     show_info,
     show_url,
     put_object,
     remove_object,
+    purge,
+    warm,
+    sign,
+    tag,
+    trace,
 ]

@@ -20,8 +20,10 @@ from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound, gauge
 from headrace.kernel.secrets import Key
+from headrace.media.cluster.cluster_config import Polled, Polling
+from headrace.media.cluster.duplicate_node import NodeNameTaken, require_name_free
 from headrace.media.cluster.health import PROBE_EVERY_S
-from headrace.media.cluster.hop import HopGuard, HopSigner
+from headrace.media.cluster.hop import HopGate, HopGuard, HopSigner, ReportInterval
 from headrace.media.cluster.membership import (
     MEMBERSHIP,
     Member,
@@ -29,9 +31,7 @@ from headrace.media.cluster.membership import (
     Roster,
     member_of,
 )
-from headrace.media.cluster.namesake import NodeNameTaken, Reminder, require_name_free
 from headrace.media.cluster.peers import Peer
-from headrace.media.cluster.polling import Polled, Polling
 from headrace.media.cluster.purge import PURGES, Generations
 from headrace.media.cluster.routing import Router
 from headrace.media.model import MediaConfig
@@ -41,8 +41,8 @@ from headrace.media.sources import OriginSource, Source
 log = logger(__name__)
 LOOK_EVERY_S: Final = 0.25
 REGISTER_TIMEOUT_S: Final = 10.0
-REGISTER_AGAIN_S: Final = 2.0
-NAMESAKE_AGAIN_S: Final = 5.0
+REGISTER_RETRY_S: Final = 2.0
+DUPLICATE_RETRY_S: Final = 5.0
 HOP_MARGIN_S: Final = 2.0
 """What a hop may take beyond the origin's own time: the peer may have to read it first."""
 PEERS: Final = gauge(
@@ -76,10 +76,14 @@ class Cluster:
             generations,
             name=name,
             dc=config.dc,
-            guard=HopGuard(keys, name) if name else None,
             signer=self._signer,
-            refresh_purges=self._refresh_purges,
             on_peer_out=self._probe_soon,
+        )
+        self.gate = HopGate(
+            HopGuard(keys, name) if name else None,
+            generations,
+            name=name,
+            refresh_purges=self._refresh_purges,
         )
         self._polling = Polling(blobs, folder, [self.members, generations, *also])
         self._built_of: tuple[int, tuple[Candidate, ...]] | None = None
@@ -89,7 +93,7 @@ class Cluster:
         self._member: Member | None = None
         self._listen = config.listen
         self._registering: asyncio.Task[None] | None = None
-        self._namesake_told = Reminder()
+        self._duplicate_reports = ReportInterval()
 
     async def start(self, listen: tuple[str, int] | None = None) -> None:
         """Follow the cluster, and enter this node where `media.node` is set; `listen` is what it serves on.
@@ -141,12 +145,12 @@ class Cluster:
                     await roster.register(member, replicas=self._config.replicas)
                     await self._polling.refresh(MEMBERSHIP.name)
             except NodeNameTaken as error:
-                if self._namesake_told.is_due():
+                if self._duplicate_reports.is_due():
                     log.error("node_name_taken", node=member.name, reason=error.text)  # noqa: TRY400 - no fault of code
-                await asyncio.sleep(NAMESAKE_AGAIN_S)
+                await asyncio.sleep(DUPLICATE_RETRY_S)
             except (HeadraceError, TimeoutError) as error:
                 log.warning("node_not_entered", node=member.name, reason=str(error))
-                await asyncio.sleep(REGISTER_AGAIN_S)
+                await asyncio.sleep(REGISTER_RETRY_S)
             else:
                 return
 

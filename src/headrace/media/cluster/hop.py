@@ -27,14 +27,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from headrace.kernel.errors import Forbidden
+from headrace.kernel.errors import Conflict, Forbidden
+from headrace.kernel.logs import logger
 from headrace.kernel.secrets import Key
+from headrace.media.cluster.purge import Generations
+
+log = logger(__name__)
 
 HOP_FIELD: Final = "x-headrace-hop"
 REPLY_FIELD: Final = "x-headrace-reply"
 KEY_USE: Final = "media-hop"
 WINDOW_S: Final = 30.0
 CONNECTIONS_MAX: Final = 65_536
+REPORT_EVERY_S: Final = 60.0
 _FORMAT: Final = "1"
 _PARTS: Final = 9
 _DIGITS_MAX: Final = 16
@@ -44,6 +49,12 @@ class HopRefused(Forbidden):
     """The request claims to come from a node of the cluster and does not prove it."""
 
     code = "media.hop_refused"
+
+
+class HopAhead(Conflict):
+    """The asking node knows of a purge that this one does not know yet; it is told in a moment."""
+
+    code = "media.hop_ahead"
 
 
 class Head(Protocol):
@@ -194,6 +205,82 @@ class HopGuard:
             if not is_over and len(self._newest) <= CONNECTIONS_MAX:
                 return
             del self._newest[connection]
+
+
+class ReportInterval:
+    """Says something at once, and again once a minute for as long as it goes on."""
+
+    def __init__(self) -> None:
+        self._next_s = float("-inf")
+
+    def is_due(self) -> bool:
+        """Whether it is to be said now."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + REPORT_EVERY_S
+        return True
+
+
+class HopGate:
+    """Admit the requests that other nodes send to this one; without a guard there are none."""
+
+    def __init__(
+        self,
+        guard: HopGuard | None,
+        generations: Generations,
+        *,
+        name: str,
+        refresh_purges: Callable[[], None],
+    ) -> None:
+        self._guard = guard
+        self._generations = generations
+        self._name = name
+        self._refresh_purges = refresh_purges
+        self._duplicate_reports = ReportInterval()
+
+    def hop_of(self, request: Head) -> Hop | None:
+        """The hop that `request` came by, or None for a client's own. Raises: HopRefused, HopAhead."""
+        if self._guard is None:
+            return None
+        hop = self._guard.judge(request)
+        if hop is not None and hop.sender == self._name and self._duplicate_reports.is_due():
+            log.error(
+                "node_name_taken", node=self._name, reason="a node with this node's name asks it"
+            )
+        if hop is not None and hop.generation:
+            key = request.target.partition("?")[0].removeprefix("/m/")
+            if hop.generation > self._generations.generation(key):
+                self._refresh_purges()
+                raise HopAhead(
+                    f"{key}: this node has not yet heard of its purge: ask again", retry_after_s=1
+                )
+        return hop
+
+    def prove(self, value: str, covered: str, key: str) -> Proven | None:
+        """The hop of a field that vouches for `covered`; None: it goes the way of `hop_of`, which remembers and tells."""
+        if self._guard is None:
+            return None
+        try:
+            proven = self._guard.prove(value, covered)
+        except HopRefused:
+            return None
+        is_known = proven.hop.generation <= self._generations.generation(key)
+        return proven if is_known and proven.hop.sender != self._name else None
+
+    def accept(self, proven: Proven, told: Told) -> str | None:
+        """What the answer to a new hop proves itself with; None: `hop_of` refuses it."""
+        assert self._guard is not None, "who proved it had a guard"
+        try:
+            return reply_of(self._guard.accept(proven), told)
+        except HopRefused:
+            return None
+
+    def reply_fields(
+        self, hop: Hop, etag: str, start: int, length_bytes: int
+    ) -> tuple[tuple[str, str], ...]:
+        """What an answer to `hop` proves itself with; a HEAD's span is the whole, a 404's is empty."""
+        return (("X-Headrace-Reply", reply_of(hop, Told(etag, start, length_bytes))),)
 
 
 def covered_by(method: str, target: str, fields: Mapping[str, str]) -> str:

@@ -20,7 +20,7 @@ from msgspec import Meta
 from headrace.engines.blobs import Blobs
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import InvalidInput, NotFound
-from headrace.media.cluster.documents import Document, Kind
+from headrace.media.cluster.cluster_config import Document, Kind
 from headrace.media.model import REPLICAS_MAX, WEIGHT_MAX, WEIGHT_MIN, MediaConfig
 from headrace.media.partitions import CANDIDATES_MAX, Candidate
 

@@ -19,8 +19,7 @@ from msgspec import Meta
 
 from headrace.engines.blobs import KEY_CHARACTERS_MAX, Blobs, require_key
 from headrace.kernel.errors import InvalidInput
-from headrace.media.cluster.documents import Document, Kind
-from headrace.media.cluster.polling import Polled
+from headrace.media.cluster.cluster_config import Document, Kind, Polled
 
 ENTRIES_MAX: Final = 2000
 ENTRIES_KEPT: Final = 1000

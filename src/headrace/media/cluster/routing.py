@@ -1,4 +1,11 @@
-"""Where a worker takes an object from: its own disks, or the node that keeps it; then the next, then the origin.
+"""A block that one client asks of another node, without a task.
+
+The question goes out in the turn that the client's was read in, and its answer goes on in the turn that it comes in:
+two turns of the loop, where a task that waits for a question that waits for a connection takes four. Others
+who ask for the same block meanwhile wait for it as for any other. A task is made only where the first node does not give it.
+
+
+[cluster/routing.py] Where a worker takes an object from: its own disks, or the node that keeps it; then the next, then the origin.
 
 A key is ours when its partition's replicas (`media.partitions`) name us, when nobody is left to ask, or when
 the request came by a hop. Everything else is asked of the replicas by one authenticated hop: first those of
@@ -15,42 +22,124 @@ no client anything: the rest is asked of the next one, of the same version.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.media.cluster.peers import Answer, Peer, PeerLost
+from headrace.media.model import Shape
+from headrace.media.sources import Coming, Span
+
+if TYPE_CHECKING:
+    pass
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
-from headrace.kernel.errors import Conflict, HeadraceError
+from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import FINE_BUCKETS_S, bound, counter, histogram
-from headrace.media.cluster.flights import Flights
+from headrace.kernel.single_flight import SingleFlight
 from headrace.media.cluster.hop import (
     NOTHING,
     REPLY_FIELD,
-    Head,
     Hop,
-    HopGuard,
-    HopRefused,
     HopSigner,
-    Proven,
     Told,
-    reply_of,
 )
-from headrace.media.cluster.namesake import Reminder
-from headrace.media.cluster.peers import Answer, Asked, Peer, PeerLost, target_of
+from headrace.media.cluster.peers import Asked, target_of
 from headrace.media.cluster.purge import Generations
-from headrace.media.cluster.solo import Flight, Flying, Heard, SoloFlight
-from headrace.media.model import (
-    BLOCK_BYTES,
-    ObjectUnknown,
-    Shape,
-    SourceCut,
-    content_address,
-)
+from headrace.media.errors import ObjectUnknown, SourceCut
+from headrace.media.model import BLOCK_BYTES, content_address
 from headrace.media.partitions import Table, partition_of
 from headrace.media.ranges import parse_http_date_s
-from headrace.media.sources import Coming, Source, Span
+from headrace.media.sources import Source
+
+
+class Flight(NamedTuple):
+    """Which bytes are asked for."""
+
+    key: str
+    etag: str
+    number: int
+    span: Span
+
+
+class Flying(NamedTuple):
+    """A flight that has begun: of which shape, from whom, since when."""
+
+    flight: Flight
+    shape: Shape
+    peer: Peer
+    began_s: float
+
+
+class Heard(NamedTuple):
+    """What a peer answered, or how it was lost, before anybody could wait for it."""
+
+    peer: Peer
+    answer: Answer | PeerLost
+
+
+class SoloFlight:
+    """A block that is asked for without a task, as long as its first peer gives it; `is_begun`: a connection was free."""
+
+    __slots__ = ("_asked", "_asking", "_flying", "_source", "_task", "_tell", "is_begun")
+
+    def __init__(
+        self, source: PeerSource, flying: Flying, tell: Callable[[Coming | None], None]
+    ) -> None:
+        self._source = source
+        self._flying = flying
+        self._tell = tell
+        self._task: asyncio.Task[Coming] | None = None
+        self._asked = source.asked_for(flying.flight)
+        self._asking = flying.peer.ask_now(self._asked, self._take)
+        self.is_begun = self._asking is not None
+        if self.is_begun:
+            source.flights.begin(flying.flight)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more; nothing once it was told."""
+        self._tell = _nobody
+        if self._task is not None:
+            self._task.cancel()
+        elif self._asking is not None:
+            self._asking.cancel()
+            self._source.flights.fail(self._flying.flight, asyncio.CancelledError())
+
+    def _take(self, answer: Answer | PeerLost) -> None:
+        self._asking = None
+        flying = self._flying
+        if isinstance(answer, PeerLost) or not self._source.is_good(answer, self._asked):
+            heard = Heard(flying.peer, answer)
+            going_on = self._source.begin_flight(flying.flight, flying.shape, heard)
+            self._task = self._source.begin_task(going_on)
+            self._task.add_done_callback(self._end)
+            return
+        try:
+            self._tell(answer.body)
+        finally:
+            # Last, since the client waits for its first byte.
+            self._source.follow(answer.body, flying)
+            self._source.flights.finish(flying.flight, answer.body)
+
+    def _end(self, task: asyncio.Task[Coming]) -> None:
+        """What came of the other nodes; a task may be cancelled before its first step, so this is no part of it."""
+        flight, flights = self._flying.flight, self._source.flights
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            flights.finish(flight, task.result())
+            self._tell(task.result())
+        else:
+            flights.fail(flight, error)
+            self._tell(None)
+
+
+def _nobody(_: Coming | None) -> None:
+    """Who asked is gone."""
+
 
 log = logger(__name__)
 T = TypeVar("T")
@@ -69,12 +158,6 @@ HOP_SECONDS: Final = histogram(
     "media_hop_seconds", "From asking another node to its whole answer.", buckets_s=FINE_BUCKETS_S
 )
 _COUNTED: Final = {o: bound(HOPS, "media_hops_total", outcome=o) for o in OUTCOMES}
-
-
-class HopAhead(Conflict):
-    """The asking node knows of a purge that this one does not know yet; it is told in a moment."""
-
-    code = "media.hop_ahead"
 
 
 class _Kept(NamedTuple):
@@ -100,9 +183,7 @@ class Router:
         *,
         name: str = "",
         dc: str = "",
-        guard: HopGuard | None = None,
         signer: HopSigner | None = None,
-        refresh_purges: Callable[[], None] = _nothing,
         on_peer_out: Callable[[Peer], None] = _nothing,
     ) -> None:
         self.own = own
@@ -112,61 +193,15 @@ class Router:
         self.peers: Mapping[str, Peer] = {}
         self.generations = generations
         self.shapes: dict[str, _Kept] = {}
-        self.asking_shapes: Flights[Shape] = Flights()
-        self.asking_blocks: Flights[Coming] = Flights()
+        self.asking_shapes: SingleFlight[str, Shape] = SingleFlight()
+        self.asking_blocks: SingleFlight[Flight, Coming] = SingleFlight()
         self.coming: dict[Flight, Coming] = {}
         """Blocks that come in: whoever asks for one of them meanwhile shares it."""
         self.mending: set[asyncio.Task[Any]] = set()
         self.signer = signer
         self.on_peer_out = on_peer_out
         self._dc = dc
-        self._guard = guard
-        self._refresh_purges = refresh_purges
         self.peer_source = PeerSource(self)
-        self._namesake_told = Reminder()
-
-    def is_internal(self, request: Head) -> Hop | None:
-        """The hop that `request` came by, or None for a client's own. Raises: HopRefused, HopAhead."""
-        if self._guard is None:
-            return None
-        hop = self._guard.judge(request)
-        if hop is not None and hop.sender == self.name and self._namesake_told.is_due():
-            log.error(
-                "node_name_taken", node=self.name, reason="a node with this node's name asks it"
-            )
-        if hop is not None and hop.generation:
-            key = request.target.partition("?")[0].removeprefix("/m/")
-            if hop.generation > self.generations.generation(key):
-                self._refresh_purges()
-                raise HopAhead(
-                    f"{key}: this node has not yet heard of its purge: ask again", retry_after_s=1
-                )
-        return hop
-
-    def prove_hop(self, value: str, covered: str, key: str) -> Proven | None:
-        """The hop of a field that vouches for `covered`; None: it goes the way of `is_internal`, which remembers and tells."""
-        if self._guard is None:
-            return None
-        try:
-            proven = self._guard.prove(value, covered)
-        except HopRefused:
-            return None
-        is_known = proven.hop.generation <= self.generations.generation(key)
-        return proven if is_known and proven.hop.sender != self.name else None
-
-    def accept_hop(self, proven: Proven, told: Told) -> str | None:
-        """What the answer to a new hop proves itself with; None: `is_internal` refuses it."""
-        assert self._guard is not None, "who proved it had a guard"
-        try:
-            return reply_of(self._guard.accept(proven), told)
-        except HopRefused:
-            return None
-
-    def reply_fields(
-        self, hop: Hop, etag: str, start: int, length_bytes: int
-    ) -> tuple[tuple[str, str], ...]:
-        """What an answer to `hop` proves itself with; a HEAD's span is the whole, a 404's is empty."""
-        return (("X-Headrace-Reply", reply_of(hop, Told(etag, start, length_bytes))),)
 
     def source(self, key: str, hop: Hop | None, onward: Sequence[tuple[str, str]] = ()) -> Source:
         """Where to take `key` from; `onward` are fields that a hop made for this request carries."""
@@ -210,7 +245,7 @@ class PeerSource:
         self._onward = onward
 
     @property
-    def flights(self) -> Flights[Coming]:
+    def flights(self) -> SingleFlight[Flight, Coming]:
         """Blocks that are being asked for."""
         return self._router.asking_blocks
 

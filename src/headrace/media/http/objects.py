@@ -1,13 +1,26 @@
-"""Routes about stored objects."""
+"""Scopes of the routes of media.
+
+[http/objects.py] Routes about stored objects.
+
+
+[http/purging.py] Routes that tell caches what to forget and what to fetch.
+
+
+[http/signing.py] Routes that sign URLs of objects and keep the ID3 tags that such URLs name.
+
+
+[http/tracing.py] Routes about what all nodes trace.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final
 
 import msgspec
-from litestar import Request, delete, get, put
+from litestar import Request, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.openapi.spec import (
     OpenAPIFormat,
@@ -17,11 +30,17 @@ from litestar.openapi.spec import (
     RequestBody,
     Schema,
 )
-from litestar.params import FromPath, FromQuery, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.media.http.scopes import READ, WRITE
 from headrace.media.model import LIST_OBJECTS_MAX, MediaObject
 from headrace.media.service import Media
+from headrace.media.service.nodes import Warmed
+from headrace.media.service.objects import Purged, StoredTag
+from headrace.media.tracing import Watch
+
+READ: Final = {"scope": "media:read"}
+WRITE: Final = {"scope": "media:write"}
+
 
 UPLOAD_BYTES_MAX: Final = 64 * 2**20
 """Of an upload over HTTP, which is held in memory; larger ones go to the object store by themselves."""
@@ -71,7 +90,7 @@ async def list_objects(
     limit: Annotated[int, QueryParameter(ge=1, le=LIST_OBJECTS_MAX - 1)] = 100,
 ) -> ObjectsAnswer:
     """List the objects in the folder `prefix`, in no order, at most `limit`."""
-    found = await media.ls(prefix, objects_max=limit + 1)
+    found = await media.objects.ls(prefix, objects_max=limit + 1)
     objects = [_shown(item) for item in found[:limit]]
     return ObjectsAnswer(objects=objects, is_cut=len(found) > limit)
 
@@ -84,7 +103,7 @@ async def list_objects(
 )
 async def get_object(media: NamedDependency[Media], key: FromPath[str]) -> ObjectAnswer:
     """Say what is stored under `key` and where it is served."""
-    return _shown(await media.info(key.removeprefix("/")))
+    return _shown(await media.objects.info(key.removeprefix("/")))
 
 
 @put(
@@ -99,7 +118,7 @@ async def put_object(
     request: Request[Any, Any, Any], media: NamedDependency[Media], key: FromPath[str]
 ) -> ObjectAnswer:
     """Store the body under `key`, durably; an object of that key is replaced. At most 64 MiB."""
-    return _shown(await media.put(key.removeprefix("/"), await request.body()))
+    return _shown(await media.objects.put(key.removeprefix("/"), await request.body()))
 
 
 @delete(
@@ -110,11 +129,210 @@ async def put_object(
 )
 async def remove_object(media: NamedDependency[Media], key: FromPath[str]) -> None:
     """Remove the object. Nodes forget it within a minute, or at once after a purge of `key`."""
-    await media.rm(key.removeprefix("/"))
+    await media.objects.rm(key.removeprefix("/"))
 
 
 def _shown(found: MediaObject) -> ObjectAnswer:
     return msgspec.convert(found, ObjectAnswer, from_attributes=True)
 
 
-ROUTES: Final[list[Any]] = [list_objects, get_object, put_object, remove_object]
+KEYS_MAX: Final = 1000
+Keys = Annotated[list[str], msgspec.Meta(max_length=KEYS_MAX)]
+
+
+class ToPurge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys, or a prefix; the empty prefix is everything."""
+
+    keys: Keys = []
+    prefix: str | None = None
+    dry_run: bool = False
+
+
+class ToWarm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of stored objects."""
+
+    keys: Annotated[list[str], msgspec.Meta(min_length=1, max_length=KEYS_MAX)]
+
+
+@post(
+    "/v1/media/purge",
+    operation_id="purgeMedia",
+    summary="Let every node forget keys or a prefix",
+    opt=WRITE,
+    status_code=200,
+)
+async def purge(media: NamedDependency[Media], data: JSONBody[ToPurge]) -> Purged:
+    """Let the caches of all nodes forget `keys`, or all keys of `prefix`, within 2 seconds. May be repeated."""
+    return await media.purges.purge(data.keys, prefix=data.prefix, is_dry_run=data.dry_run)
+
+
+@post(
+    "/v1/media/warm",
+    operation_id="warmMedia",
+    summary="Have the owners of keys fetch them now",
+    opt=WRITE,
+    status_code=200,
+)
+async def warm(media: NamedDependency[Media], data: JSONBody[ToWarm]) -> Warmed:
+    """Have every node that owns one of `keys` read it whole; answered when all have, or could not. May be repeated."""
+    return await media.warming.warm(data.keys)
+
+
+class UrlToSign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a signed URL allows. `rate` in bytes a second; `grid_s`: the end is rounded up to a multiple of it."""
+
+    key: str
+    ttl_s: float | None = None
+    grid_s: float = 1.0
+    address: str | None = None
+    rate: int | None = None
+    tag: str | None = None
+    trace: str | None = None
+
+
+class SignedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A URL that is good until a moment."""
+
+    key: str
+    url: str
+    expires_at: datetime
+
+
+class TagToPut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An ID3 tag; `cover` is a JPEG or PNG file in base64."""
+
+    title: str | None = None
+    artist: str | None = None
+    album: str | None = None
+    cover: bytes | None = None
+    buyer: str | None = None
+
+
+class TagAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored tag; `size_bytes` is what it adds to a track."""
+
+    id: str
+    size_bytes: int
+    title: str | None
+    artist: str | None
+    album: str | None
+    buyer: str | None
+    cover_bytes: int
+
+
+@post(
+    "/v1/media/sign",
+    operation_id="signMediaUrl",
+    summary="Make a signed URL of an object",
+    opt=WRITE,
+    status_code=200,
+)
+async def sign_url(media: NamedDependency[Media], data: JSONBody[UrlToSign]) -> SignedAnswer:
+    """Make a URL that allows to read the object for `ttl_s` seconds (the setting `media.url_ttl`), stored or not."""
+    given = msgspec.structs.asdict(data)
+    signed = await media.objects.sign(given.pop("key"), **given)
+    return msgspec.convert(signed, SignedAnswer, from_attributes=True)
+
+
+@post(
+    "/v1/media/tags",
+    operation_id="putMediaTag",
+    summary="Store an ID3 tag",
+    opt=WRITE,
+)
+async def put_tag(media: NamedDependency[Media], data: JSONBody[TagToPut]) -> TagAnswer:
+    """Store a tag that signed URLs write in front of tracks; the same tag has the same id, so a call may be repeated."""
+    return _shown_tag(await media.tags.put(**msgspec.structs.asdict(data)))
+
+
+@get(
+    "/v1/media/tags/{id:str}",
+    operation_id="getMediaTag",
+    summary="Show an ID3 tag",
+    opt=READ,
+)
+async def get_tag(
+    media: NamedDependency[Media],
+    id: FromPath[str],  # noqa: A002 - as it is called in the path
+) -> TagAnswer:
+    """Say what a stored tag says."""
+    return _shown_tag(await media.tags.get(id))
+
+
+@delete(
+    "/v1/media/tags/{id:str}",
+    operation_id="deleteMediaTag",
+    summary="Remove an ID3 tag",
+    opt=WRITE,
+)
+async def delete_tag(
+    media: NamedDependency[Media],
+    id: FromPath[str],  # noqa: A002 - as it is called in the path
+) -> None:
+    """Remove a tag: URLs that name it find nothing from then on."""
+    await media.tags.rm(id)
+
+
+def _shown_tag(found: StoredTag) -> TagAnswer:
+    return msgspec.convert(found, TagAnswer, from_attributes=True)
+
+
+class TraceToStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which requests: `user=42`, `request=r7`, `object=tracks/a.mp3` or `trace=<32 hex digits>`; and for how long."""
+
+    tag: str
+    for_s: float = 600.0
+
+
+@get(
+    "/v1/media/traces",
+    operation_id="listMediaTraces",
+    summary="List what is traced",
+    opt=READ,
+)
+async def list_traces(media: NamedDependency[Media]) -> Sequence[Watch]:
+    """Say which requests all nodes log now, and until when."""
+    return await media.traces.list()
+
+
+@post(
+    "/v1/media/traces",
+    operation_id="startMediaTrace",
+    summary="Log certain requests for a while",
+    opt=WRITE,
+    status_code=200,
+)
+async def start_trace(media: NamedDependency[Media], data: JSONBody[TraceToStart]) -> Watch:
+    """Let every node log the requests with this tag, a line an answer; one that is traced already gets the new end."""
+    return await media.traces.start(data.tag, for_s=data.for_s)
+
+
+@delete(
+    "/v1/media/traces",
+    operation_id="stopMediaTraces",
+    summary="Log them no more",
+    opt=WRITE,
+    status_code=200,
+)
+async def stop_traces(
+    media: NamedDependency[Media], tag: FromQuery[str | None] = None
+) -> Sequence[Watch]:
+    """End the watch on `tag`, or all where it is left out; the answer is those that were ended."""
+    return await media.traces.stop(tag)
+
+
+ROUTES: Final[list[Any]] = [
+    list_objects,
+    get_object,
+    put_object,
+    remove_object,
+    purge,
+    warm,
+    sign_url,
+    put_tag,
+    get_tag,
+    delete_tag,
+    list_traces,
+    start_trace,
+    stop_traces,
+]

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Protocol
 
-from headrace.media.store.layout import WAYS, Digests
-from headrace.media.store.sieve import MARKS_MAX, choose
+from headrace.media.cache.frame_table import MARKS_MAX, choose
+from headrace.media.cache.layout import WAYS, Digests
 
 TRACKS: Final = 10_000_000
 EXPONENT: Final = 1.22

@@ -27,10 +27,11 @@ from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound
 from headrace.kernel.trace import onward
-from headrace.media.model import BLOCK_BYTES, BLOCKS, Shape, SourceCut
+from headrace.media.cache import Frame
+from headrace.media.errors import SourceCut
+from headrace.media.model import BLOCK_BYTES, BLOCKS, Shape
 from headrace.media.sources import Coming, Source, Span, StoreSource
-from headrace.media.store import Frame
-from headrace.media.worker.channels import Channel
+from headrace.media.worker.socket_io import Channel
 
 log = logger(__name__)
 LOSSES_MAX: Final = 2

@@ -26,29 +26,17 @@ from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound
 from headrace.media import answers
-from headrace.media.model import (
-    CUTS,
-    DEMAND_STALLS,
-    REQUESTS,
-    SENT_BYTES,
-    SOURCES,
-    STATUSES,
-    TTFB,
-    HeadTimeout,
-    PreconditionFailed,
-    RangeUnsatisfiable,
-    SourceCut,
-)
+from headrace.media.errors import HeadTimeout, PreconditionFailed, RangeUnsatisfiable, SourceCut
+from headrace.media.model import CUTS, DEMAND_STALLS, REQUESTS, SENT_BYTES, SOURCES, STATUSES, TTFB
 from headrace.media.requests import HeadReader, Request, require_read
 from headrace.media.worker.bodies import Body
-from headrace.media.worker.channels import Channel
-from headrace.media.worker.exchange import Exchange
-from headrace.media.worker.host import Host
-from headrace.media.worker.opening import Answer, Opening
-from headrace.media.worker.pacing import Pace
-from headrace.media.worker.passing import Passing
-from headrace.media.worker.states import CLOSED, LINGERING, OPENING, READING, SENDING
-from headrace.media.worker.ways import Begun
+from headrace.media.worker.deadlines import Pace
+from headrace.media.worker.head_cache import Begun
+from headrace.media.worker.open_request import Answer, Opening
+from headrace.media.worker.peer_proxy import Passing
+from headrace.media.worker.socket_io import Channel
+from headrace.media.worker.timing import Exchange
+from headrace.media.worker.worker_api import CLOSED, LINGERING, OPENING, READING, SENDING, Host
 
 log, often = logger(__name__), SparseLogger(logger(__name__))
 RECEIVE_BYTES: Final = 16 * 1024

@@ -22,15 +22,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from headrace.kernel.logs import logger
-from headrace.media.model import CONNECTIONS, TooManyConnections
-from headrace.media.worker.channels import Certificate, Channel, PlainChannel
+from headrace.media.errors import TooManyConnections
+from headrace.media.model import CONNECTIONS
 from headrace.media.worker.connection import Connection
+from headrace.media.worker.counters import Tally
 from headrace.media.worker.deadlines import BUCKET_S, Deadlines
-from headrace.media.worker.exchange import Exchange
-from headrace.media.worker.plane import Plane
-from headrace.media.worker.shortcut import Shortcuts
-from headrace.media.worker.stages import StageSampler
-from headrace.media.worker.tally import Tally
+from headrace.media.worker.fast_path import Shortcuts
+from headrace.media.worker.request_context import Plane
+from headrace.media.worker.socket_io import Certificate, Channel, PlainChannel
+from headrace.media.worker.timing import Exchange, StageSampler
 
 log = logger(__name__)
 EVENTS_MAX: Final = 512

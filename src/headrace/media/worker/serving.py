@@ -10,14 +10,14 @@ from pathlib import Path
 
 from headrace.media.hottest import ASKED
 from headrace.media.service import Media
+from headrace.media.worker.ipc_reports import Teller, leave_hottest
 from headrace.media.worker.node import Node
-from headrace.media.worker.plane import files_of, open_plane
-from headrace.media.worker.sockets import (
+from headrace.media.worker.request_context import files_of, open_plane
+from headrace.media.worker.socket_io import (
     connections_of_worker,
     listening_sockets,
     raise_file_limit,
 )
-from headrace.media.worker.telling import Teller, leave_hottest
 
 
 @dataclass(frozen=True, slots=True)

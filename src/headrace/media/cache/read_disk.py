@@ -1,0 +1,121 @@
+"""A disk as a worker has it open: to look up, to read and to send from, never to write."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.kernel.logs import logger
+from headrace.media.cache.disk_files import open_reader
+from headrace.media.cache.filler_ipc import OUT, ManifestDisk
+from headrace.media.cache.frame_table import Entry, Hit, Table, table_bytes
+from headrace.media.cache.layout import Superblock
+from headrace.media.cache.linux import identity_of, map_shared
+from headrace.media.model import BLOCK_BYTES
+
+log = logger(__name__)
+
+
+class Frame(NamedTuple):
+    """Where a block is, until the turn ends."""
+
+    fd: int
+    offset: int
+    length: int
+    disk: int
+    number: int
+    generation: int
+
+
+class ServedDisk:
+    """Descriptor and table of a disk."""
+
+    def __init__(self, disk: ManifestDisk, place: int) -> None:
+        """Raises: OSError, also where the files are others than the filler's."""
+        self.source = disk
+        self.place = place
+        self.id = disk.id
+        self.is_copied = disk.is_copied
+        self.reader = open_reader(Path(disk.reader_path))
+        try:
+            _require_same(identity_of(self.reader), disk.reader_identity)
+            superblock = Superblock(bytes.fromhex(disk.id), disk.frames)
+            memory, identity = map_shared(Path(disk.table_path))
+            _require_same(
+                f"{identity} {len(memory)}", f"{disk.table_identity} {table_bytes(superblock)}"
+            )
+        except BaseException:
+            os.close(self.reader)
+            raise
+        self.table = Table(memory, superblock)
+        self._reads = 0
+        self._is_given_up = False
+
+    def offset_of(self, frame: int) -> int:
+        """Where a frame's block is."""
+        return self.source.data_at + frame * BLOCK_BYTES
+
+    def frame(self, hit: Hit) -> Frame:
+        """A hit as what is sent from."""
+        number, generation, length = hit
+        offset = self.source.data_at + number * BLOCK_BYTES
+        return tuple.__new__(Frame, (self.reader, offset, length, self.place, number, generation))
+
+    def read(self, frame: int, entry: Entry) -> tuple[bytes, bool]:
+        """What is in a frame now, and whether that is the block that `entry` describes. Raises: OSError."""
+        data = os.pread(self.reader, BLOCK_BYTES, self.offset_of(frame))
+        return data, self.table.is_right(frame, entry, data)
+
+    def is_same(self, disk: ManifestDisk) -> bool:
+        """Whether this is what a newer manifest speaks of."""
+        return _files_of(disk) == _files_of(self.source)
+
+    def hold(self) -> None:
+        """A thread begins to use the descriptor."""
+        self._reads += 1
+
+    def release(self) -> None:
+        """A thread has ended to use it."""
+        self._reads -= 1
+        self._close_if_unused()
+
+    def give_up(self) -> None:
+        """Close it, after the threads that read from it: the number could be another file's by then."""
+        self._is_given_up = True
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._is_given_up and not self._reads:
+            os.close(self.reader)
+            self.table.close()
+
+
+def open_served(
+    disk: ManifestDisk, place: int, before: Mapping[int, ServedDisk]
+) -> ServedDisk | None:
+    """The disk, open already or opened now; None: it is out, or this process cannot open it."""
+    if disk.state == OUT:
+        return None
+    for known in before.values():
+        if known.is_same(disk):
+            known.place = place
+            return known
+    try:
+        return ServedDisk(disk, place)
+    except OSError as error:
+        # Its blocks come as bytes from the filler, which can.
+        log.warning("disk_not_opened_here", disk=disk.id, error=str(error))
+        return None
+
+
+def _files_of(disk: ManifestDisk) -> tuple[object, ...]:
+    files = (disk.reader_path, disk.reader_identity, disk.table_path, disk.table_identity)
+    return disk.id, disk.frames, disk.data_at, disk.is_copied, *files
+
+
+def _require_same(found: str, expected: str) -> None:
+    if found != expected:
+        raise OSError(errno.ESTALE, f"another file ({found}) than the filler's ({expected})")

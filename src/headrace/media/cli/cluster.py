@@ -1,0 +1,391 @@
+"""Commands about the cluster's nodes: `headrace media nodes ls|rm`, `drain`, `undrain`, `weight`.
+
+[cli/partitions.py] Commands `headrace media partitions show|plan|simulate`: who owns what, and what a change would do.
+
+
+[cli/disks.py] Commands about the disks of this machine's node: `headrace media disks ...`, `verify`.
+
+
+[cli/hottest.py] The command `headrace media hottest`: what clients ask this machine's node for most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import click
+
+from headrace.kernel.config import parse_size_bytes
+from headrace.kernel.errors import require_extra
+from headrace.kernel.terminal import Terminal, table
+from headrace.media.errors import InvalidDiskSize, InvalidSimulation
+from headrace.media.service import Media
+from headrace.media.service.local_node import OBJECTS_MAX, Disk
+from headrace.media.service.nodes import NodeSeen, Plan
+from headrace.media.simulate.cluster import Cluster, Simulation, simulate
+from headrace.media.simulate.plot import lines_svg, loads_svg
+
+
+@click.group("nodes")
+def nodes() -> None:
+    """The cluster's cache nodes."""
+
+
+@nodes.command("ls", short_help="List the nodes.")
+@click.pass_obj
+def list_nodes(terminal: Terminal) -> None:
+    """List every node: address, centre, weight, state, and its share of partitions."""
+    found = terminal.run(Media, lambda media: media.nodes.list())
+    head = ("node", "address", "centre", "weight", "state", "share", "rises since")
+    terminal.show(
+        found, table(head, map(_node_row, found)) if found else "no nodes: one enters by media.node"
+    )
+
+
+@nodes.command("rm", short_help="Forget a node that is gone for good.")
+@click.argument("node")
+@click.option("--dry-run", is_flag=True, help="Only show what would be forgotten.")
+@click.pass_obj
+def remove_node(terminal: Terminal, node: str, *, dry_run: bool) -> None:
+    """Forget NODE: drain it, stop it, then forget it. One that still runs enters again with its next start."""
+
+    async def remove(media: Media) -> NodeSeen:
+        found = await media.nodes.get(node)
+        if not dry_run:
+            await media.nodes.remove(node)
+        return found
+
+    found = terminal.run(Media, remove)
+    word = "would forget" if dry_run else "forgot"
+    told = f"{word} {found.name}, {found.share * 100:.1f} % of partitions"
+    terminal.show({"node": found.name, "removed": not dry_run}, told)
+
+
+@click.command("drain", short_help="Give a node no partitions any more.")
+@click.argument("node")
+@click.pass_obj
+def drain(terminal: Terminal, node: str) -> None:
+    """Give NODE no partitions any more: for a restart, a repair, its end. It serves what comes to it.
+
+    What that does to the others: `headrace media partitions plan --drain NODE`.
+    """
+    _change_node(terminal, lambda media: media.nodes.drain(node))
+
+
+@click.command("undrain", short_help="Give a node its partitions again.")
+@click.argument("node")
+@click.pass_obj
+def undrain(terminal: Terminal, node: str) -> None:
+    """Give NODE its partitions again, rising to its weight."""
+    _change_node(terminal, lambda media: media.nodes.undrain(node))
+
+
+@click.command("weight", short_help="Give a node more or fewer partitions.")
+@click.argument("node")
+@click.argument("weight", type=float)
+@click.pass_obj
+def set_weight(terminal: Terminal, node: str, weight: float) -> None:
+    """Let NODE have WEIGHT times the partitions of a node of weight 1."""
+    _change_node(terminal, lambda media: media.nodes.set_weight(node, weight))
+
+
+def _change_node(terminal: Terminal, verb: Callable[[Media], Awaitable[NodeSeen]]) -> None:
+    found = terminal.run(Media, verb)
+    told = f"{found.name}: {found.state}, weight {found.weight:g}, {found.share * 100:.1f} % of partitions"
+    terminal.show(found, told)
+
+
+def _node_row(node: NodeSeen) -> tuple[str, ...]:
+    share = f"{node.share * 100:.1f} %"
+    since = f"{node.started_at:%Y-%m-%d %H:%M:%S}" if node.started_at else ""
+    return (node.name, node.address, node.dc, f"{node.weight:g}", node.state, share, since)
+
+
+@click.group("partitions")
+def partitions() -> None:
+    """The 131,072 partitions of all keys, and the nodes that own them."""
+
+
+@partitions.command("show", short_help="Show who owns a key.")
+@click.argument("key")
+@click.pass_obj
+def show_owners(terminal: Terminal, key: str) -> None:
+    """Show the partition of KEY, stored or not, and its owners in the order in which they are asked."""
+    found = terminal.run(Media, lambda media: media.partitions.show(key))
+    rows = [(one.name, one.address, one.dc, one.state) for one in found.owners]
+    told = f"{found.key}: partition {found.partition}"
+    terminal.show(found, f"{told}\n{table(('node', 'address', 'centre', 'state'), rows)}")
+
+
+@partitions.command("plan", short_help="Show what a change of the cluster would do.")
+@click.option("--lose", "lost", multiple=True, help="A node or centre that dies.")
+@click.option("--drain", "drained", multiple=True, help="A node or centre that is drained.")
+@click.option("--weight", "weights", multiple=True, metavar="NODE=WEIGHT", help="Another weight.")
+@click.pass_obj
+def plan(
+    terminal: Terminal,
+    lost: tuple[str, ...],
+    drained: tuple[str, ...],
+    weights: tuple[str, ...],
+) -> None:
+    """Show each node's share of all requests now and after a change. Nothing is changed."""
+    heavier = dict(map(_parse_weight, weights))
+    found = terminal.run(
+        Media,
+        lambda media: media.partitions.plan(lost=lost, drained=drained, weights=heavier),
+    )
+    terminal.show(found, _describe_plan(found))
+
+
+@partitions.command("simulate", short_help="Show what losses do to a made-up cluster.")
+@click.option("--centres", default=3, show_default=True, help="Data centres.")
+@click.option("--nodes", default=4, show_default=True, help="Nodes in each.")
+@click.option("--gbit", default=120.0, show_default=True, help="Gbit/s of all clients together.")
+@click.option(
+    "--replicas", default=0, show_default=True, help="Nodes that own a key; 0: two in each centre."
+)
+@click.option("--lose", "lost", multiple=True, help="A node (c1-n1) or centre (c1) that dies.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG there, too."
+)
+@click.pass_obj
+def simulate_losses(
+    terminal: Terminal,
+    *,
+    centres: int,
+    nodes: int,
+    gbit: float,
+    replicas: int,
+    lost: tuple[str, ...],
+    plot: Path | None,
+) -> None:
+    """Show the load of each node of a cluster that is not there: whole, with losses, in a roll-out.
+
+    Without --lose: a centre lost, a node of each centre lost, both, and all nodes drained in turn. Asks no
+    server.
+    """
+    cluster = Cluster(centres=centres, nodes=nodes, load_gbit=gbit, replicas=replicas)
+    found = simulate(cluster, lost=lost)
+    if plot is not None:
+        plot.write_text(loads_svg(found))
+    terminal.show(found, _describe_simulation(found))
+
+
+def _parse_weight(text: str) -> tuple[str, float]:
+    """Raises: InvalidSimulation."""
+    name, _, weight = text.partition("=")
+    try:
+        heavy = float(weight)
+    except ValueError:
+        heavy = 0.0
+    if not name or not 0 < heavy < float("inf"):
+        raise InvalidSimulation(f"--weight {text!r}: expected NODE=WEIGHT such as n1=0.5")
+    return name, heavy
+
+
+def _describe_plan(found: Plan) -> str:
+    head = ("node", "centre", "now", "then", "fair", "times fair")
+    rows = [
+        (
+            one.name,
+            one.dc,
+            *(
+                f"{share * 100:.2f} %"
+                for share in (one.share_before, one.share_after, one.fair_share)
+            ),
+            f"{one.over_fair:.3f}" if one.is_up else "lost",
+        )
+        for one in found.nodes
+    ]
+    return (
+        f"{table(head, rows)}\n{found.filled_share * 100:.1f} % of kept blocks are read anew by new owners;"
+        f" {found.unowned_share * 100:.2f} % of requests find no owner alive and go to the object store"
+    )
+
+
+def _describe_simulation(found: Simulation) -> str:
+    head = ("node", *(step.name for step in found.steps))
+    rows = []
+    for column in zip(*(step.nodes for step in found.steps), strict=True):
+        cells = [
+            f"{one.serves_gbit:.2f} / {one.sends_gbit:.2f}" if one.is_up else "lost"
+            for one in column
+        ]
+        rows.append((column[0].name, *cells))
+    for name, cells in (
+        ("times fair, most", [f"{step.over_fair_max:.3f}" for step in found.steps]),
+        ("object store", [f"{step.origin_gbit:.2f}" for step in found.steps]),
+        ("filled anew", [f"{step.filled_share * 100:.1f} %" for step in found.steps]),
+    ):
+        rows.append((name, *cells))
+    return (
+        f"Gbit/s that each node serves from its store / sends in all, of {found.load_gbit:g} in all;"
+        f" {found.replicas} replicas\n"
+        f"{table(head, rows)}"
+    )
+
+
+SIZES: Final = (10_000, 50_000, 150_000, 500_000)
+SCALE: Final = 100
+"""Tracks and cache are divided alike, which leaves the shares as they are."""
+POLICIES: Final = ("SIEVE in sets of 16", "LRU", "global SIEVE", "best static choice")
+
+
+@click.group("disks")
+def disks() -> None:
+    """The disks of the node whose data folder this is."""
+
+
+@disks.command("ls", short_help="List the disks.")
+@click.pass_obj
+def list_disks(terminal: Terminal) -> None:
+    """List every disk: its id, size, frames, how many hold blocks, how many blocks rotted, and its state."""
+    found = terminal.run(Media, lambda media: media.disks.list())
+    head = ("disk", "path", "GiB", "frames", "used", "rotten", "state", "")
+    terminal.show(found, table(head, map(_disk_row, found)) if found else "no disks")
+
+
+@disks.command("add", short_help="Take a disk into use.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("size")
+@click.pass_obj
+def add_disk(terminal: Terminal, path: Path, size: str) -> None:
+    """Take the folder or block device PATH into use with SIZE, such as 900GiB, while the node runs.
+
+    The node remembers it for its next starts.
+    """
+    try:
+        size_bytes = parse_size_bytes(size)
+    except ValueError as error:
+        raise InvalidDiskSize(f"size {size!r}: expected {error}") from error
+    _change_disk(terminal, lambda media: media.disks.add(str(path.absolute()), size_bytes))
+
+
+@disks.command("drain", short_help="Fill nothing more on a disk.")
+@click.argument("disk")
+@click.pass_obj
+def drain_disk(terminal: Terminal, disk: str) -> None:
+    """Fill nothing more on DISK (its id or path); what it has is served still."""
+    _change_disk(terminal, lambda media: media.disks.drain(disk))
+
+
+@disks.command("undrain", short_help="Fill a disk again.")
+@click.argument("disk")
+@click.pass_obj
+def undrain_disk(terminal: Terminal, disk: str) -> None:
+    """Fill DISK (its id or path) again."""
+    _change_disk(terminal, lambda media: media.disks.undrain(disk))
+
+
+@disks.command("retire", short_help="Take a disk out of use.")
+@click.argument("disk")
+@click.option("--dry-run", is_flag=True, help="Only show which disk it is and what it holds.")
+@click.pass_obj
+def retire_disk(terminal: Terminal, disk: str, *, dry_run: bool) -> None:
+    """Take DISK (its id or path) out of use, so that it may be pulled: its blocks are misses from then on.
+
+    One that failed or was refused is taken off the list by it, and alerts about it end; as long as the settings
+    name it the next start tries it again.
+    """
+    if dry_run:
+        found = terminal.run(Media, lambda media: media.disks.get(disk))
+        terminal.show(found, f"would retire {_name_of(found)}: {found.used} blocks become misses")
+        return
+    _change_disk(terminal, lambda media: media.disks.retire(disk))
+
+
+@disks.command("simulate", short_help="Show what disks of some size would hit.")
+@click.option(
+    "--tracks", "sizes", multiple=True, type=click.IntRange(min=1600), help="Tracks that fit."
+)
+@click.option("--plays", default=1_000_000, show_default=True, type=click.IntRange(min=1000))
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG there, too."
+)
+@click.pass_obj
+def simulate_hits(
+    terminal: Terminal, *, sizes: tuple[int, ...], plays: int, plot: Path | None
+) -> None:
+    """Show the share of plays that a cache of a size hits: ours, LRU, and the best there is without foresight.
+
+    The popularity is that of a large music site, where 140 tracks of 10 million are a tenth of all plays and
+    500,000 are nine tenths. Asks no server; some seconds a size.
+    """
+    require_extra("media", "xxhash")
+    from headrace.media.simulate.eviction import simulate
+
+    rows = simulate(sizes or SIZES, requests=plays, scale=SCALE)
+    shares = [(row.sieve_sets, row.lru, row.sieve_global, row.best_static) for row in rows]
+    if plot is not None:
+        lines = {
+            name: [(row.frames, told[place]) for row, told in zip(rows, shares, strict=True)]
+            for place, name in enumerate(POLICIES)
+        }
+        plot.write_text(lines_svg(f"hits by the number of tracks that fit, {plays:,} plays", lines))
+    cells = [
+        (f"{row.frames:,}", *(f"{share * 100:.1f} %" for share in told))
+        for row, told in zip(rows, shares, strict=True)
+    ]
+    terminal.show(rows, table(("tracks", *POLICIES), cells))
+
+
+@click.command("verify", short_help="Read stored blocks and compare their sums.")
+@click.option(
+    "--share", default=1.0, type=click.FloatRange(0, 1, min_open=True), show_default=True,
+    help="Of all blocks, picked evenly.",
+)  # fmt: skip
+@click.pass_obj
+def verify(terminal: Terminal, share: float) -> None:
+    """Read the blocks that this node stores and compare their sums; wrong ones are forgotten.
+
+    Exits with 8 where some were wrong or could not be read.
+    """
+    found = terminal.run(Media, lambda media: media.disks.verify(share))
+    told = f"{found.blocks} blocks, {found.right} right, {found.wrong} wrong, {found.unread} not readable"
+    terminal.show(found, told)
+    if found.wrong or found.unread:
+        raise click.exceptions.Exit(8)
+
+
+def _change_disk(terminal: Terminal, verb: Callable[[Media], Awaitable[Disk]]) -> None:
+    found = terminal.run(Media, verb)
+    terminal.show(found, f"{_name_of(found)}: {found.state}")
+
+
+def _name_of(disk: Disk) -> str:
+    return f"disk {disk.id} at {disk.path}" if disk.id else f"disk {disk.path}"
+
+
+def _disk_row(disk: Disk) -> tuple[str, ...]:
+    size = f"{disk.size_bytes / 2**30:.1f}"
+    counts = (str(disk.frames), str(disk.used), str(disk.rotten))
+    return (disk.id, disk.path, size, *counts, disk.state, disk.fault)
+
+
+@click.command("hottest", short_help="List the objects asked for most.")
+@click.option(
+    "--max", "objects_max", default=20, show_default=True, type=click.IntRange(1, OBJECTS_MAX),
+    help="List at most so many.",
+)  # fmt: skip
+@click.pass_obj
+def hottest(terminal: Terminal, objects_max: int) -> None:
+    """List the objects that clients ask the node of this data folder for most: requests a second, the last minutes
+    counting most, out of a sample.
+    """
+    found = terminal.run(Media, lambda media: media.hottest.list(objects_max=objects_max))
+    rows = [(one.key, f"{one.requests_per_s:,.1f}") for one in found]
+    terminal.show(found, table(("object", "requests/s"), rows) if rows else "nothing was asked for")
+
+
+COMMANDS: Final[list[click.Command]] = [
+    nodes,
+    drain,
+    undrain,
+    set_weight,
+    partitions,
+    disks,
+    verify,
+    hottest,
+]

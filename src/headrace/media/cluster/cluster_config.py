@@ -1,0 +1,368 @@
+"""Small shared truths of the media cluster: versioned JSON documents in the object store.
+
+The object store is the only thing that all nodes see, and it can compare and set (If-Match; for a folder a
+lock file), so it holds what they must agree on: who is a member, what was purged, what is traced. Each
+document counts its versions; a change reads, changes, and puts back only if nobody did so in between. A
+change must give the same result when it is made twice: a put whose answer was lost is made again.
+
+These keys are never served, listed or put by users.
+
+
+[cluster/polling.py] How a node's processes follow the shared documents: one asks the store, all read its copy.
+
+Whoever of the node's processes holds the lock file asks the object store every two seconds (a conditional
+read: nothing is sent while nothing changed) and keeps the newest good copy in the node's folder, on the
+disk; the others look at that file ten times a second. So a node of eight workers asks like one, a dead
+process is followed by another at once (the kernel drops its lock), and a node that starts while the object
+store is away begins with what it last knew.
+
+Only a newer version is ever taken, and only a valid one: what is missing, damaged or older changes nothing,
+and is told in the log once. What is missing or older is put back as the next version, since the store must
+have lost it (a restored backup): otherwise all changes made there would go unheard until they caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from headrace.engines.blobs import BlobChanged, BlobMissing, Blobs, BlobsDown
+from headrace.kernel.errors import Corrupt, HeadraceError, Unavailable
+from headrace.kernel.logs import logger
+from headrace.kernel.metrics import bound, counter
+from headrace.kernel.single_flight import SingleFlight
+
+RESERVED: Final = "_headrace"
+PREFIX: Final = f"{RESERVED}/media/"
+TRIES_MAX: Final = 12
+PAUSE_S: Final = 0.05
+DOCUMENT_BYTES_MAX: Final = 4 * 2**20
+
+
+class DocumentDamaged(Corrupt):
+    """A document that the cluster shares is no such document."""
+
+    code = "media.document_damaged"
+
+
+class DocumentContended(Unavailable):
+    """Others changed a shared document each time this change was about to be stored."""
+
+    code = "media.document_contended"
+
+
+class Versioned(Protocol):
+    """What a document holds: a frozen msgspec struct that counts its versions."""
+
+    @property
+    def version(self) -> int: ...
+
+
+V = TypeVar("V", bound=Versioned)
+
+
+def is_reserved(key: str) -> bool:
+    """Whether `key` is the cluster's own and none of the users'."""
+    return key == RESERVED or key.startswith(f"{RESERVED}/")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[V]):
+    """A document's name, its type, and what it is before anybody wrote it."""
+
+    name: str
+    type: type[V]
+    empty: V
+
+    @property
+    def key(self) -> str:
+        """Where it is stored."""
+        return f"{PREFIX}{self.name}.json"
+
+    def decode(self, data: bytes) -> V:
+        """Raises: DocumentDamaged."""
+        try:
+            if len(data) > DOCUMENT_BYTES_MAX:
+                raise msgspec.ValidationError(f"{len(data)} bytes are too many")
+            return msgspec.json.decode(data, type=self.type)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DocumentDamaged(
+                f"{self.key}: not a valid document ({error}): remove it from the object store, and"
+                " the nodes put back what they knew last"
+            ) from error
+
+
+class Document(Generic[V]):
+    """A document in the object store, to be read and changed."""
+
+    def __init__(self, blobs: Blobs, kind: Kind[V]) -> None:
+        self._blobs = blobs
+        self.kind = kind
+
+    async def read(self) -> V:
+        """What is stored now. Raises: DocumentDamaged, BlobsDown."""
+        return (await self._find())[0]
+
+    async def restore(self, newer: V) -> V:
+        """Put back `newer` where the store has an older version or none, as after a restored backup.
+
+        Raises: as `change`.
+        """
+        return await self.change(
+            lambda old: newer if old.version <= newer.version else old, after=newer.version
+        )
+
+    async def change(self, change: Callable[[V], V], *, after: int = 0) -> V:
+        """Store `change` of the newest version as the next one; unchanged contents store nothing.
+
+        The version stored is higher than `after` as well.
+
+        Raises: DocumentDamaged, DocumentContended, BlobsDown, and what `change` raises.
+        """
+        for attempt in range(TRIES_MAX):
+            old, etag = await self._find()
+            new = change(old)
+            if new == old:
+                return old
+            new = with_version(new, max(old.version, after) + 1)
+            try:
+                await self._blobs.put_if(self.kind.key, msgspec.json.encode(new), etag=etag)
+            except BlobChanged:
+                await asyncio.sleep(random.uniform(0, PAUSE_S * (attempt + 1)))
+            else:
+                return new
+        raise DocumentContended(
+            f"{self.kind.key}: {TRIES_MAX} changes of others came first: try again", retry_after_s=1
+        )
+
+    async def _find(self) -> tuple[V, str | None]:
+        try:
+            found = await self._blobs.read(self.kind.key)
+        except BlobMissing:
+            return self.kind.empty, None
+        assert found is not None
+        data, etag = found
+        return self.kind.decode(data), etag
+
+
+def with_version(value: V, version: int) -> V:
+    """A copy of `value` that is this version."""
+    changed: Any = msgspec.structs.replace(value, version=version)  # type: ignore[type-var]
+    copy: V = changed
+    return copy
+
+
+log = logger(__name__)
+POLL_EVERY_S: Final = 2.0
+TICK_S: Final = 0.1
+ASK_TIMEOUT_S: Final = 5.0
+START_WAIT_S: Final = 1.0
+REFRESH_GAP_S: Final = 0.2
+LOCK_FILE: Final = "poll.lock"
+OUTCOMES: Final = ("changed", "same", "refused", "missing", "failed")
+POLLS: Final = counter(
+    "media_document_polls_total",
+    "Questions to the object store for the cluster's documents, by outcome.",
+    outcome=OUTCOMES,
+)
+
+
+class Polled(Generic[V]):
+    """The newest good version of one document that this process knows."""
+
+    def __init__(self, kind: Kind[V], on_change: Callable[[V], None] | None = None) -> None:
+        self.kind = kind
+        self.value = kind.empty
+        self._on_change = on_change
+
+    def accept(self, data: bytes) -> bool:
+        """Take `data` if it is newer; whether it was. Raises: DocumentDamaged."""
+        found = self.kind.decode(data)
+        if found.version <= self.value.version:
+            return False
+        self.value = found
+        self.changed(found)
+        return True
+
+    def changed(self, value: V) -> None:
+        """Tell whoever waits that `value` is the newest now."""
+        if self._on_change is not None:
+            self._on_change(value)
+
+
+class _Followed:
+    """One document and where this process stands with it."""
+
+    def __init__(self, polled: Polled[Any], folder: Path) -> None:
+        self.polled = polled
+        self.copy = folder / f"{polled.kind.name}.json"
+        self.etag: str | None = None
+        self.seen_copy: tuple[int, int] | None = None
+        self.told: str | None = None
+        self.asked_s = float("-inf")
+
+
+class Polling:
+    """Follows documents for one process. Owner of its task: `start`, then `close`."""
+
+    def __init__(
+        self,
+        blobs: Blobs,
+        folder: Path,
+        polled: Sequence[Polled[Any]],
+        *,
+        every_s: float = POLL_EVERY_S,
+    ) -> None:
+        self._blobs = blobs
+        self._folder = folder
+        self._every_s = every_s
+        self._followed = {one.kind.name: _Followed(one, folder) for one in polled}
+        self._lock: int | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_asked = asyncio.Event()
+        self._refreshing: SingleFlight[str, None] = SingleFlight()
+
+    async def start(self) -> None:
+        """Take the copies of this node, ask the store for a second at most, go on beside.
+
+        Raises: OSError (the folder).
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._read_copies()
+        self._lead()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        if self.leads:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(START_WAIT_S):
+                    await self._is_asked.wait()
+
+    async def close(self) -> None:
+        """End, and let another process of the node ask."""
+        await self._refreshing.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def refresh(self, name: str) -> None:
+        """Ask the store for one document now; at most five times a second, however many ask."""
+        followed = self._followed[name]
+        elapsed_s = asyncio.get_running_loop().time() - followed.asked_s
+        if name in self._refreshing or elapsed_s >= REFRESH_GAP_S:
+            await self._refreshing.call(name, lambda: self._ask(followed))
+
+    async def _run(self) -> None:
+        asked_s = float("-inf")
+        while True:
+            try:
+                self._read_copies()
+                now_s = asyncio.get_running_loop().time()
+                if self._lead() and now_s - asked_s >= self._every_s:
+                    asked_s = now_s
+                    await asyncio.gather(*map(self._ask, self._followed.values()))
+                    self._is_asked.set()
+            except Exception:
+                log.exception("polling_failed")
+            await asyncio.sleep(TICK_S)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is this process that asks the store for the node."""
+        return self._lock is not None
+
+    def _lead(self) -> bool:
+        """Ask the store from now on unless another process of the node does; whether it is us."""
+        if self._lock is None:
+            descriptor = os.open(self._folder / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return False
+            self._lock = descriptor
+        return True
+
+    async def _ask(self, followed: _Followed) -> None:
+        followed.asked_s = asyncio.get_running_loop().time()
+        try:
+            outcome = await self._ask_store(followed)
+        except BlobMissing:
+            outcome = "missing"
+            if followed.polled.value.version:
+                await self._put_back(followed, "is missing")
+        except DocumentDamaged as error:
+            outcome = "refused"
+            self._tell_once(followed, "document_refused", error.text)
+        except (BlobsDown, TimeoutError, OSError) as error:
+            outcome = "failed"
+            self._tell_once(followed, "document_not_asked", type(error).__name__)
+        bound(POLLS, "media_document_polls_total", outcome=outcome).inc()
+
+    async def _ask_store(self, followed: _Followed) -> str:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            found = await self._blobs.read(followed.polled.kind.key, unless=followed.etag)
+        if found is None:
+            followed.told = None
+            return "same"
+        data, etag = found
+        is_newer = followed.polled.accept(data)
+        followed.etag = etag
+        if is_newer:
+            followed.told = None
+            await asyncio.to_thread(_keep, followed.copy, data)
+            return "changed"
+        value = followed.polled.value
+        if followed.polled.kind.decode(data) == value:
+            followed.told = None
+            return "same"
+        await self._put_back(followed, f"is older than version {value.version}")
+        return "refused"
+
+    async def _put_back(self, followed: _Followed, why: str) -> None:
+        log.warning("document_put_back", document=followed.polled.kind.name, why=why)
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                await Document(self._blobs, followed.polled.kind).restore(followed.polled.value)
+        except (HeadraceError, TimeoutError) as error:
+            self._tell_once(followed, "document_not_put_back", type(error).__name__)
+
+    def _read_copies(self) -> None:
+        for followed in self._followed.values():
+            try:
+                found = followed.copy.stat()
+                if followed.seen_copy == (found.st_ino, found.st_mtime_ns):
+                    continue
+                followed.seen_copy = (found.st_ino, found.st_mtime_ns)
+                followed.polled.accept(followed.copy.read_bytes())
+            except FileNotFoundError:
+                continue
+            except (OSError, HeadraceError) as error:
+                self._tell_once(followed, "copy_refused", str(error))
+
+    def _tell_once(self, followed: _Followed, event: str, reason: str) -> None:
+        """Log, unless it is what was logged last: a store may be away for hours."""
+        if followed.told != (told := f"{event} {reason}"):
+            followed.told = told
+            log.warning(event, document=followed.polled.kind.name, reason=reason)
+
+
+def _keep(copy: Path, data: bytes) -> None:
+    """Write the copy so that a power cut leaves the old or the new one, whole."""
+    draft = copy.with_suffix(f".draft-{os.getpid()}")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(copy)

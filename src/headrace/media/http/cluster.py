@@ -1,0 +1,297 @@
+"""Routes about the cluster's nodes.
+
+[http/partitions.py] Routes about partitions: who owns a key, what a change would do, what losses do to a made-up cluster.
+
+
+[http/disks.py] Routes about the disks of the node that runs on the API's own machine and data folder.
+
+
+[http/hottest.py] The route about what is asked for most of the node on the API's own machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+from litestar import Request, delete, get, post, put
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody, QueryParameter
+
+from headrace.media.errors import InvalidSimulation
+from headrace.media.http.objects import READ, WRITE
+from headrace.media.service import Media
+from headrace.media.service.local_node import OBJECTS_MAX, Disk, HotObject, Verified
+from headrace.media.service.nodes import NodeSeen, Ownership, Plan
+from headrace.media.simulate.cluster import Cluster, Simulation, SimulationBusy, simulate_apart
+
+
+class Weight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node's part against a node of weight 1."""
+
+    weight: float
+
+
+@get("/v1/media/nodes", operation_id="listMediaNodes", summary="List the cache nodes", opt=READ)
+async def list_nodes(media: NamedDependency[Media]) -> Sequence[NodeSeen]:
+    """Every node of the cluster by name: address, centre, weight, state, and its share of partitions."""
+    return await media.nodes.list()
+
+
+@get(
+    "/v1/media/nodes/{node:str}",
+    operation_id="getMediaNode",
+    summary="Show a cache node",
+    opt=READ,
+)
+async def get_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeSeen:
+    """One node of the cluster."""
+    return await media.nodes.get(node)
+
+
+@post(
+    "/v1/media/nodes/{node:str}/drain",
+    operation_id="drainMediaNode",
+    summary="Give a node no partitions any more",
+    opt=WRITE,
+    status_code=200,
+)
+async def drain_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeSeen:
+    """Let the others serve what the node keeps; it goes on answering. May be repeated."""
+    return await media.nodes.drain(node)
+
+
+@post(
+    "/v1/media/nodes/{node:str}/undrain",
+    operation_id="undrainMediaNode",
+    summary="Give a node its partitions again",
+    opt=WRITE,
+    status_code=200,
+)
+async def undrain_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeSeen:
+    """Let the node serve its keys again. May be repeated."""
+    return await media.nodes.undrain(node)
+
+
+@put(
+    "/v1/media/nodes/{node:str}/weight",
+    operation_id="setMediaNodeWeight",
+    summary="Give a node more or fewer partitions",
+    opt=WRITE,
+)
+async def put_weight(
+    media: NamedDependency[Media], node: FromPath[str], data: JSONBody[Weight]
+) -> NodeSeen:
+    """Let the node have `weight` times the partitions of a node of weight 1."""
+    return await media.nodes.set_weight(node, data.weight)
+
+
+@delete(
+    "/v1/media/nodes/{node:str}",
+    operation_id="removeMediaNode",
+    summary="Forget a node that is gone for good",
+    opt=WRITE,
+)
+async def remove_node(media: NamedDependency[Media], node: FromPath[str]) -> None:
+    """Forget a node; one that still runs enters again with its next start."""
+    await media.nodes.remove(node)
+
+
+NODES_MAX: Final = 100
+SIMULATED_MAX: Final = 16
+"""Nodes of a simulated cluster over HTTP: a table for each, some ten seconds of one core."""
+Names = Annotated[list[str], msgspec.Meta(max_length=NODES_MAX)]
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nodes or centres that die, that are drained, and nodes with another weight."""
+
+    lost: Names = []
+    drained: Names = []
+    weights: dict[str, Annotated[float, msgspec.Meta(gt=0)]] = {}
+
+
+class MadeUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster that is not there, and which of its nodes (c1-n1) or centres (c1) die."""
+
+    centres: Annotated[int, msgspec.Meta(ge=1, le=SIMULATED_MAX)] = 3
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=SIMULATED_MAX)] = 4
+    load_gbit: float = 120.0
+    replicas: int = 0
+    lost: Names = []
+
+
+@get(
+    "/v1/media/partitions/{key:path}",
+    operation_id="getMediaOwners",
+    summary="Show who owns a key",
+    opt=READ,
+)
+async def get_owners(media: NamedDependency[Media], key: FromPath[str]) -> Ownership:
+    """The partition of `key`, stored or not, and its owners in the order in which they are asked."""
+    return await media.partitions.show(key.removeprefix("/"))
+
+
+@post(
+    "/v1/media/plan",
+    operation_id="planMedia",
+    summary="Show what a change of the cluster would do",
+    opt=READ,
+    status_code=200,
+)
+async def plan(media: NamedDependency[Media], data: JSONBody[Change]) -> Plan:
+    """Each node's share of all requests now and after a change. Nothing is changed."""
+    return await media.partitions.plan(lost=data.lost, drained=data.drained, weights=data.weights)
+
+
+@post(
+    "/v1/media/simulate",
+    operation_id="simulateMedia",
+    summary="Show what losses do to a made-up cluster",
+    opt=READ,
+    status_code=200,
+)
+async def simulate_losses(request: Request[Any, Any, Any], data: JSONBody[MadeUp]) -> Simulation:
+    """The load of each node of a cluster that is not there: whole, with losses, and in a roll-out.
+
+    At most 16 nodes in all and 30 seconds, one caller at a time, in a process of its own; ended when the caller leaves.
+    """
+    if data.centres * data.nodes > SIMULATED_MAX:
+        raise InvalidSimulation(
+            f"{data.centres} centres of {data.nodes} nodes: expected at most {SIMULATED_MAX} nodes in all here;"
+            " `headrace media partitions simulate` takes more"
+        )
+    cluster = Cluster(
+        centres=data.centres, nodes=data.nodes, load_gbit=data.load_gbit, replicas=data.replicas
+    )
+    working = asyncio.ensure_future(simulate_apart(cluster, lost=data.lost))
+    leaving = asyncio.ensure_future(_wait_left(request))
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise SimulationBusy("the caller left before it was computed", retry_after_s=1)
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _wait_left(request: Request[Any, Any, Any]) -> None:
+    """Return when the caller has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+class DiskToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A folder or block device, and how much of it."""
+
+    path: str
+    size_bytes: Annotated[int, msgspec.Meta(gt=0)]
+
+
+class ToVerify(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many of all blocks, picked evenly."""
+
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+
+
+@get("/v1/media/disks", operation_id="listMediaDisks", summary="List a node's disks", opt=READ)
+async def list_disks(media: NamedDependency[Media]) -> Sequence[Disk]:
+    """Every disk of the node on the API's machine, by path."""
+    return await media.disks.list()
+
+
+@post(
+    "/v1/media/disks",
+    operation_id="addMediaDisk",
+    summary="Take a disk into use",
+    opt=WRITE,
+    status_code=200,
+)
+async def add_disk(media: NamedDependency[Media], data: JSONBody[DiskToAdd]) -> Disk:
+    """Take a disk into use while the node runs; it remembers it for its next starts."""
+    return await media.disks.add(data.path, data.size_bytes)
+
+
+@post(
+    "/v1/media/disks/{disk:str}/drain",
+    operation_id="drainMediaDisk",
+    summary="Fill nothing more on a disk",
+    opt=WRITE,
+    status_code=200,
+)
+async def drain_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
+    """Fill nothing more on the disk of that id; what it has is served still. May be repeated."""
+    return await media.disks.drain(disk)
+
+
+@post(
+    "/v1/media/disks/{disk:str}/undrain",
+    operation_id="undrainMediaDisk",
+    summary="Fill a disk again",
+    opt=WRITE,
+    status_code=200,
+)
+async def undrain_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
+    """Fill the disk of that id again. May be repeated."""
+    return await media.disks.undrain(disk)
+
+
+@post(
+    "/v1/media/disks/{disk:str}/retire",
+    operation_id="retireMediaDisk",
+    summary="Take a disk out of use",
+    opt=WRITE,
+    status_code=200,
+)
+async def retire_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
+    """Take the disk of that id out of use, so that it may be pulled; its blocks are misses from then on."""
+    return await media.disks.retire(disk)
+
+
+@post(
+    "/v1/media/verify",
+    operation_id="verifyMedia",
+    summary="Read stored blocks and compare their sums",
+    opt=WRITE,
+    status_code=200,
+)
+async def verify(media: NamedDependency[Media], data: JSONBody[ToVerify]) -> Verified:
+    """Read a share of the node's blocks and compare their sums; wrong ones are forgotten. Answered when done."""
+    return await media.disks.verify(data.share)
+
+
+@get(
+    "/v1/media/hottest",
+    operation_id="listHottestMedia",
+    summary="List the objects asked for most",
+    opt=READ,
+)
+async def list_hottest(
+    media: NamedDependency[Media],
+    limit: Annotated[int, QueryParameter(ge=1, le=OBJECTS_MAX)] = 20,
+) -> Sequence[HotObject]:
+    """The objects that clients ask the node of the API's machine for most, by requests a second of the last minutes."""
+    return await media.hottest.list(objects_max=limit)
+
+
+ROUTES: Final[list[Any]] = [
+    list_nodes,
+    get_node,
+    drain_node,
+    undrain_node,
+    put_weight,
+    remove_node,
+    get_owners,
+    plan,
+    simulate_losses,
+    list_disks,
+    add_disk,
+    drain_disk,
+    undrain_disk,
+    retire_disk,
+    verify,
+    list_hottest,
+]

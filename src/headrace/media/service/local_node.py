@@ -1,0 +1,154 @@
+"""The disks of the node whose data folder this is: asked of its filler, over its own socket.
+
+The filler alone writes to disks, so it alone says what is on them; a verb here is a message to it. On
+another machine the same command is run there.
+
+
+[service/hottest.py] The objects that clients ask the node of this data folder for most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.kernel.errors import require_extra
+from headrace.kernel.metrics import STALE_S
+from headrace.media.errors import NodeNotHere
+from headrace.media.hottest import TOLD_MAX, read_hottest
+
+SOCKET: Final = "filler.sock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """One disk of a node. `id` is the one in its superblock; `frames` are its places for blocks.
+
+    `queue`: fills that wait for it. `is_copied`: blocks are copied instead of sent out of the page cache,
+    since the probe at the start saw this disk change bytes under way. `rotten`: blocks that changed on the disk after they
+    were proved, since it was opened. A refused disk has no id.
+    """
+
+    id: str
+    path: str
+    size_bytes: int
+    frames: int
+    used: int
+    state: str
+    fault: str = ""
+    queue: int = 0
+    is_copied: bool = False
+    rotten: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What reading stored blocks gave. Neither right nor wrong: replaced while they were read."""
+
+    blocks: int
+    right: int
+    wrong: int
+    unread: int
+
+
+class Disks:
+    """Verbs about the disks of one node, while it runs."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    async def list(self) -> Sequence[Disk]:
+        """Every disk, by path. Raises: NodeNotHere, FillerAway."""
+        rows = msgspec.convert(await self._ask("disks"), list[Disk])
+        return sorted(rows, key=lambda disk: disk.path)
+
+    async def get(self, disk: str) -> Disk:
+        """The disk of that id or path. Raises: DiskUnknown, NodeNotHere, FillerAway."""
+        from headrace.media.errors import DiskUnknown
+
+        for one in await self.list():
+            if disk in (one.id, one.path):
+                return one
+        raise DiskUnknown(f"no disk {disk!r} on this node: see `headrace media disks ls`")
+
+    async def add(self, path: str, size_bytes: int) -> Disk:
+        """Take a folder or block device into use; what an earlier use left on it is taken too.
+
+        Raises: NodeNotHere, FillerAway, and what the disk makes of it.
+        """
+        return await self._change("add", path=path, size_bytes=size_bytes)
+
+    async def drain(self, disk: str) -> Disk:
+        """Fill nothing more on `disk` (its id or path); what it has is served. Raises: as `add`."""
+        return await self._change("drain", id=disk)
+
+    async def undrain(self, disk: str) -> Disk:
+        """Fill `disk` again. Raises: as `add`."""
+        return await self._change("undrain", id=disk)
+
+    async def retire(self, disk: str) -> Disk:
+        """Take `disk` out of use, so that it may be pulled; its blocks are misses from then on.
+
+        Raises: as `add`.
+        """
+        return await self._change("retire", id=disk)
+
+    async def verify(self, share: float = 1.0) -> Verified:
+        """Read `share` of all stored blocks and compare their sums; wrong ones are forgotten.
+
+        Raises: NodeNotHere, FillerAway.
+        """
+        return msgspec.convert(await self._ask("verify", share=share), Verified)
+
+    async def _change(self, command: str, **arguments: Any) -> Disk:
+        return msgspec.convert(await self._ask(command, **arguments), Disk)
+
+    async def _ask(self, command: str, **arguments: Any) -> Any:
+        socket = self._folder / SOCKET if self._folder is not None else None
+        if socket is None or not socket.exists():
+            raise NodeNotHere(
+                "no node with disks runs on this data folder: set media.disks and start `headrace media serve`,"
+                " or run this where the node runs"
+            )
+        require_extra("media", "xxhash")
+        # Late: only a node with disks needs what sums blocks, and every command imports this module.
+        from headrace.media.cache import control
+
+        return await control(socket, command, **arguments)
+
+
+OBJECTS_MAX: Final = TOLD_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotObject:
+    """An object and how often clients ask for it: requests a second of the last minutes, out of a sample."""
+
+    key: str
+    requests_per_s: float
+
+
+class HottestObjects:
+    """The objects that clients request most from the node of this data folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    async def list(self, *, objects_max: int = 20) -> Sequence[HotObject]:
+        """The most requested objects first, at most 100. Raises: NodeNotHere."""
+        rows = None
+        if self._folder is not None:
+            rows = await asyncio.to_thread(read_hottest, self._folder, within_s=STALE_S)
+        if rows is None:
+            raise NodeNotHere(
+                "no node runs on this data folder: start `headrace media serve`, or run this"
+                " where the node runs"
+            )
+        return [
+            HotObject(key=key, requests_per_s=round(per_s, 2)) for key, per_s in rows[:objects_max]
+        ]

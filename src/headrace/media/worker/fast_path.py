@@ -1,0 +1,320 @@
+"""Requests that were understood before: a player asks one URL for many ranges of it.
+
+What is decided of a request follows from its head, and the heads of one player differ in the numbers of their Range alone.
+So what a head means is kept as a `Way` when it comes for the second time, without that line. Looked at each time is what may
+change: that the grant holds, that this node still keeps the key, that the object's shape is known and young, that the
+block stands in a frame of this turn and in memory. Whatever is not the plain case - conditions, traces, tags, rates, a bound
+address, a cold or a missing block - goes the long way, which decides anew. The heads of a node that asks this one differ
+in their proof of the hop as well: it is compared first, and told used up only when the answer is sure to begin.
+
+An answer that the socket takes whole is over within one call; else a body goes on where this one stopped. Up to
+JOINED_BYTES are copied and leave with their head in one call: the read is the look whether they are in memory as well, so
+three calls of the kernel do what five do with sendfile, which pays for longer spans alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import time
+from collections.abc import Callable
+from time import monotonic
+from typing import Final, NamedTuple
+
+from headrace.kernel.errors import HeadraceError
+from headrace.media.cache import Frame
+from headrace.media.cluster.hop import HOP_FIELD, Proven, Told, covered_text
+from headrace.media.hottest import ASKED
+from headrace.media.model import BLOCK_BYTES, Shape
+from headrace.media.requests import HOP_LINE, HOP_START, RANGE_START, Request, key_of, remembered
+from headrace.media.signing import OPEN
+from headrace.media.sources import StoreSource
+from headrace.media.worker.bodies import BlockBody
+from headrace.media.worker.counters import Tally
+from headrace.media.worker.head_cache import NOTHING, Begun, Way
+from headrace.media.worker.peer_proxy import Passing, Take
+from headrace.media.worker.request_context import Plane
+from headrace.media.worker.socket_io import Channel
+from headrace.media.worker.timing import StageClock, StageSampler
+
+WAYS_MAX: Final = 4096
+JOINED_BYTES: Final = 32 * 1024
+_LINE: Final = re.compile(rb"\r\nRange: bytes=([0-9]{1,18})-([0-9]{0,18})(?=\r\n)")
+_RANGE_NAME: Final = "\r\nRange: "
+_HOP_OTHERS: Final = (HOP_FIELD, "traceparent", "baggage")
+_CONDITIONS: Final = ("if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
+
+
+class _Found(NamedTuple):
+    """An answer that can go out now: its head, its span, the frame that the span begins in, and its first bytes if they are few."""
+
+    way: Way
+    shape: Shape
+    status: int
+    head: bytes
+    start: int
+    length_bytes: int
+    frame: Frame
+    first_bytes: memoryview
+
+
+_Asked = tuple[Way, re.Match[bytes] | None, Proven | None]
+
+
+class Shortcuts:
+    """The ways that one worker knows, for objects on its node's disks."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        own: StoreSource,
+        *,
+        sampler: StageSampler,
+        tally: Tally,
+    ) -> None:
+        self._plane = plane
+        self._sampler = sampler
+        self._tally = tally
+        self._own = own
+        self._store = own.store
+        self._ways: dict[bytes, Way | None] = {}
+        self._hop_ways: dict[bytes, Way | None] = {}
+        self._joined = memoryview(bytearray(JOINED_BYTES))
+        """Of one answer at a time: nothing of it is kept after the call."""
+
+    def answer(
+        self, data: bytes, channel: Channel, *, wake: Callable[[], None], take: Take
+    ) -> Begun | Passing | None:
+        """Begin the answer to `data`, if that is one head that was understood before and its first bytes are at hand.
+
+        Or ask the node that keeps them: `take` is called when it answers. None: nothing was done, it goes the long
+        way. Call it within a turn. Raises: OSError (the client is gone).
+        """
+        began_s = monotonic()
+        at = data.find(HOP_START)
+        asked = self._asked(data, self._ways) if at < 0 else self._asked_by_hop(data, at)
+        if asked is None:
+            return None
+        if asked[0].is_far:
+            return self._pass_on(data, asked, take, began_s)
+        found = self._find(asked)
+        if found is None:
+            return None
+        clock = StageClock(monotonic, began_s) if self._sampler.is_next() else None
+        if clock is not None:
+            clock.mark("find")
+        way, _shape, status, head, _start, length_bytes, _frame, first_bytes = found
+        sent = _send(channel, head, first_bytes)
+        self._tally.note_answer(status, monotonic() - began_s)
+        if not way.target:
+            ASKED.note(way.key)
+        if clock is not None:
+            clock.mark("send")
+            clock.observe()
+        moved = sent - len(head)
+        if not moved:
+            moved = self._send_frame(channel, found)
+            sent += moved
+        if moved > 0:
+            self._tally.note_hit(moved)
+        if moved == length_bytes:
+            return tuple.__new__(Begun, (sent, NOTHING, None))
+        return Begun(sent, memoryview(head)[sent:], self._rest(found, max(moved, 0), wake))
+
+    def _find(self, asked: _Asked) -> _Found | None:
+        way, line, proven = asked
+        now_s = time.time()
+        shape = self._store.known_shape(way.key) if self._is_good(way, now_s) else None
+        if shape is None or (way.if_match and way.if_match != f'"{shape.etag}"'):
+            return None
+        start, end = _span_of(line, shape)
+        at_hand = self._at_hand(way.key, shape, start, end) if start < end else None
+        if at_hand is None:
+            return None
+        is_part = line is not None
+        head = way.head_of(shape, start, end, int(now_s), is_part=is_part)
+        reply = b"\r\n"
+        if proven is not None:
+            reply = self._reply(proven, Told(shape.etag, start, end - start))
+            if not reply:
+                return None
+        status = 206 if is_part else 200
+        found = way, shape, status, head + reply, start, end - start, *at_hand
+        # Half the time of _Found(...), on the way of every request.
+        return tuple.__new__(_Found, found)
+
+    def _asked(self, head: bytes, ways: dict[bytes, Way | None]) -> _Asked | None:
+        """The way of a head, and its Range line."""
+        at = head.find(RANGE_START)
+        line = None
+        if at >= 0:
+            line = _LINE.match(head, at)
+            if line is None:
+                return None
+            head = head[:at] + head[line.end() :]
+        way = ways.get(head)
+        if way is None:
+            way = self._learn(head, ways)
+        return (way, line, None) if way is not None else None
+
+    def _asked_by_hop(self, head: bytes, at: int) -> _Asked | None:
+        """The same of a head with a hop's line at `at`, and the hop that it proves; None: the long way says why not."""
+        proof = HOP_LINE.match(head, at)
+        gate = self._plane.gate
+        if proof is None or gate is None:
+            return None
+        asked = self._asked(head[:at] + head[proof.end() :], self._hop_ways)
+        if asked is None:
+            return None
+        way, line, _ = asked
+        span = line[0].decode("ascii").removeprefix(_RANGE_NAME) if line is not None else ""
+        covered = covered_text("GET", way.target, span, way.if_match)
+        proven = gate.prove(proof[1].decode("ascii"), covered, way.key)
+        return (way, line, proven) if proven is not None else None
+
+    def _pass_on(self, data: bytes, asked: _Asked, take: Take, began_s: float) -> Passing | None:
+        """Ask the node that keeps it, if that can be done at once."""
+        way, line, _ = asked
+        router = self._plane.router
+        if router is None or not self._is_good(way, time.time()):
+            return None
+        shape = router.peer_source.shape_now(way.key)
+        if shape is None:
+            return None
+        start, end = _span_of(line, shape)
+        if start >= end:
+            return None
+        clock = StageClock(monotonic, began_s) if self._sampler.is_next() else None
+        if clock is not None:
+            clock.mark("find")
+        passing = Passing(
+            data, way, shape, start=start, end=end, is_part=line is not None, source=router.peer_source,
+            tally=self._tally, take=take, began_s=began_s, clock=clock,
+        )  # fmt: skip
+        return passing if passing.is_begun else None
+
+    def _is_good(self, way: Way, now_s: float) -> bool:
+        """Whether the grant holds, the way leads where it led, and nobody looks into requests."""
+        if way.expires_at is not None and now_s >= way.expires_at:
+            return False
+        plane = self._plane
+        if way.placement is not plane.placement:
+            self._ways.clear()
+            self._hop_ways.clear()
+            return False
+        return plane.traces is None or not plane.traces.is_on
+
+    def _at_hand(
+        self, key: str, shape: Shape, start: int, end: int
+    ) -> tuple[Frame, memoryview] | None:
+        """The frame that the span begins in, its bytes in memory; few bytes are read at once."""
+        store = self._store
+        number, offset = divmod(start, BLOCK_BYTES)
+        frame = store.find(store.key(key, shape, number))
+        count = min(end - start, BLOCK_BYTES - offset)
+        if frame is None or frame.length < offset + count:
+            return None
+        if count <= JOINED_BYTES:
+            joined = self._joined[:count]
+            return (frame, joined) if store.read_now(frame, offset, joined) else None
+        return (frame, NOTHING) if store.is_warm(frame, offset, count) else None
+
+    def _send_frame(self, channel: Channel, found: _Found) -> int:
+        offset = found.start % BLOCK_BYTES
+        count = min(found.length_bytes, BLOCK_BYTES - offset)
+        frame = found.frame
+        try:
+            return channel.send_file(frame.fd, frame.offset + offset, count)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._store.report_fault(frame.disk, error)
+            return 0
+
+    def _rest(self, found: _Found, moved: int, wake: Callable[[], None]) -> BlockBody:
+        start = found.start + moved
+        is_begun = bool(moved and start % BLOCK_BYTES)
+        return BlockBody(
+            self._own, found.way.key, found.shape,
+            start=start, length_bytes=found.length_bytes - moved, wake=wake, is_begun=is_begun,
+        )  # fmt: skip
+
+    def _reply(self, proven: Proven, told: Told) -> bytes:
+        """The end of the head that answers a hop; nothing: it came before."""
+        gate = self._plane.gate
+        assert gate is not None, "it proved the hop"
+        reply = gate.accept(proven, told)
+        return f"X-Headrace-Reply: {reply}\r\n\r\n".encode("ascii") if reply is not None else b""
+
+    def _learn(self, head: bytes, ways: dict[bytes, Way | None]) -> Way | None:
+        """The way of a head that was parsed before; None: it was not, or has none."""
+        if head in ways:
+            return None
+        request = remembered(head)
+        if request is None:
+            return None
+        if len(ways) >= WAYS_MAX:
+            ways.clear()
+        is_hop = ways is self._hop_ways
+        way = ways[head] = self._hop_way_of(request) if is_hop else self._way_of(request)
+        return way
+
+    def _way_of(self, request: Request) -> Way | None:
+        if not _is_plain(request) or "if-match" in request.fields:
+            return None
+        try:
+            admitted = self._plane.admit(request, None)
+        except HeadraceError:
+            return None
+        grant = admitted.grant
+        is_bare = admitted.hop is None and admitted.trace is None
+        if (
+            not is_bare
+            or grant.rate is not None
+            or grant.tag is not None
+            or grant.trace is not None
+        ):
+            return None
+        is_far = not self._plane.is_kept_here(admitted.key)
+        cors = self._plane.cors.lines(request.fields)
+        return Way(admitted.key, grant, self._plane.placement, is_far=is_far, cors=cors)
+
+    def _hop_way_of(self, request: Request) -> Way | None:
+        """A hop is answered here whoever keeps the key, and what it may ask for its proof says."""
+        fields = request.fields
+        if not _is_plain(request) or any(name in fields for name in _HOP_OTHERS):
+            return None
+        try:
+            key = key_of(request.target)
+        except HeadraceError:
+            return None
+        if_match = fields.get("if-match", "")
+        cors = self._plane.cors.lines(fields)
+        return Way(
+            key, OPEN, self._plane.placement, target=request.target, if_match=if_match, cors=cors
+        )
+
+
+def _span_of(line: re.Match[bytes] | None, shape: Shape) -> tuple[int, int]:
+    """The bytes asked for, from and up to."""
+    if line is None:
+        return 0, shape.size_bytes
+    first, last = line.groups()
+    return int(first), min(shape.size_bytes, int(last) + 1) if last else shape.size_bytes
+
+
+def _is_plain(request: Request) -> bool:
+    is_plain = request.method == "GET" and request.keeps_alive and not request.is_http_1_0
+    has_more = request.has_body or any(name in request.fields for name in _CONDITIONS)
+    return is_plain and not has_more
+
+
+def _send(channel: Channel, head: bytes, first_bytes: memoryview) -> int:
+    try:
+        if first_bytes:
+            return channel.send_both(head, first_bytes)
+        return channel.send(memoryview(head), is_more=True)
+    except BlockingIOError:
+        return 0

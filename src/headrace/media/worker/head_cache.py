@@ -1,0 +1,83 @@
+"""What a request that was understood before means, and an answer to it that has begun."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from headrace.media import answers
+from headrace.media.model import Shape
+from headrace.media.signing import Grant
+from headrace.media.worker.bodies import BlockBody
+from headrace.media.worker.open_request import PEER
+
+NOTHING: Final = memoryview(b"")
+_SPAN: Final = b"Content-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\n"
+_WHOLE: Final = b"Content-Length: %d\r\n"
+
+
+class Way:
+    """What one head means, its Range left out, and the lines of an answer that stay the same for a second.
+
+    Of a hop's head also its proof; `target` and `if_match` are what such a proof covers.
+    """
+
+    __slots__ = (
+        "_cors", "_grant", "_made_s", "_starts", "expires_at", "if_match", "is_far", "key", "placement", "shape",
+        "target",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        key: str,
+        grant: Grant,
+        placement: object,
+        *,
+        target: str = "",
+        if_match: str = "",
+        is_far: bool = False,
+        cors: str = "",
+    ) -> None:
+        self.key = key
+        self.target = target
+        self.if_match = if_match
+        self.is_far = is_far
+        """Whether other nodes keep the key."""
+        self.expires_at = grant.expires_at
+        self.placement = placement
+        self.shape: Shape | None = None
+        self._grant = grant
+        self._cors = cors
+        self._made_s = 0
+        self._starts: dict[bool, bytes] = {}
+
+    def head_of(self, shape: Shape, start: int, end: int, now_s: int, *, is_part: bool) -> bytes:
+        """The head of an answer with bytes `start` up to `end`, but for its end."""
+        if self._made_s != now_s or self.shape is not shape:
+            self._made_s, self.shape = now_s, shape
+            self._starts.clear()
+        begin = self._starts.get(is_part) or self._make_start(shape, now_s, is_part=is_part)
+        if is_part:
+            return begin + _SPAN % (end - start, start, end - 1, shape.size_bytes)
+        return begin + _WHOLE % shape.size_bytes
+
+    def _make_start(self, shape: Shape, now_s: int, *, is_part: bool) -> bytes:
+        """How it begins, up to the lines about its span."""
+        lines = answers.steady_lines(
+            206 if is_part else 200,
+            shape,
+            key=self.key,
+            grant=self._grant,
+            cache_status=PEER if self.is_far else answers.HIT,
+            cors=self._cors,
+            now_s=now_s,
+        )
+        start = self._starts[is_part] = lines.encode("latin-1")
+        return start
+
+
+class Begun(NamedTuple):
+    """An answer that has begun; `out` and `body` are what the socket did not take."""
+
+    moved_bytes: int
+    out: memoryview
+    body: BlockBody | None
