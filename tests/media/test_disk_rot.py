@@ -14,7 +14,7 @@ from raw_clients import Client
 from headrace.engines.blobs import Blobs
 from headrace.media import Media, MediaConfig
 from headrace.media.cache.filler_ipc import read_manifest
-from headrace.media.cache.frame_table import Table
+from headrace.media.cache.frame_table import FrameTable
 from headrace.media.cache.layout import DATA_AT, Superblock
 from headrace.media.cache.linux import is_in_memory, map_shared
 from headrace.media.model import BLOCK_BYTES
@@ -55,7 +55,7 @@ def stored(node: WholeNode) -> list[int]:
     """The frames that hold a block."""
     [disk] = read_manifest(node.folder / "data/run/media").disks
     memory, _ = map_shared(disk.table_path)
-    table = Table(memory, Superblock(bytes.fromhex(disk.id), disk.frames))
+    table = FrameTable(memory, Superblock(bytes.fromhex(disk.id), disk.frames))
     try:
         return [frame for frame in range(disk.frames) if table.entry(frame).tag]
     finally:

@@ -9,7 +9,7 @@ from headrace.media.hottest import (
     HALF_LIFE_S,
     KEPT_MAX,
     Hottest,
-    added_up,
+    merge_rows,
     read_hottest,
     write_hottest,
 )
@@ -72,7 +72,7 @@ def test_the_first_request_of_all_is_seen():
 
 def test_processes_are_added_up():
     parts = [[("a", 2.0), ("b", 1.0)], [("c", 2.5), ("a", 1.0)], []]
-    assert added_up(parts) == [("a", 3.0), ("c", 2.5), ("b", 1.0)]
+    assert merge_rows(parts) == [("a", 3.0), ("c", 2.5), ("b", 1.0)]
 
 
 def test_what_a_node_left_counts_while_it_runs(tmp_path):

@@ -14,7 +14,7 @@ from headrace.media.id3 import (
     TAG_BYTES_MAX,
     OwnTags,
     TagCorrupt,
-    Tagged,
+    TaggedTrack,
     TagInvalid,
     Tags,
     own_tag_bytes,
@@ -142,8 +142,8 @@ def test_own_tags_are_remembered_by_version():
     assert owned.find("a.mp3", new) == 0
 
 
-def joined(tag: bytes, track: bytes, skipped_bytes: int) -> Tagged:
-    return Tagged(
+def joined(tag: bytes, track: bytes, skipped_bytes: int) -> TaggedTrack:
+    return TaggedTrack(
         tag_id=tag_id(tag),
         tag=Shape(len(tag), "tag", 1, False),
         key="a.mp3",
@@ -152,7 +152,9 @@ def joined(tag: bytes, track: bytes, skipped_bytes: int) -> Tagged:
     )
 
 
-def read(tagged: Tagged, fields: dict[str, str], objects: dict[str, bytes]) -> tuple[int, bytes]:
+def read(
+    tagged: TaggedTrack, fields: dict[str, str], objects: dict[str, bytes]
+) -> tuple[int, bytes]:
     decision = decide("GET", fields, tagged.shape)
     pieces = tagged.pieces(decision)
     assert all(piece.length_bytes > 0 for piece in pieces)
@@ -188,7 +190,7 @@ def test_the_etag_is_of_both_and_of_nothing_else():
     tagged = joined(tag, b"music", 0)
     assert tagged.shape.etag == joined(tag, b"music", 0).shape.etag
     assert tagged.shape.etag != joined(other, b"music", 0).shape.etag
-    replaced = Tagged(
+    replaced = TaggedTrack(
         tag_id=tagged.tag_id,
         tag=tagged.tag,
         key="a.mp3",

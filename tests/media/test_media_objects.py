@@ -22,7 +22,7 @@ from headrace.media.cli import COMMANDS
 from headrace.media.errors import ListenFailed, ObjectUnknown, WrongContentAddress
 from headrace.media.http import ROUTES
 from headrace.media.worker.deadlines import Deadlines
-from headrace.media.worker.socket_io import clients_a_process
+from headrace.media.worker.socket_io import clients_per_process
 
 
 @pytest.fixture
@@ -142,8 +142,8 @@ def test_the_commands(tmp_path):
 
 
 def test_the_limit_of_files_limits_connections():
-    assert clients_a_process(10_128, files_a_client=2) == 5_000
-    assert clients_a_process(10, files_a_client=1) == 16
+    assert clients_per_process(10_128, files_per_client=2) == 5_000
+    assert clients_per_process(10, files_per_client=1) == 16
 
 
 class Item:

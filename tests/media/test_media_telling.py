@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.kernel.metrics import own_metrics
-from headrace.media.worker.ipc_reports import Heard, Report
+from headrace.media.worker.ipc_reports import Report, ReportCollector
 
 
 def shown(name: str) -> float:
@@ -15,7 +15,7 @@ def shown(name: str) -> float:
 
 
 def test_clients_are_added_up_and_other_gauges_are_the_highest():
-    heard, before = Heard(), shown("media_connections")
+    heard, before = ReportCollector(), shown("media_connections")
     for child, clients, peers in (("worker-0", 3.0, 2.0), ("worker-1", 4.0, 5.0)):
         gauges = [("media_connections", {}, clients), ("media_told_peers", {}, peers)]
         heard.take(child, Report(is_ready=True, grown=[], gauges=gauges))
@@ -30,7 +30,7 @@ def test_clients_are_added_up_and_other_gauges_are_the_highest():
 
 
 def test_what_a_dead_worker_counted_stays():
-    heard = Heard()
+    heard = ReportCollector()
     grown = [("media_told", "counter", "media_told_total", {}, 5.0)]
     heard.take("worker-0", Report(is_ready=True, grown=grown, gauges=[]))
     heard.forget("worker-0")

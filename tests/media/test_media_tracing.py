@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.kernel.logs import configure_logs
 from headrace.kernel.metrics import REGISTRY
-from headrace.media.cluster.cluster_config import Document, Polled, Polling
+from headrace.media.cluster.cluster_config import Document, DocumentPoller, FollowedDocument
 from headrace.media.tracing import (
     LINES_PER_S,
     TRACE,
@@ -49,9 +49,9 @@ def test_a_tag_is_read_from_the_head():
     fields = {"traceparent": PARENT, "baggage": " other=1, user = 42 ;ttl=3,request=r7 , user=43"}
     tag = read_trace(fields, KEY)
     assert tag == TraceTag(PARENT, "42", "r7", KEY)
-    assert (tag.trace, tag.is_told) == (TRACE_ID, True)
+    assert (tag.trace, tag.has_context) == (TRACE_ID, True)
     assert read_trace({}, KEY) == TraceTag(None, None, None, KEY)
-    assert not read_trace({}, KEY).is_told
+    assert not read_trace({}, KEY).has_context
 
 
 def test_what_a_signed_url_says_wins():
@@ -224,8 +224,8 @@ async def test_a_watch_that_is_over_makes_room(blobs):
 
 @pytest.mark.slow
 async def test_every_process_of_a_node_follows_what_is_started(blobs, tmp_path):
-    polled = Polled(TRACE)
-    polling = Polling(blobs, tmp_path / "run", [polled], every_s=0.1)
+    polled = FollowedDocument(TRACE)
+    polling = DocumentPoller(blobs, tmp_path / "run", [polled], every_s=0.1)
     await polling.start()
     try:
         follower = TraceLog(lambda: polled.value.watches, node="n1")

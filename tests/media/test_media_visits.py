@@ -10,7 +10,7 @@ from raw_clients import Client
 
 from headrace.engines.blobs import Blobs
 from headrace.media.cache.filler_ipc import read_manifest
-from headrace.media.cache.frame_table import MARKS_MAX, Table
+from headrace.media.cache.frame_table import MARKS_MAX, FrameTable
 from headrace.media.cache.layout import Superblock
 from headrace.media.cache.linux import map_shared
 from headrace.media.model import BLOCK_BYTES
@@ -27,7 +27,7 @@ def marks_of(node: WholeNode) -> list[int]:
     [run] = {path.parent for path in node.folder.rglob("filler.lock")}
     [disk] = read_manifest(run).disks
     memory, _ = map_shared(disk.table_path)
-    table = Table(memory, Superblock(bytes.fromhex(disk.id), disk.frames))
+    table = FrameTable(memory, Superblock(bytes.fromhex(disk.id), disk.frames))
     try:
         return [table.visited[frame] for frame in range(disk.frames) if table.entry(frame).tag]
     finally:

@@ -13,7 +13,7 @@ from headrace.engines.blobs import Blobs
 from headrace.kernel.metrics import REGISTRY
 from headrace.media.cluster.purge import Purges
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.worker.counters import Tally
+from headrace.media.worker.counters import Counters
 from headrace.testing.waiting import wait_true
 from whole_nodes import WholeNode, content, whole_node
 
@@ -145,10 +145,10 @@ def test_passed_answers_are_counted_when_the_worker_looks():
     def counts() -> list[float]:
         return [REGISTRY.get_sample_value(name, labels) or 0.0 for name, labels in names.items()]
 
-    before, tally = counts(), Tally()
+    before, tally = counts(), Counters()
     for _ in range(3):
         tally.note_answer(206, 0.001)
-        tally.note_passed(1000)
+        tally.note_proxied(1000)
     assert counts() == before
     tally.flush()
     tally.flush()

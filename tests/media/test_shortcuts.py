@@ -12,7 +12,7 @@ from raw_clients import Answer, Client, pause
 from headrace.engines.blobs import Blobs
 from headrace.kernel.secrets import derive_key
 from headrace.media import signing
-from headrace.media.cluster.hop import KEY_USE, HopSigner, Told, covered_text
+from headrace.media.cluster.hop import KEY_USE, AnswerSpan, HopSigner, covered_text
 from headrace.media.cluster.purge import Purges
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.tracing import Traces
@@ -243,7 +243,7 @@ async def test_a_watch_sees_heads_that_were_seen_before(node, blobs):
 async def test_a_hop_s_head_is_proven_each_time_however_often_it_was_seen(blobs, tmp_path):
     """A node that asks this one gets the same answers, with a proof of its own each; no proof counts twice."""
     signer = HopSigner([derive_key(SECRET, KEY_USE)], "a")
-    line = signer.line()
+    line = signer.sequence()
     settings = {"blobs_url": blobs.folder.as_uri(), "media_workers": "1", "media_node": "b"}
     async with whole_node(tmp_path, media_disks=f"{tmp_path}/disk:32MiB", **settings) as node:
         client = await connect(node)
@@ -262,8 +262,8 @@ async def test_a_hop_s_head_is_proven_each_time_however_often_it_was_seen(blobs,
             data, mac, answer = await ask(f"bytes={first}-{last}")
             assert answer.status == 206
             assert (answer.body == DATA[first : last + 1]) is True
-            told = Told(etag.strip('"'), first, last + 1 - first)
-            assert signer.is_proven(mac, answer.fields["x-headrace-reply"], told)
+            told = AnswerSpan(etag.strip('"'), first, last + 1 - first)
+            assert signer.is_authentic(mac, answer.fields["x-headrace-reply"], told)
             client.send(data)
             assert (await client.answer()).status == 403
         assert (await ask("bytes=0-9", to="c"))[2].status == 403

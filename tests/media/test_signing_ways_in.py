@@ -285,10 +285,10 @@ def test_the_commands_print_what_a_shell_can_use(tmp_path, blobs):
 def test_a_url_is_plain_unless_it_must_be_signed(blobs):
     options = {"secret": lambda: SECRET}
     open_to_all = Media(blobs, MediaConfig(), **options)
-    assert open_to_all.url(KEY) == f"http://127.0.0.1:8081/m/{KEY}"
-    assert "&s=" in open_to_all.url(KEY, ttl_s=60)
+    assert open_to_all.objects.url(KEY) == f"http://127.0.0.1:8081/m/{KEY}"
+    assert "&s=" in open_to_all.objects.url(KEY, ttl_s=60)
     shut = Media(blobs, MediaConfig(signed="required", url_ttl_s=60), **options)
-    assert "&s=" in shut.url(KEY)
+    assert "&s=" in shut.objects.url(KEY)
 
 
 def test_what_a_url_says_of_its_user_is_read_by_nodes(media):

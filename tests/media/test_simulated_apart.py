@@ -14,7 +14,7 @@ from litestar import Litestar
 
 from headrace.media.errors import InvalidSimulation
 from headrace.media.http.cluster import simulate_losses
-from headrace.media.simulate.cluster import Cluster, SimulationBusy, simulate, simulate_apart
+from headrace.media.simulate.cluster import Cluster, SimulationBusy, simulate, simulate_in_process
 from headrace.testing.waiting import wait_true
 
 SMALL = Cluster(centres=1, nodes=2, load_gbit=10, replicas=1)
@@ -35,12 +35,12 @@ def simulating() -> list[str]:
 
 @pytest.mark.slow
 async def test_it_gives_what_the_same_process_would():
-    assert await simulate_apart(SMALL, lost=["c1-n1"]) == simulate(SMALL, lost=["c1-n1"])
+    assert await simulate_in_process(SMALL, lost=["c1-n1"]) == simulate(SMALL, lost=["c1-n1"])
 
 
 async def test_what_cannot_be_is_refused_before_a_process_is_made():
     with pytest.raises(InvalidSimulation, match="c9"):
-        await simulate_apart(SMALL, lost=["c9"])
+        await simulate_in_process(SMALL, lost=["c9"])
     assert simulating() == []
 
 
@@ -62,10 +62,10 @@ async def test_it_ends_when_the_caller_leaves():
 
 @pytest.mark.slow
 async def test_a_second_one_is_refused_and_a_cancelled_one_ends():
-    first = asyncio.create_task(simulate_apart(LARGE))
+    first = asyncio.create_task(simulate_in_process(LARGE))
     await wait_true(lambda: len(simulating()) == 1, what="it computes")
     with pytest.raises(SimulationBusy):
-        await simulate_apart(SMALL)
+        await simulate_in_process(SMALL)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first

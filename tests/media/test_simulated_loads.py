@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from headrace.media.errors import InvalidSimulation
-from headrace.media.partitions import PARTITIONS, Candidate, Table
+from headrace.media.partitions import PARTITIONS, Candidate, PartitionTable
 from headrace.media.simulate.cluster import ROLL_OUT, Cluster, Situation, loads_of, simulate
 from headrace.media.simulate.plot import lines_svg, loads_svg
 
@@ -17,7 +17,7 @@ NODES = tuple(Candidate(f"n{number}", f"c{number % 3}") for number in range(6))
 @pytest.fixture(scope="module")
 def table():
     """Six nodes in three centres, two replicas."""
-    return Table.build(NODES, 2)
+    return PartitionTable.build(NODES, 2)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_every_request_goes_where_a_node_would_send_it(table):
 @pytest.mark.slow
 def test_a_drained_node_moves_its_part_and_little_more(table):
     kept = [one for one in NODES if one.name != "n0"]
-    after = Table.build(kept, 2)
+    after = PartitionTable.build(kept, 2)
     loads, filled, unowned = loads_of(Situation(NODES, table, after, drained=frozenset({"n0"})))
     assert loads[0].is_up
     assert loads[0].share_after == 0

@@ -25,7 +25,7 @@ from headrace.kernel.logs import configure_logs
 from headrace.kernel.secrets import derive_key, load_or_make_root
 from headrace.media.model import MediaConfig
 from headrace.media.service import Media
-from headrace.media.worker.ipc_reports import Orders, Teller
+from headrace.media.worker.ipc_reports import ChildConfig, ReportSender
 
 STORE_KEY_USE: Final = "media-store"
 Body = Callable[[asyncio.Event], Awaitable[None]]
@@ -34,13 +34,13 @@ Body = Callable[[asyncio.Event], Awaitable[None]]
 def main(kind: str, control: int) -> int:
     """Be a worker or the filler until SIGTERM or the end of the parent; Ctrl-C is the parent's. The exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    teller = Teller(socket.socket(fileno=control))
-    orders = teller.read_orders()
-    role = "media-filler" if kind == "filler" else f"media-worker-{orders.number}"
-    configure_logs(role, level=orders.log_level)
+    sender = ReportSender(socket.socket(fileno=control))
+    config = sender.read_config()
+    role = "media-filler" if kind == "filler" else f"media-worker-{config.number}"
+    configure_logs(role, level=config.log_level)
     try:
-        media = media_of(orders)
-        body = _fill(media, orders, teller) if kind == "filler" else _serve(media, orders, teller)
+        media = media_of(config)
+        body = _fill(media, config, sender) if kind == "filler" else _serve(media, config, sender)
         # The standard loop: the data plane is an epoll of its own, and TLS writes are faster on it.
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
             runner.run(_run(media, body))
@@ -50,23 +50,23 @@ def main(kind: str, control: int) -> int:
     return 0
 
 
-def media_of(orders: Orders) -> Media:
+def media_of(config: ChildConfig) -> Media:
     """The room as the parent configured it. Raises: InvalidConfig."""
     sections = {"blobs": BlobsConfig, "media": MediaConfig}
-    loaded = load_config(sections, env={}, flags=orders.settings)
+    loaded = load_config(sections, env={}, flags=config.settings)
     record = None
-    if orders.store_record:
-        record = StoreRecord(Path(orders.store_record), may_make=False)
+    if config.store_record:
+        record = StoreRecord(Path(config.store_record), may_make=False)
     return Media(
-        Blobs(orders.blobs_url, loaded.section(BlobsConfig), record=record),
+        Blobs(config.blobs_url, loaded.section(BlobsConfig), record=record),
         loaded.section(MediaConfig),
-        secret=lambda: _root_secret(orders),
-        folder=Path(orders.run_folder),
+        secret=lambda: _root_secret(config),
+        folder=Path(config.run_folder),
     )
 
 
-def _root_secret(orders: Orders) -> str:
-    return os.environ.get("HEADRACE_SECRET") or load_or_make_root(Path(orders.data_folder))
+def _root_secret(config: ChildConfig) -> str:
+    return os.environ.get("HEADRACE_SECRET") or load_or_make_root(Path(config.data_folder))
 
 
 async def _run(media: Media, body: Body) -> None:
@@ -78,21 +78,21 @@ async def _run(media: Media, body: Body) -> None:
         await media.blobs.close()
 
 
-def _serve(media: Media, orders: Orders, teller: Teller) -> Body:
-    from headrace.media.worker.serving import Place, run_worker
+def _serve(media: Media, config: ChildConfig, sender: ReportSender) -> Body:
+    from headrace.media.worker.serving import WorkerParams, run_worker
 
-    assert orders.listener is not None, "a worker has a listener"
-    tls = socket.socket(fileno=orders.tls_listener) if orders.tls_listener is not None else None
-    listener = socket.socket(fileno=orders.listener)
-    place = Place(orders.number, orders.workers, orders.boot, listener, tls)
+    assert config.listener is not None, "a worker has a listener"
+    tls = socket.socket(fileno=config.tls_listener) if config.tls_listener is not None else None
+    listener = socket.socket(fileno=config.listener)
+    params = WorkerParams(config.number, config.workers, config.boot, listener, tls)
 
     async def body(stop: asyncio.Event) -> None:
-        await run_worker(media, stop, place, teller)
+        await run_worker(media, stop, params, sender)
 
     return body
 
 
-def _fill(media: Media, orders: Orders, teller: Teller) -> Body:
+def _fill(media: Media, config: ChildConfig, sender: ReportSender) -> Body:
     from headrace.media.cache import Filler
 
     async def body(stop: asyncio.Event) -> None:
@@ -101,16 +101,16 @@ def _fill(media: Media, orders: Orders, teller: Teller) -> Body:
             media.blobs,
             media.config.disks,
             run=media.folder,
-            boot=orders.boot,
-            hash_key=derive_key(_root_secret(orders), STORE_KEY_USE).secret,
+            boot=config.boot,
+            hash_key=derive_key(_root_secret(config), STORE_KEY_USE).secret,
             timeout_s=media.config.origin_timeout_s,
         )
-        telling = asyncio.create_task(teller.run(stop))
+        telling = asyncio.create_task(sender.run(stop))
         try:
-            await keeping.run(stop, teller.tell_ready)
+            await keeping.run(stop, sender.report_ready)
         finally:
             telling.cancel()
-            await teller.close()
+            await sender.close()
 
     return body
 

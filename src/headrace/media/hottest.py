@@ -23,7 +23,7 @@ import msgspec
 SAMPLED_EVERY: Final = 16
 KEPT_MAX: Final = 512
 HALF_LIFE_S: Final = 60.0
-TOLD_MAX: Final = 100
+ROWS_MAX: Final = 100
 """So many a worker tells, and so many are left in the file."""
 FILE: Final = "hottest.json"
 _NOTHING: Final = 0.01
@@ -31,7 +31,7 @@ Row = tuple[str, float]
 """A key and its requests a second."""
 
 
-class Told(msgspec.Struct):
+class HottestFile(msgspec.Struct):
     """What the file holds: when it was written, and the rows, the hottest first."""
 
     at_s: float
@@ -57,7 +57,7 @@ class Hottest:
             self._left = self._dice.randint(1, 2 * SAMPLED_EVERY - 1)
             self._count(key)
 
-    def top(self, keys_max: int = TOLD_MAX) -> list[Row]:
+    def top(self, keys_max: int = ROWS_MAX) -> list[Row]:
         """The keys asked for most with their requests a second, estimated; the hottest first."""
         self._fade()
         per_s = SAMPLED_EVERY * math.log(2) / HALF_LIFE_S
@@ -78,31 +78,31 @@ class Hottest:
         self._counts = {key: count for key, count in faded if count > _NOTHING}
 
 
-ASKED: Final = Hottest()
+HOTTEST: Final = Hottest()
 """What this process was asked for."""
 
 
-def added_up(parts: Iterable[Sequence[Row]]) -> list[Row]:
+def merge_rows(parts: Iterable[Sequence[Row]]) -> list[Row]:
     """The rows of several processes as one node's."""
     rates: dict[str, float] = {}
     for rows in parts:
         for key, per_s in rows:
             rates[key] = rates.get(key, 0.0) + per_s
-    return _hottest(rates.items(), TOLD_MAX)
+    return _hottest(rates.items(), ROWS_MAX)
 
 
 def write_hottest(folder: Path, rows: Sequence[Row]) -> None:
     """Leave the rows for whoever looks, in one step. Raises: OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = folder / f"{FILE}.draft"
-    draft.write_bytes(msgspec.json.encode(Told(time.time(), list(rows))))
+    draft.write_bytes(msgspec.json.encode(HottestFile(time.time(), list(rows))))
     draft.replace(folder / FILE)
 
 
 def read_hottest(folder: Path, *, within_s: float) -> list[Row] | None:
     """What was left at most `within_s` ago; None: no node runs there."""
     try:
-        told = msgspec.json.decode((folder / FILE).read_bytes(), type=Told)
+        told = msgspec.json.decode((folder / FILE).read_bytes(), type=HottestFile)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     return told.rows if abs(time.time() - told.at_s) <= within_s else None

@@ -239,7 +239,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tagged:
+class TaggedTrack:
     """Track `key` with the tag `tag_id` instead of the first `skipped_bytes` of its own."""
 
     tag_id: str

@@ -56,7 +56,7 @@ class Candidate:
     weight: float = 1.0
 
 
-class Table:
+class PartitionTable:
     """The replicas of every partition, first choice first; at most `replicas`, fewer with fewer nodes."""
 
     def __init__(self, candidates: Sequence[Candidate], replicas: int, owners: array[int]) -> None:
@@ -66,14 +66,14 @@ class Table:
         self._names = [candidate.name for candidate in candidates]
 
     @classmethod
-    def build(cls, candidates: Collection[Candidate], replicas: int) -> Table:
+    def build(cls, candidates: Collection[Candidate], replicas: int) -> PartitionTable:
         """The table of `candidates`, in any order, at one go; `replicas` as in `replicas_of`."""
         steps = build_in_steps(candidates, replicas)
         while True:
             try:
                 next(steps)
             except StopIteration as done:
-                table: Table = done.value
+                table: PartitionTable = done.value
                 return table
 
     def owners(self, partition: int) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class Table:
         missing = (all(n in lost for n in self.owners(p)) for p in range(PARTITIONS))
         return sum(missing) / PARTITIONS
 
-    def gains(self, newer: Table) -> dict[str, float]:
+    def gains(self, newer: PartitionTable) -> dict[str, float]:
         """The share of all partitions that each node keeps in `newer` and does not keep here."""
         counts: Counter[str] = Counter()
         for partition in range(PARTITIONS):
@@ -118,7 +118,7 @@ def replicas_of(candidates: Collection[Candidate], replicas: int) -> int:
 
 def build_in_steps(
     candidates: Collection[Candidate], replicas: int
-) -> Generator[None, None, Table]:
+) -> Generator[None, None, PartitionTable]:
     """Make a table, pausing every 2 ms or so; it is the generator's return value."""
     ordered = sorted(candidates, key=lambda candidate: candidate.name)
     assert len({candidate.name for candidate in ordered}) == len(ordered) <= CANDIDATES_MAX
@@ -132,7 +132,7 @@ def build_in_steps(
         owners.extend(placing.place(chunk))
         if chunk % chunks_a_step == 0:
             yield
-    return Table(ordered, replicas, owners)
+    return PartitionTable(ordered, replicas, owners)
 
 
 class _Placing:

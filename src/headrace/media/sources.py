@@ -27,7 +27,7 @@ from headrace.media.errors import ObjectUnknown, SourceCut, StoreUnavailable
 from headrace.media.model import BLOCK_BYTES, Shape, content_address
 
 if TYPE_CHECKING:
-    from headrace.media.cache import Store
+    from headrace.media.cache import BlockCache
 
 _FOLDER: Final = os.O_PATH | os.O_DIRECTORY
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -42,7 +42,7 @@ class Span(NamedTuple):
     end: int
 
 
-class Coming:
+class PartialBlock:
     """Bytes on their way, filled from their start: what is here may be sent on while the rest comes."""
 
     __slots__ = ("_calls", "fault", "filled_bytes", "length_bytes", "on_end", "view")
@@ -59,7 +59,7 @@ class Coming:
         self._calls: list[Callable[[], None]] = []
 
     @classmethod
-    def of(cls, data: bytes) -> Coming:
+    def of(cls, data: bytes) -> PartialBlock:
         """Bytes that are all here."""
         return cls(data, len(data))
 
@@ -139,7 +139,7 @@ class Source(Protocol):
         """
         ...
 
-    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:
         """The same, as soon as some of it can be sent on. Raises: as `block`."""
         ...
 
@@ -197,25 +197,25 @@ def shape_of(info: BlobInfo) -> Shape:
     return Shape(info.size_bytes, address or info.etag, modified_s, address is not None)
 
 
-class StoreSource:
+class CacheSource:
     """The disks of this node, filled from the object store."""
 
     name: ClassVar[str] = "own"
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: BlockCache) -> None:
         self.store = store
-        self.turn = 0
+        self.epoch = 0
         """Which turn it is: a frame that was found is good while this stands still."""
 
-    def enter_turn(self) -> None:
+    def enter_epoch(self) -> None:
         """Frames are looked at and sent until `leave_turn`."""
-        self.turn += 1
-        self.store.enter_turn()
+        self.epoch += 1
+        self.store.enter_epoch()
 
-    def leave_turn(self) -> None:
+    def leave_epoch(self) -> None:
         """No frame of this turn is used any more."""
-        self.turn += 1
-        self.store.leave_turn()
+        self.epoch += 1
+        self.store.leave_epoch()
 
     def shape_now(self, key: str) -> Shape | None:
         """See `Source`."""
@@ -231,9 +231,9 @@ class StoreSource:
         assert isinstance(found, bytes), "a copy was asked for"
         return found[span.start : span.end]
 
-    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:
         """See `Source`."""
-        return Coming.of(await self.block(key, shape, number, span))
+        return PartialBlock.of(await self.block(key, shape, number, span))
 
 
 class OriginSource:
@@ -270,9 +270,9 @@ class OriginSource:
             raise SourceCut("the object store gave fewer bytes than the object has")
         return data
 
-    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:
         """See `Source`. The store's client gives bytes only when all are here."""
-        return Coming.of(await self.block(key, shape, number, span))
+        return PartialBlock.of(await self.block(key, shape, number, span))
 
 
 def _end_wait(wait: asyncio.Future[None]) -> None:

@@ -29,7 +29,7 @@ from headrace.kernel.errors import InvalidInput, LimitExceeded
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound, counter
 from headrace.kernel.trace import is_traceparent, new_traceparent, next_hop, trace_id
-from headrace.media.cluster.cluster_config import Document, Kind
+from headrace.media.cluster.cluster_config import Document, DocumentType
 
 log = logger(__name__)
 WATCHES_MAX: Final = 16
@@ -67,7 +67,7 @@ class TraceTag(NamedTuple):
         return trace_id(self.traceparent)
 
     @property
-    def is_told(self) -> bool:
+    def has_context(self) -> bool:
         """Whether there is anything that a peer or the origin could not tell by itself."""
         return self.traceparent is not None or self.user is not None or self.request is not None
 
@@ -91,7 +91,7 @@ class Watches(msgspec.Struct, frozen=True, kw_only=True):
     watches: Annotated[tuple[Watch, ...], msgspec.Meta(max_length=WATCHES_MAX)] = ()
 
 
-TRACE: Final = Kind("trace", Watches, Watches())
+TRACE: Final = DocumentType("trace", Watches, Watches())
 """Where the cluster keeps what is traced."""
 
 
@@ -123,7 +123,7 @@ def read_trace(fields: Mapping[str, str], key: str, granted: str | None = None) 
 
 def onward_fields(tag: TraceTag) -> tuple[tuple[str, str], ...]:
     """The header fields that a request made for this one carries; none where nothing is known of it."""
-    if not tag.is_told:
+    if not tag.has_context:
         return ()
     known = {"user": tag.user, "request": tag.request, "object": tag.object}
     baggage = ",".join(f"{name}={value}" for name, value in known.items() if value is not None)

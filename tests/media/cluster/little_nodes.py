@@ -15,7 +15,7 @@ from headrace.media.cluster.purge import Generations
 from headrace.media.cluster.routing import Router
 from headrace.media.errors import ObjectUnknown
 from headrace.media.model import BLOCK_BYTES, Shape
-from headrace.media.partitions import Candidate, Table
+from headrace.media.partitions import Candidate, PartitionTable
 from headrace.media.ranges import decide, format_http_date
 from headrace.media.requests import HeadReader, Request, key_of
 from headrace.media.sources import Span
@@ -30,8 +30,8 @@ CANNED = {
 
 
 @cache
-def table_of(nodes: tuple[tuple[str, str], ...], replicas: int) -> Table:
-    return Table.build([Candidate(name, dc) for name, dc in nodes], replicas)
+def table_of(nodes: tuple[tuple[str, str], ...], replicas: int) -> PartitionTable:
+    return PartitionTable.build([Candidate(name, dc) for name, dc in nodes], replicas)
 
 
 def shape_of(data: bytes) -> Shape:
@@ -181,7 +181,7 @@ def _answered(status: str, fields, body: bytes) -> bytes:
     return "\r\n".join([*lines, "\r\n"]).encode() + body
 
 
-class Asking:
+class PendingRequest:
     """A router of a node that keeps nothing itself, among `nodes`."""
 
     def __init__(self, nodes: list[LittleNode], objects: dict[str, bytes], replicas: int) -> None:
@@ -224,7 +224,7 @@ async def asking(objects: dict[str, bytes], *, count: int = 2, replicas: int = 2
     nodes = [LittleNode(f"n{i}", dict(objects), dc=dcs[i % len(dcs)]) for i in range(count)]
     for node in nodes:
         await node.start()
-    found = Asking(nodes, objects, replicas)
+    found = PendingRequest(nodes, objects, replicas)
     try:
         yield found
     finally:

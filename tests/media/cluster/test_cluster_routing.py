@@ -17,7 +17,7 @@ from headrace.media.cluster.purge import Purge, PurgeList
 from headrace.media.cluster.routing import SHAPE_KEPT_S, SHAPES_MAX
 from headrace.media.errors import ObjectUnknown, SourceCut
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.partitions import Candidate, Table
+from headrace.media.partitions import Candidate, PartitionTable
 from headrace.media.sources import Span
 from headrace.testing.waiting import wait_true
 
@@ -52,7 +52,7 @@ async def test_what_is_ours_or_came_by_a_hop_goes_no_further():
         assert found.source(KEY, None).name == "peer"
         hop = object()
         assert found.source(KEY, hop) is router.own
-        found.table = Table.build([Candidate("asker")], 2)
+        found.table = PartitionTable.build([Candidate("asker")], 2)
         assert found.source(KEY, None) is router.own
         found.table = None
         assert found.source(KEY, None) is router.own
@@ -269,7 +269,7 @@ async def test_a_peer_lost_half_way_costs_nothing_the_rest_is_asked_of_the_next(
         assert 10 + here <= int(rest.removeprefix("bytes=").partition("-")[0]) < 110_000
         assert router.origin.blocks_asked == are_both_lost
         assert router.outs == [node.name for node in (first, second)][: 1 + are_both_lost]
-        await wait_true(lambda: not router.router.mending)
+        await wait_true(lambda: not router.router.repairs)
 
 
 async def test_an_object_replaced_while_a_peer_is_lost_is_cut():

@@ -11,7 +11,7 @@ from little_nodes import KEYS, LittleNode
 
 from headrace.kernel.logs import configure_logs
 from headrace.media import Media, MediaConfig
-from headrace.media.cluster.duplicate_node import NodeNameTaken, is_local, require_name_free
+from headrace.media.cluster.duplicate_node import NodeNameTaken, is_local, require_unique_name
 from headrace.media.cluster.hop import HopSigner
 from headrace.media.cluster.membership import Member, Roster
 from headrace.media.worker import serve
@@ -29,10 +29,10 @@ async def test_a_name_is_taken_while_its_node_answers_and_free_after(mood):
     await node.start()
     try:
         with pytest.raises(NodeNameTaken, match=r"media\.node"):
-            await require_name_free(node.member, OWN, SIGNER, LISTEN)
+            await require_unique_name(node.member, OWN, SIGNER, LISTEN)
     finally:
         await node.stop()
-    await require_name_free(node.member, OWN, SIGNER, LISTEN)
+    await require_unique_name(node.member, OWN, SIGNER, LISTEN)
 
 
 @pytest.mark.parametrize(("name", "mood"), [("n2", "good"), ("n1", "denies all"), ("n1", "resets")])
@@ -42,7 +42,7 @@ async def test_another_node_or_a_stranger_at_the_address_takes_no_name(name, moo
     await node.start()
     try:
         entered = Member(name="n1", address=node.member.address)
-        await require_name_free(entered, OWN, SIGNER, LISTEN)
+        await require_unique_name(entered, OWN, SIGNER, LISTEN)
         assert node.asked, "it was not asked"
     finally:
         await node.stop()

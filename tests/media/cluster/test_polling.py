@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from headrace.engines.blobs import Blobs
-from headrace.media.cluster.cluster_config import OUTCOMES, POLLS, Polled, Polling
+from headrace.media.cluster.cluster_config import OUTCOMES, POLLS, DocumentPoller, FollowedDocument
 from headrace.media.cluster.membership import MEMBERSHIP, Membership
 from headrace.media.cluster.purge import PURGES, Generations, Purges
 from headrace.testing.waiting import wait_true
@@ -25,8 +25,8 @@ def folder(tmp_path):
 @asynccontextmanager
 async def following(blobs, folder, *, every_s: float = 0.05):
     """One process's view of the members, and what asks for it."""
-    polled = Polled(MEMBERSHIP)
-    polling = Polling(blobs, folder, [polled], every_s=every_s)
+    polled = FollowedDocument(MEMBERSHIP)
+    polling = DocumentPoller(blobs, folder, [polled], every_s=every_s)
     await polling.start()
     try:
         yield polled, polling
@@ -150,13 +150,13 @@ async def test_a_store_without_the_document_is_a_cluster_without_members(tmp_pat
 
 async def test_a_refresh_asks_at_once(blobs, folder):
     known = Generations()
-    polling = Polling(blobs, folder, [known], every_s=60)
+    polling = DocumentPoller(blobs, folder, [known], every_s=60)
     await polling.start()
     await Purges(blobs).purge("a.mp3")
     await wait_true(lambda: _refreshed(polling, known), what="the purge is known")
     await polling.close()
 
 
-async def _refreshed(polling: Polling, known: Generations) -> bool:
+async def _refreshed(polling: DocumentPoller, known: Generations) -> bool:
     await polling.refresh(PURGES.name)
     return known.generation("a.mp3") == 1

@@ -10,12 +10,12 @@ from little_nodes import asking
 
 from headrace.media import answers
 from headrace.media.cluster.peers import PLAIN_HEAD, parse_answer_head
-from headrace.media.cluster.routing import Flight, SoloFlight
+from headrace.media.cluster.routing import BlockRequest, DirectFetch
 from headrace.media.model import Shape
 from headrace.media.ranges import Decision
 from headrace.media.requests import Request
 from headrace.media.signing import OPEN
-from headrace.media.sources import Coming, Span
+from headrace.media.sources import PartialBlock, Span
 from headrace.testing.waiting import wait_true
 
 DATA = bytes(range(256)) * 1200
@@ -30,14 +30,14 @@ class Soloist:
         self.router = router
         self.source = router.router.peer_source
         self.shape = shape
-        self.told: list[Coming | None] = []
+        self.told: list[PartialBlock | None] = []
 
-    def ask(self) -> SoloFlight | None:
-        return self.source.ask_now(self.flight, self.shape, self.told.append)
+    def ask(self) -> DirectFetch | None:
+        return self.source.request_now(self.flight, self.shape, self.told.append)
 
     @property
-    def flight(self) -> Flight:
-        return Flight(KEY, self.shape.etag, 0, SPAN)
+    def flight(self) -> BlockRequest:
+        return BlockRequest(KEY, self.shape.etag, 0, SPAN)
 
     async def answer(self) -> bytes | None:
         await wait_true(lambda: bool(self.told), what="it is told")

@@ -15,7 +15,7 @@ from headrace.media.cache import Filler
 from headrace.media.cache import disk as disk_module
 from headrace.media.cache.disk import Disk
 from headrace.media.cache.disk_files import write_whole
-from headrace.media.cache.epochs import FillerTurns
+from headrace.media.cache.epochs import FillerEpochs
 from headrace.media.cache.fills import Fills
 from headrace.media.model import DiskConfig
 
@@ -23,7 +23,7 @@ from headrace.media.model import DiskConfig
 def plant(bug: str) -> None:
     """Break one of the rules."""
 
-    async def do_not_wait(turns: FillerTurns) -> bool:
+    async def do_not_wait(turns: FillerEpochs) -> bool:
         return True
 
     def overwrite(disk: Disk, frame: int, data: bytes) -> None:
@@ -32,7 +32,7 @@ def plant(bug: str) -> None:
     async def show_first(fills: Fills, disk: Disk, frame: int, key, data: bytes) -> bool:
         generation = disk.next_generation(frame)
         disk.table.hide(frame)
-        await fills._turns.wait_left()
+        await fills._epochs.wait_for_workers()
         disk.table.write_fields(frame, key, generation=generation, data=data)
         disk.table.show(frame, key)
         await disk.call(disk.write_block, frame, data)
@@ -40,7 +40,7 @@ def plant(bug: str) -> None:
 
     match bug:
         case "no wait":
-            FillerTurns.wait_left = do_not_wait
+            FillerEpochs.wait_for_workers = do_not_wait
         case "no punch":
             Disk.write_block = overwrite
         case "no punch, no probe":

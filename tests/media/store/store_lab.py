@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from headrace.engines.blobs import Blobs
-from headrace.media.cache import BlockKey, Filler, Frame, Store
+from headrace.media.cache import BlockCache, BlockKey, Filler, Frame
 from headrace.media.cache.layout import DATA_AT, PROBE_BLOCKS, SET_BYTES, WAYS
 from headrace.media.model import BLOCK_BYTES, DiskConfig, Shape
 from headrace.testing.waiting import wait_true
@@ -63,7 +63,7 @@ class StoreNode:
     blobs: Blobs
     disks: list[DiskConfig]
     boot: str = BOOT
-    stores: list[Store] = field(default_factory=list)
+    stores: list[BlockCache] = field(default_factory=list)
     filler: Filler | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _running: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class StoreNode:
         return self.run / "filler.sock"
 
     @property
-    def store(self) -> Store:
+    def store(self) -> BlockCache:
         """The first worker's view."""
         return self.stores[0]
 
@@ -96,11 +96,11 @@ class StoreNode:
         for worker in range(len(self.stores), workers):
             self.open_store(worker)
 
-    def open_store(self, worker: int, **settings) -> Store:
+    def open_store(self, worker: int, **settings) -> BlockCache:
         """One more view."""
-        store = Store.open(self.run, worker=worker, boot=self.boot, **settings)
-        store.enter_turn()
-        store.leave_turn()
+        store = BlockCache.open(self.run, worker=worker, boot=self.boot, **settings)
+        store.enter_epoch()
+        store.leave_epoch()
         self.stores.append(store)
         return store
 
@@ -141,17 +141,17 @@ async def store_node(tmp_path: Path, blobs: Blobs, *, disks: int = 1, sets: int 
         await node.stop()
 
 
-def look_up(store: Store, key: BlockKey) -> bytes | None:
+def look_up(store: BlockCache, key: BlockKey) -> bytes | None:
     """What a client would be sent from a frame in one turn, or None."""
-    store.enter_turn()
+    store.enter_epoch()
     try:
         frame = store.find(key)
         return None if frame is None else os.pread(frame.fd, frame.length, frame.offset)
     finally:
-        store.leave_turn()
+        store.leave_epoch()
 
 
-async def read_block(store: Store, key: BlockKey) -> tuple[bytes, str]:
+async def read_block(store: BlockCache, key: BlockKey) -> tuple[bytes, str]:
     """A block as a client gets it, and how: hit, stored or passed."""
     found = look_up(store, key)
     if found is not None:
@@ -178,7 +178,7 @@ def is_block(data: bytes | None, key: BlockKey) -> bool:
     return data == expected_block(key)
 
 
-def keys_of(store: Store, shapes: dict[str, Shape]) -> list[BlockKey]:
+def keys_of(store: BlockCache, shapes: dict[str, Shape]) -> list[BlockKey]:
     """The keys of every block of these objects."""
     return [
         store.key(name, shape, number)
@@ -187,7 +187,7 @@ def keys_of(store: Store, shapes: dict[str, Shape]) -> list[BlockKey]:
     ]
 
 
-async def read_all(store: Store, keys: Iterable[BlockKey]) -> dict[str, int]:
+async def read_all(store: BlockCache, keys: Iterable[BlockKey]) -> dict[str, int]:
     """Read every block, check every byte, count how they came."""
     counts = {"hit": 0, "stored": 0, "passed": 0}
     for key in keys:

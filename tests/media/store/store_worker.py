@@ -21,7 +21,7 @@ from pathlib import Path
 from store_lab import block_data
 
 from headrace.kernel.errors import HeadraceError
-from headrace.media.cache import BlockKey, Frame, Store
+from headrace.media.cache import BlockCache, BlockKey, Frame
 from headrace.media.model import BLOCK_BYTES, Shape
 
 UNREAD_MAX = 6
@@ -54,7 +54,9 @@ class SelfServing:
         self.settings = settings
         self.dice = random.Random(settings["worker"])
         run = Path(settings["run"])
-        self.store = Store.open(run, worker=settings["worker"], boot=settings["boot"], timeout_s=20)
+        self.store = BlockCache.open(
+            run, worker=settings["worker"], boot=settings["boot"], timeout_s=20
+        )
         self.shapes = {name: Shape(*shape) for name, shape in settings["shapes"].items()}
         self.names = list(self.shapes)
         self.counts = Counter()
@@ -118,7 +120,7 @@ class SelfServing:
     def send_in_turn(self, client: Client, key: BlockKey, start: int, count: int) -> int | None:
         """One turn: find and send; None: not stored, 0: the socket is full."""
         store = self.store
-        store.enter_turn()
+        store.enter_epoch()
         try:
             frame = store.find(key)
             if frame is None:
@@ -132,7 +134,7 @@ class SelfServing:
         except BlockingIOError:
             return 0
         finally:
-            store.leave_turn()
+            store.leave_epoch()
 
     def settle(self, client: Client, *, keep: bool = False) -> None:
         """The client reads what it was sent."""

@@ -16,7 +16,7 @@ import pytest
 from store_lab import StoreNode, is_block, keys_of, look_up, put_object, read_all, store_node
 
 from headrace.media.cache import Frame
-from headrace.media.cache.frame_table import Table
+from headrace.media.cache.frame_table import FrameTable
 from headrace.media.cache.layout import DATA_AT, HEAD_BYTES, SET_BYTES
 from headrace.media.model import BLOCK_BYTES
 
@@ -253,7 +253,7 @@ async def test_planted_without_the_block_sum_the_cases_show_wrong_bytes(
     node, keys, before = await age(tmp_path, blobs)
     lose_power(node, before, seed=1)
     monkeypatch.setattr(
-        Table, "is_right", lambda table, frame, entry, _: table.is_sound(frame, entry)
+        FrameTable, "is_right", lambda table, frame, entry, _: table.is_sound(frame, entry)
     )
     with pytest.raises(AssertionError, match="wrong bytes"):
         await started_anew(node, keys)

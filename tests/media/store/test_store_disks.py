@@ -299,11 +299,11 @@ async def test_a_worker_keeps_no_descriptor_of_a_disk_that_left(two_disks, blobs
     before = descriptors()
     for _ in range(5):
         row = await control(two_disks.socket, "retire", id=str(two_disks.disks[0].path))
-        two_disks.store.enter_turn()
-        two_disks.store.leave_turn()
+        two_disks.store.enter_epoch()
+        two_disks.store.leave_epoch()
         await control(two_disks.socket, "add", path=row["path"], size_bytes=row["size_bytes"])
-        two_disks.store.enter_turn()
-        two_disks.store.leave_turn()
+        two_disks.store.enter_epoch()
+        two_disks.store.leave_epoch()
     await wait_true(lambda: descriptors() <= before + 2, what="descriptors given back")
 
 

@@ -179,7 +179,7 @@ async def test_a_stuck_worker_makes_others_pass_through(one_set, blobs):
     keys = keys_of(one_set.store, shapes)
     stuck = one_set.open_store(1)
     await read_block(one_set.store, keys[0])
-    stuck.enter_turn()
+    stuck.enter_epoch()
     assert is_block(await one_set.store.block(keys[1]), keys[1])
     took_s = []
     for key in keys[2:]:
@@ -188,7 +188,7 @@ async def test_a_stuck_worker_makes_others_pass_through(one_set, blobs):
         took_s.append(time.monotonic() - began_s)
     assert min(took_s) < STUCK_S
     assert is_block(look_up(one_set.store, keys[0]), keys[0])
-    stuck.leave_turn()
+    stuck.leave_epoch()
     assert isinstance(await one_set.store.block(keys[1]), Frame)
 
 
@@ -200,14 +200,14 @@ async def test_a_frame_is_not_written_while_a_turn_may_send_it(one_set, blobs):
     await read_all(one_set.store, held)
     reader = one_set.open_store(1)
     one_set.disk().table.visited[:] = bytes(16)
-    reader.enter_turn()
+    reader.enter_epoch()
     frames = {key: reader._find(key) for key in held}
     asked = asyncio.create_task(one_set.store.block(new))
     await asyncio.wait([asked], timeout=STUCK_S / 2)
     assert not asked.done()
     for key, (disk, hit) in frames.items():
         assert is_block(disk.read(hit.frame, disk.table.entry(hit.frame))[0], key)
-    reader.leave_turn()
+    reader.leave_epoch()
     assert isinstance(await asked, Frame)
     assert is_block(look_up(one_set.store, new), new)
 

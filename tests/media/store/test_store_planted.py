@@ -18,7 +18,7 @@ from store_lab import (
 
 from headrace.media.cache.disk import Disk
 from headrace.media.cache.disk_files import _receive, _send_unread
-from headrace.media.cache.epochs import FillerTurns
+from headrace.media.cache.epochs import FillerEpochs
 from headrace.media.cache.fills import Fills
 
 
@@ -27,7 +27,7 @@ def planted(monkeypatch):
     """Plants a bug for this test alone."""
 
     def do(bug: str) -> None:
-        for owner, name in ((FillerTurns, "wait_left"), (Disk, "write_block"), (Fills, "_put")):
+        for owner, name in ((FillerEpochs, "wait_for_workers"), (Disk, "write_block"), (Fills, "_put")):
             monkeypatch.setattr(owner, name, getattr(owner, name))
         plant(bug)
 
@@ -48,12 +48,12 @@ async def frames_change_within_a_turn(node: StoreNode, blobs) -> bool:
     """Whether a worker that stands in a turn sees a frame change while others are filled."""
     held, others = await full_set(node, blobs)
     reader = node.open_store(1)
-    reader.enter_turn()
+    reader.enter_epoch()
     frames = [(key, reader.find(key)) for key in held]
     node.disk().table.visited[:] = bytes(16)
     await asyncio.gather(*(node.store.block(key) for key in others))
     seen = [os.pread(f.fd, f.length, f.offset) == expected_block(key) for key, f in frames]
-    reader.leave_turn()
+    reader.leave_epoch()
     return not all(seen)
 
 
@@ -70,12 +70,12 @@ async def test_planted_without_the_wait_frames_change_within_a_turn(one_set, blo
 async def stalled_clients_see_other_bytes(node: StoreNode, blobs) -> bool:
     """Whether clients that were sent frames and did not read yet get anything else after an eviction."""
     held, others = await full_set(node, blobs)
-    node.store.enter_turn()
+    node.store.enter_epoch()
     sent = [
         (key, *_send_unread(frame.fd, frame.offset))
         for key, frame in ((key, node.store.find(key)) for key in held)
     ]
-    node.store.leave_turn()
+    node.store.leave_epoch()
     node.disk().table.visited[:] = bytes(16)
     for key in others:
         await read_block(node.store, key)
@@ -123,19 +123,19 @@ async def test_planted_resumed_by_frame_a_body_goes_on_with_another_block(one_se
     """Rule 3 from the other side: the frame of the last turn holds something else in the next one."""
     held, others = await full_set(one_set, blobs)
     store = one_set.store
-    store.enter_turn()
+    store.enter_epoch()
     frames = [(key, store.find(key)) for key in held]
-    store.leave_turn()
+    store.leave_epoch()
     one_set.disk().table.visited[:] = bytes(16)
     for key in others:
         await read_block(store, key)
     by_frame = [os.pread(f.fd, f.length, f.offset) == expected_block(key) for key, f in frames]
     assert not all(by_frame)
-    store.enter_turn()
+    store.enter_epoch()
     by_key = [(key, store.find(key)) for key in held]
     right = [
         frame is None or os.pread(frame.fd, frame.length, frame.offset) == expected_block(key)
         for key, frame in by_key
     ]
-    store.leave_turn()
+    store.leave_epoch()
     assert all(right)

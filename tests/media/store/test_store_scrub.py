@@ -10,7 +10,7 @@ from store_lab import is_block, keys_of, look_up, put_object, read_all, read_blo
 
 from headrace.media.cache import control
 from headrace.media.cache.disk import ROTTEN_MAX, DiskState, Verdict, check_frame, scrub
-from headrace.media.cache.frame_table import COLD, PROVED
+from headrace.media.cache.frame_table import COLD, VERIFIED
 from headrace.media.cache.linux import _RESIDENCY, is_in_memory
 from headrace.media.model import BLOCK_BYTES
 from headrace.testing.waiting import wait_true
@@ -112,12 +112,12 @@ def drop_from_memory(node) -> None:
 
 def is_warm(store, key) -> bool | None:
     """Whether the whole block can be sent from memory; None: it is not found."""
-    store.enter_turn()
+    store.enter_epoch()
     try:
         frame = store.find(key)
         return None if frame is None else store.is_warm(frame, 0, frame.length)
     finally:
-        store.leave_turn()
+        store.leave_epoch()
 
 
 async def test_a_cold_block_is_compared_off_the_loop_before_it_is_found_again(one_set, blobs):
@@ -130,7 +130,7 @@ async def test_a_cold_block_is_compared_off_the_loop_before_it_is_found_again(on
     assert one_set.disk().rotten == 0
     await one_set.store.block(key)
     assert is_warm(one_set.store, key)
-    assert one_set.disk().table.verified[0] == PROVED
+    assert one_set.disk().table.verified[0] == VERIFIED
 
 
 async def test_what_a_read_brought_is_not_sent_before_it_is_compared(one_set, blobs):

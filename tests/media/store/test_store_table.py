@@ -9,22 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.media.cache.frame_table import Table, table_bytes
+from headrace.media.cache.frame_table import FrameTable, table_bytes
 from headrace.media.cache.layout import SET_BYTES, TAGS_BYTES, WAYS, BlockKey, Digests, Superblock
 
 DIGESTS = Digests(b"k")
 
 
-def make_table(sets: int = 2, disk_id: bytes = b"d" * 16) -> Table:
+def make_table(sets: int = 2, disk_id: bytes = b"d" * 16) -> FrameTable:
     superblock = Superblock(disk_id, sets * WAYS)
-    return Table(mmap.mmap(-1, table_bytes(superblock)), superblock)
+    return FrameTable(mmap.mmap(-1, table_bytes(superblock)), superblock)
 
 
 def key_of(name: str) -> BlockKey:
     return DIGESTS.key(name, "v", 0)
 
 
-def fill(table: Table, name: str, way: int, *, generation: int = 1, data: bytes = b"data") -> int:
+def fill(
+    table: FrameTable, name: str, way: int, *, generation: int = 1, data: bytes = b"data"
+) -> int:
     key = key_of(name)
     frame = table.set_of(key) * WAYS + way
     table.hide(frame)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from headrace.media.cache.epochs import WorkerTurns
+from headrace.media.cache.epochs import WorkerEpochs
 
 if __name__ == "__main__":
-    turns = WorkerTurns(Path(sys.argv[1]), int(sys.argv[2]))
+    turns = WorkerEpochs(Path(sys.argv[1]), int(sys.argv[2]))
     turns.enter()
     print("inside", flush=True)
     sys.stdin.readline()

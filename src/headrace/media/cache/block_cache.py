@@ -1,16 +1,19 @@
-"""What a worker has of the store: it looks up, sends, and asks the filler for what is not there.
+"""The cache as one worker uses it: look up blocks, send them, request missing ones.
 
-    turn:   enter_turn; for each ready client: find(key) -> sendfile from the frame, else park and `block(key)`; leave_turn
+    enter_epoch; for each ready client: find(key) -> sendfile from the frame,
+    or park the client and await block(key); leave_epoch
 
-A frame is good until `leave_turn` and no longer: in the next turn it may hold another block. So a body that is half sent is
-looked up again by its key. `block` may wait, so what it returns is a hint that the block is there, or its bytes.
+A frame is valid until `leave_epoch`: in the next epoch it may hold another block. So a body that is
+half sent looks its block up again by key. `block` may wait, so it returns the bytes or a hint that
+the block is stored.
 
-A block that was not served since the node started, or that is not in memory any more, is read in a thread, compared with its
-sum and looked up again: the same entry for the same key in the same frame means that nothing was written meanwhile. So what
-sendfile takes from memory came there by a fill or by a read that was compared. Disks whose probe
-failed (`probe`) are served by copying, in threads, with the same check after the read.
+A block that was not served since the node started, or that left the page cache, is read in a
+thread, compared with its checksum and looked up again. The same entry for the same key in the same
+frame proves that nothing was written meanwhile. So all pages that sendfile reads came from a fill
+or from a verified read. Disks that fail the probe (`disk_files`) are served by copying, in threads,
+with the same check after the read.
 
-`find` reads shared memory only; its cost: `bench/media_store.py`.
+`find` reads shared memory only. Its cost is measured by `bench/media_store.py`.
 """
 
 from __future__ import annotations
@@ -27,39 +30,39 @@ from typing import Final
 from headrace.kernel import trace
 from headrace.kernel.logs import logger
 from headrace.kernel.single_flight import SingleFlight
-from headrace.media.cache.epochs import WorkerTurns
+from headrace.media.cache.epochs import WorkerEpochs
 from headrace.media.cache.filler_ipc import (
-    NOBODY,
-    Ask,
-    Doubt,
-    Fault,
-    Link,
-    Look,
-    Passed,
-    Shaped,
+    NO_DISK,
+    BlockBytes,
+    DiskFault,
+    FillerClient,
+    GetBlock,
+    GetShape,
+    ShapeReply,
+    WrongBlock,
     read_manifest,
 )
-from headrace.media.cache.frame_table import MARKS_MAX, PROVED, Entry, Hit
+from headrace.media.cache.frame_table import MARKS_MAX, VERIFIED, Entry, Hit
 from headrace.media.cache.layout import SLOTS, BlockKey, Digests, version_of
 from headrace.media.cache.linux import is_in_memory
 from headrace.media.cache.metrics import SUMS
-from headrace.media.cache.origin import Known, Shapes
-from headrace.media.cache.read_disk import Frame, ServedDisk, open_served
+from headrace.media.cache.origin import KnownShape, ShapeCache
+from headrace.media.cache.read_disk import Frame, ReadDisk, open_read_disk
 from headrace.media.model import BLOCK_BYTES, Shape
 
 log = logger(__name__)
 READERS: Final = 8
-"""Threads that read cold blocks; 16 of one process read 1.5 GB/s in prototypes, and a node has several."""
+"""Threads that read blocks from disk."""
 KEYS_MAX: Final = 10_000
-"""Keys kept made: a digest costs four times what it costs to look a key up."""
+"""Number of keys kept, since a digest costs more than the lookup itself."""
 _LOOK_S: Final = 0.01
 _ANSWER_S: Final = 1.0
-"""What an answer may take beyond the origin's time limit."""
-Owners = list[ServedDisk | None]
+"""Time limit of a reply beyond the origin's own time limit."""
+Owners = list[ReadDisk | None]
 
 
-class Store:
-    """One process's view of the store; everything of it in the thread of its event loop."""
+class BlockCache:
+    """The cache of one worker process. Use it in the thread of the event loop only."""
 
     def __init__(
         self,
@@ -73,16 +76,16 @@ class Store:
         self._run = run
         self._boot = boot
         self._generation = generation
-        self._turns = WorkerTurns(run, worker)
-        self._link = Link(run, timeout_s=timeout_s + _ANSWER_S)
-        self._shapes = Shapes()
+        self._epochs = WorkerEpochs(run, worker)
+        self._filler = FillerClient(run, timeout_s=timeout_s + _ANSWER_S)
+        self._shapes = ShapeCache()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="media-store")
         self._digests = Digests(b"")
         self._keys: dict[tuple[str, str, int, int, int], BlockKey] = {}
         self._revision = 0
-        self._is_told = False
-        """Whether the filler of this start has said which disks there are."""
-        self._disks: list[ServedDisk | None] = []
+        self._has_manifest = False
+        """Whether the filler of this start has published its disks."""
+        self._disks: list[ReadDisk | None] = []
         self._owners: Owners = [None] * SLOTS
         self._owners_before: Owners = []
         self._asks: SingleFlight[tuple[bytes, bool], Frame | bytes] = SingleFlight()
@@ -97,31 +100,32 @@ class Store:
         boot: str,
         timeout_s: float = 10.0,
         generation: Callable[[str], int] = lambda _name: 0,
-    ) -> Store:
-        """The store of the node with that run folder, whether its filler is there yet or not.
+    ) -> BlockCache:
+        """Open the cache of the node with this run folder, whether or not its filler runs yet.
 
-        Call it in the process that uses it (after a fork), with a number that no other live process of the node
-        has. `boot` as the filler got it; `generation` gives an object's purge generation.
+        Call it in the process that uses it, after any fork. `worker` is a number that no other live
+        process of the node has. `boot` is the value that the filler got. `generation` returns the
+        purge generation of an object.
         """
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         return cls(run, worker=worker, boot=boot, timeout_s=timeout_s, generation=generation)
 
-    async def wait_told(self, *, within_s: float) -> bool:
-        """Wait until the filler of this start has said which disks there are; whether it did.
+    async def wait_for_disks(self, *, within_s: float) -> bool:
+        """Wait until the filler of this start has published its disks. Return whether it did.
 
-        A process that serves before that takes what stands on the disks for missing.
+        A worker that serves earlier treats all stored blocks as missing.
         """
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + within_s
         while True:
-            self.enter_turn()
-            self.leave_turn()
-            if self._is_told or loop.time() >= ends_s:
-                return self._is_told
+            self.enter_epoch()
+            self.leave_epoch()
+            if self._has_manifest or loop.time() >= ends_s:
+                return self._has_manifest
             await asyncio.sleep(_LOOK_S)
 
     def key(self, name: str, shape: Shape, number: int) -> BlockKey:
-        """The key of block `number` of that version of an object, as of its purge generation now."""
+        """The key of block `number` of this version of an object, at its current purge generation."""
         generation = self._generation(name)
         asked = name, shape.etag, shape.size_bytes, number, generation
         key = self._keys.get(asked)
@@ -132,87 +136,100 @@ class Store:
             self._keys[asked] = key
         return key
 
-    def enter_turn(self) -> None:
-        """Begin a turn, in which frames may be looked up."""
-        assert not self._turns.is_inside, "a turn ends before the next one begins"
-        if self._turns.revision != self._revision:
+    def enter_epoch(self) -> None:
+        """Begin an epoch, in which frames may be looked up."""
+        assert not self._epochs.is_inside, "a turn ends before the next one begins"
+        if self._epochs.revision != self._revision:
             self._refresh()
-        self._turns.enter()
+        self._epochs.enter()
 
-    def leave_turn(self) -> None:
-        """End it: every frame that was found is forgotten."""
-        self._turns.leave()
+    def leave_epoch(self) -> None:
+        """End the epoch. No frame that was found may be used after it."""
+        self._epochs.leave()
 
     def find(self, key: BlockKey, *, is_visit: bool = True) -> Frame | None:
-        """The frame that holds that block, proved, for this turn; None: ask `block`.
+        """The frame with a verified copy of the block, valid in this epoch; None: use `block`.
 
-        `is_visit` is False for whoever the block was filled for, and for whoever looks again while it sends: a block
-        that only one client ever wants must not look wanted, or SIEVE is worse than LRU.
+        `is_visit` is False for the caller that the block was filled for and for repeated lookups of
+        one body. Otherwise blocks that one client reads once look popular, and SIEVE is worse than
+        LRU.
         """
-        assert self._turns.is_inside, "frames are looked up between enter_turn and leave_turn"
+        assert self._epochs.is_inside, "frames are looked up between enter_turn and leave_turn"
         found = self._find(key)
         if found is None:
             return None
         disk, hit = found
         table, number = disk.table, hit[0]
-        if table.verified[number] != PROVED or disk.is_copied:
+        if table.verified[number] != VERIFIED or disk.is_copied:
             return None
         if is_visit:
-            # Looked at first: a store would take the line from the other processors each time.
+            # Read before writing: a store would invalidate the cache line of other processors each
+            # time.
             marks = table.visited[number]
             if marks < MARKS_MAX:
                 table.visited[number] = marks + 1
         return disk.frame(hit)
 
     def stored_frame(self, key: BlockKey) -> Frame | None:
-        """The frame that holds the block, proved or not, so that no origin is read for it. Within a turn."""
+        """The frame with the block, verified or not, valid in this epoch.
+
+        It saves a read of the origin.
+        """
         found = self._find(key)
         return found[0].frame(found[1]) if found is not None else None
 
     async def block(self, key: BlockKey, *, is_copy: bool = False) -> Frame | bytes:
-        """Have the block ready: a frame (a hint: find it again in a turn), or its bytes.
+        """Make the block available: a frame as a hint to look it up again, or its bytes.
 
-        `is_copy`: bytes in any case, for a block that is evicted faster than it can be sent. Many who ask for one
-        block share one question. Raises: ObjectUnknown, SourceCut, StoreUnavailable.
+        With `is_copy` the bytes are returned in any case, for blocks that are evicted faster than
+        they are sent. Concurrent callers for one block share one request. Raises: ObjectUnknown,
+        SourceCut, StoreUnavailable.
         """
         asked = key.digest, is_copy
         return await self._asks.call(asked, lambda: self._obtain(key, is_copy=is_copy))
 
     def known_shape(self, name: str) -> Shape | None:
-        """The shape, if it is known and good: for the way of a request that must not wait."""
+        """The shape if it is cached and fresh, without waiting."""
         known = self._shapes.get(name, self._generation(name))
         return known.shape if known is not None else None
 
     async def shape(self, name: str) -> Shape:
-        """Size, ETag and time, at most 60 s old. Raises: ObjectUnknown, StoreUnavailable."""
+        """Size, ETag and time of the object, at most 60 s old.
+
+        Raises: ObjectUnknown, StoreUnavailable.
+        """
         return self.known_shape(name) or await self._shared_look(name, is_fresh=False)
 
     async def shape_now(self, name: str) -> Shape:
-        """The same, asked of the origin now: after a block said that the object was replaced."""
+        """The shape read from the origin now, after a block showed that the object was replaced."""
         return await self._shared_look(name, is_fresh=True)
 
     def forget_shape(self, name: str) -> None:
-        """Ask the filler for it the next time."""
+        """Drop the cached shape: the next call requests it from the filler."""
         self._shapes.forget(name)
 
     def is_warm(self, frame: Frame, offset: int, length: int) -> bool:
-        """Whether that part of the frame's block can be sent from memory; False: ask `block`, which compares it again.
+        """Whether this part of the block can be sent from memory;
 
-        The proof is looked at after the memory: it is taken away before anybody reads the block from the disk again,
-        so bytes that a read has brought and nobody has compared yet are not sent.
+        False: use `block`, which verifies it.
+
+        The verified mark is checked after the page cache. It is removed before any process reads
+        the block from the disk again, so pages that were read but not yet verified are not sent.
         """
         disk = self._disks[frame.disk]
         assert disk is not None, "a frame is of a disk of this turn"
         if is_in_memory(frame.fd, frame.offset + offset, length):
-            return disk.table.verified[frame.number] == PROVED
+            return disk.table.verified[frame.number] == VERIFIED
         disk.table.note_cold(frame.number)
         return False
 
     def read_now(self, frame: Frame, offset: int, into: memoryview) -> bool:
-        """Copy that part of the frame's block, if it is in memory and proved; else `into` is of no use.
+        """Copy this part of the block if it is verified and in memory.
 
-        Memory is probed first: a read that may not wait still starts to bring the pages, and the next one would find
-        them, not compared yet, beside a proof of earlier bytes.
+        Return False if `into` is invalid.
+
+        The page cache is probed first: a read with RWF_NOWAIT starts loading the pages, and the
+        next one would find unverified pages beside an outdated verified mark.
         """
         if not self.is_warm(frame, offset, len(into)):
             return False
@@ -223,34 +240,34 @@ class Store:
         except BlockingIOError:
             count = 0
         except OSError:
-            # Also where the file system cannot answer; a fault shows when the frame is sent.
+            # Includes file systems without RWF_NOWAIT. A real fault shows when the frame is sent.
             return False
         if count < len(into):
             disk.table.note_cold(frame.number)
-        return count == len(into) and disk.table.verified[frame.number] == PROVED
+        return count == len(into) and disk.table.verified[frame.number] == VERIFIED
 
     def report_fault(self, place: int, error: OSError) -> None:
-        """A disk failed while a frame of it was sent: nothing more is looked up there, and the filler is told."""
+        """Stop using a disk that failed while a frame of it was sent, and notify the filler."""
         disk = self._disks[place]
         if disk is None:
             return
         log.warning("disk_failed_here", disk=disk.id, error=str(error))
         self._owners = [None if owner is disk else owner for owner in self._owners]
         self._owners_before = [None if owner is disk else owner for owner in self._owners_before]
-        self._link.tell(Fault(disk.id, error.errno or errno.EIO))
+        self._filler.tell(DiskFault(disk.id, error.errno or errno.EIO))
 
     async def close(self) -> None:
-        """Give everything back."""
-        await self._link.close()
+        """Cancel pending requests and close files and memory."""
+        await self._filler.close()
         await self._asks.cancel()
         await self._looks.cancel()
         self._readers.shutdown(wait=True)
         for disk in self._disks:
             if disk is not None:
                 disk.give_up()
-        self._turns.close()
+        self._epochs.close()
 
-    def _find(self, key: BlockKey) -> tuple[ServedDisk, Hit] | None:
+    def _find(self, key: BlockKey) -> tuple[ReadDisk, Hit] | None:
         slot = key.place & (SLOTS - 1)
         disk = self._owners[slot]
         hit = disk.table.find(key) if disk is not None else None
@@ -259,12 +276,12 @@ class Store:
             hit = disk.table.find(key) if disk is not None else None
         return (disk, hit) if disk is not None and hit is not None else None
 
-    def _find_in_turn(self, key: BlockKey) -> tuple[ServedDisk, Hit] | None:
-        self.enter_turn()
+    def _find_in_epoch(self, key: BlockKey) -> tuple[ReadDisk, Hit] | None:
+        self.enter_epoch()
         try:
             return self._find(key)
         finally:
-            self.leave_turn()
+            self.leave_epoch()
 
     async def _obtain(self, key: BlockKey, *, is_copy: bool) -> Frame | bytes:
         own = await self._prove(key, is_copy=is_copy)
@@ -274,11 +291,11 @@ class Store:
         if data is not None:
             return data
         # A key made before the filler's first manifest has another digest: make it again.
-        self._find_in_turn(key)
+        self._find_in_epoch(key)
         own = await self._prove(self._digests.key(*key[:3]), is_copy=is_copy)
         if own is not None:
             return own
-        # Gone again already, or on a disk that this process cannot open.
+        # Evicted again already, or on a disk that this process cannot open.
         data = await self._ask(key, wants_bytes=True)
         assert data is not None, "who wants bytes gets them"
         return data
@@ -286,26 +303,26 @@ class Store:
     async def _ask(self, key: BlockKey, *, wants_bytes: bool) -> bytes | None:
         """The block's bytes; None: it is stored."""
         told = trace.onward.get()
-        reply = await self._link.ask(
-            lambda call: Ask(call, key.object, key.version, key.number, wants_bytes, told)
+        reply = await self._filler.ask(
+            lambda call: GetBlock(call, key.object, key.version, key.number, wants_bytes, told)
         )
-        return reply.data if isinstance(reply, Passed) else None
+        return reply.data if isinstance(reply, BlockBytes) else None
 
     async def _prove(self, key: BlockKey, *, is_copy: bool) -> Frame | bytes | None:
-        """A stored block: compared with its sum if it was not yet, read if it is to be copied."""
-        found = self._find_in_turn(key)
+        """Verify a stored block if necessary; read it if it is to be copied."""
+        found = self._find_in_epoch(key)
         if found is None:
             return None
         disk, hit = found
         is_copy = is_copy or disk.is_copied
         table = disk.table
-        if table.verified[hit.frame] == PROVED and not is_copy:
+        if table.verified[hit.frame] == VERIFIED and not is_copy:
             return disk.frame(hit)
         if not is_in_memory(disk.reader, disk.offset_of(hit.frame), BLOCK_BYTES):
             table.note_cold(hit.frame)
         entry = table.entry(hit.frame)
         read = await self._read(disk, hit.frame, entry)
-        is_same = read is not None and self._find_in_turn(key) == (disk, hit)
+        is_same = read is not None and self._find_in_epoch(key) == (disk, hit)
         if read is None or not is_same or table.entry(hit.frame) != entry:
             return None
         data, is_right = read
@@ -313,13 +330,16 @@ class Store:
         if not is_right:
             table.note_cold(hit.frame)
             log.info("block_wrong", disk=disk.id, frame=hit.frame)
-            self._link.tell(Doubt(disk.id, hit.frame, hit.generation))
+            self._filler.tell(WrongBlock(disk.id, hit.frame, hit.generation))
             return None
-        table.verified[hit.frame] = PROVED
+        table.verified[hit.frame] = VERIFIED
         return data[: hit.length] if is_copy else disk.frame(hit)
 
-    async def _read(self, disk: ServedDisk, frame: int, entry: Entry) -> tuple[bytes, bool] | None:
-        """Read and compare in a thread; None: the disk failed, which is reported to the filler."""
+    async def _read(self, disk: ReadDisk, frame: int, entry: Entry) -> tuple[bytes, bool] | None:
+        """Read and verify in a thread.
+
+        Return None if the disk failed; that is reported to the filler.
+        """
         disk.hold()
         try:
             loop = asyncio.get_running_loop()
@@ -338,18 +358,21 @@ class Store:
         )
 
     async def _look(self, name: str, generation: int, *, is_fresh: bool) -> Shape:
-        reply = await self._link.ask(lambda call: Look(call, name, generation, is_fresh))
-        assert isinstance(reply, Shaped), f"a look is answered by a shape, not {reply}"
+        reply = await self._filler.ask(lambda call: GetShape(call, name, generation, is_fresh))
+        assert isinstance(reply, ShapeReply), f"a look is answered by a shape, not {reply}"
         shape = Shape(reply.size_bytes, reply.etag, reply.modified_s, reply.is_immutable)
-        self._shapes.keep(name, Known(shape, generation, time.monotonic() - reply.age_s))
+        self._shapes.keep(name, KnownShape(shape, generation, time.monotonic() - reply.age_s))
         return shape
 
     def _refresh(self) -> None:
-        """Take over the filler's newest manifest, between two turns. Another boot's is none."""
-        self._revision = self._turns.revision
+        """Load the filler's newest manifest between two epochs.
+
+        A manifest of another boot is ignored.
+        """
+        self._revision = self._epochs.revision
         manifest = read_manifest(self._run)
         is_ours = manifest is not None and manifest.boot == self._boot
-        self._is_told = is_ours
+        self._has_manifest = is_ours
         before = {disk.place: disk for disk in self._disks if disk is not None}
         if manifest is None or not is_ours:
             self._disks, self._owners, self._owners_before = [], [None] * SLOTS, []
@@ -357,7 +380,7 @@ class Store:
             self._digests = Digests(manifest.hash_key)
             self._keys.clear()
             self._disks = [
-                open_served(disk, place, before) for place, disk in enumerate(manifest.disks)
+                open_read_disk(disk, place, before) for place, disk in enumerate(manifest.disks)
             ]
             self._owners = self._map(manifest.owners)
             self._owners_before = self._map(manifest.owners_before)
@@ -366,4 +389,4 @@ class Store:
                 disk.give_up()
 
     def _map(self, places: Sequence[int]) -> Owners:
-        return [None if place == NOBODY else self._disks[place] for place in places]
+        return [None if place == NO_DISK else self._disks[place] for place in places]

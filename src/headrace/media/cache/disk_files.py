@@ -1,17 +1,15 @@
-"""The files of a disk: opened, made ours once, and never anything else's.
+"""The files of a disk: open them, claim an empty disk, refuse any other content.
 
-`open_files` takes a folder, where it keeps `blocks` and `index`, or a block device, where both are parts. It writes to
-nothing that it did not make or find blank: a disk that holds something else is refused, and one that another filler has
-open, too. Room is allocated at once, so that a full disk is known at the start; a file that has its size already
-is taken as it is.
+`open_files` takes a folder, in which it keeps `blocks` and `index`, or a block device, which holds
+both. It never writes to a file or device that has other content or is open in another filler. Space
+is allocated at the start, so a full disk is detected then; a file of the right size is used as it
+is.
 
-
-[store/probe.py] Does a block that a socket still sends stay as it was when its frame is written anew? Asked of each disk at its start.
-
-sendfile hands pages of the page cache to the socket, it copies nothing. What is safe with punching before writing on one file
-system and kernel (4 KiB pages or folios within a block) is wrong on another (a folio over the border of two blocks: the punch
-zeroes its part in place). No list of kernels can tell, so each disk is tried: two neighbouring blocks are sent to clients that
-do not read, both are written anew, and then the clients read. A disk where they see anything else is served by copying.
+`keeps_sent_bytes` probes each disk at the start. sendfile passes pages of the page cache to the
+socket without a copy. Whether punching before writing keeps these pages intact depends on file
+system and kernel: a folio that spans two blocks is zeroed in place. So two neighboring blocks are
+sent to clients that do not read, both are overwritten, and then the clients read. A disk where they
+receive anything else is served by copying.
 """
 
 from __future__ import annotations
@@ -51,27 +49,29 @@ _CANNOT_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVA
 
 @dataclass(slots=True)
 class DiskFiles:
-    """The open files of a disk and where things are in them."""
+    """The open files of a disk and the offsets in them."""
 
     superblock: Superblock
     blocks: int
-    """For writing; what is read goes through `reader`."""
+    """Descriptor for writing; reads use `reader`."""
     index: int
     reader: int
     reader_path: Path
     index_at: int
     data_at: int
     was_clean: bool | None = None
-    """How the index was closed; None: there was none of this disk."""
+    """Whether the index was closed in order; None: there was no index of this disk."""
 
     def offset_of(self, frame: int) -> int:
-        """Where a frame's block is in the blocks file."""
+        """The offset of a frame's block in the blocks file."""
         return self.data_at + frame * BLOCK_BYTES
 
     def require_whole(self) -> None:
-        """Raises: OSError, if the blocks' file was cut or removed since it was opened.
+        """Check that the blocks file was not truncated or deleted since it was opened.
 
-        Filled again it would have holes where blocks were, and a hole is served as zeros.
+        Raises: OSError.
+
+        Writing to it again would leave holes where blocks were, and holes are served as zeros.
         """
         found = os.fstat(self.blocks)
         if stat.S_ISREG(found.st_mode) and (
@@ -81,11 +81,11 @@ class DiskFiles:
 
     @property
     def needed_bytes(self) -> int:
-        """How long the blocks' file or device is at least."""
+        """The minimum size of the blocks file or device."""
         return self.data_at + (self.superblock.frames + PROBE_BLOCKS) * BLOCK_BYTES
 
     def read_index(self, into: memoryview) -> None:
-        """Read the sets; what cannot be read stays empty. Raises: nothing: a bad page costs misses."""
+        """Read the sets; unreadable parts stay empty, which causes cache misses."""
         for start in range(0, len(into), _CHUNK_BYTES):
             part = into[start : start + _CHUNK_BYTES]
             try:
@@ -94,33 +94,33 @@ class DiskFiles:
                 part[:] = bytes(len(part))
 
     def write_sets(self, offset: int, data: bytes | memoryview) -> None:
-        """Write sets from `offset` of the index on. Raises: OSError."""
+        """Write sets at `offset` of the index. Raises: OSError."""
         write_whole(self.index, data, self.index_at + HEAD_BYTES + offset)
 
     def write_head(self, *, is_clean: bool) -> None:
-        """Say durably how the index is left. Raises: OSError."""
+        """Store durably whether the index is closed in order. Raises: OSError."""
         write_whole(self.index, pack_head(self.superblock, is_clean=is_clean), self.index_at)
         os.fsync(self.index)
 
     def close(self) -> None:
-        """Close all; the lock goes with them."""
+        """Close all files, which releases the lock."""
         for descriptor in {self.blocks, self.index, self.reader}:
             os.close(descriptor)
 
 
 def write_whole(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of `data`; less is a disk that has no room. Raises: OSError."""
+    """Write all of `data`. Raises: OSError, also if the disk has no room for all of it."""
     if os.pwrite(descriptor, data, offset) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def open_reader(path: Path) -> int:
-    """A descriptor to read and send blocks from. Raises: OSError."""
+    """Open a descriptor to read and send blocks. Raises: OSError."""
     return _open_without_read_ahead(path, os.O_RDONLY)
 
 
 def open_files(disk: DiskConfig) -> DiskFiles:
-    """Open a disk, and make it ours if it is blank. Raises: DiskRefused, DiskTooSmall, OSError."""
+    """Open a disk and claim it if it is blank. Raises: DiskRefused, DiskTooSmall, OSError."""
     frames = frames_within(disk.size_bytes)
     if not frames:
         raise DiskTooSmall(
@@ -128,7 +128,7 @@ def open_files(disk: DiskConfig) -> DiskFiles:
         )
     is_device = disk.path.exists() and stat.S_ISBLK(disk.path.stat().st_mode)
     if is_device:
-        # By its real name: what leads there may be a link of /dev/disk.
+        # Resolve links such as those in /dev/disk.
         path = index_path = disk.path.resolve()
         index_at, data_at = HEAD_BYTES, data_at_in_device(frames)
     else:
@@ -167,10 +167,10 @@ def _make_folder(path: Path) -> None:
 
 
 def _open_without_read_ahead(path: Path, flags: int) -> int:
-    """Every descriptor of a disk is for random access from its opening on.
+    """Open a file for random access.
 
-    Read-ahead, also behind the superblock or the index of a device, would build folios over the border of two blocks,
-    and then punching one would change what a socket still sends of the other.
+    Read-ahead, also after reading the superblock or the index of a device, would build folios that
+    span two blocks. Punching one block would then change what a socket still sends of the other.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -189,7 +189,7 @@ def _ready_index(found: DiskFiles, path: Path, *, is_device: bool) -> None:
 
 
 def _name(found: DiskFiles) -> None:
-    """Write superblock and head, where they are not so already; the index is open, so not clean."""
+    """Write superblock and index head where they differ. The index is open, so it is not clean."""
     name = pack_superblock(found.superblock)
     if os.pread(found.blocks, len(name), 0) != name:
         write_whole(found.blocks, name, 0)
@@ -201,7 +201,7 @@ def _superblock_of(descriptor: int, path: Path, frames: int) -> Superblock:
     start = os.pread(descriptor, BLANK_BYTES, 0)
     found = read_superblock(start)
     if found is not None:
-        # Another size is another index, of the same disk.
+        # With another size the same disk has another index.
         return Superblock(found.disk_id, frames)
     if any(start):
         raise DiskRefused(
@@ -241,14 +241,14 @@ def _allocate(descriptor: int, path: Path, needed_bytes: int) -> None:
 
 
 def keeps_sent_bytes(files: DiskFiles, write_block: Callable[[int, bytes], None]) -> bool:
-    """Whether bytes given to sockets outlive `write_block(frame, data)`. About 10 ms; writes probe blocks only."""
+    """Whether bytes passed to sockets survive `write_block(frame, data)`. Writes probe blocks only."""
     first = files.superblock.frames
     try:
         return all(
             _is_kept(files, write_block, first, is_cold=is_cold) for is_cold in (False, True)
         )
     except OSError:
-        # No punching there, or no loopback to try with: copying is right everywhere.
+        # Punching or loopback is not available. Copying is correct everywhere.
         return False
 
 
@@ -276,7 +276,7 @@ def _is_kept(
 
 
 def _send_unread(descriptor: int, offset: int) -> tuple[socket.socket, int]:
-    """A client that was sent a block, or as much of it as fits, and has read nothing."""
+    """Send a block, or as much of it as fits, to a client that reads nothing."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         client = socket.create_connection(listener.getsockname(), timeout=5)
         server, _ = listener.accept()

@@ -1,8 +1,8 @@
-"""All disks of a node: which block belongs to which, and disks that come, fail and go while the node runs.
+"""All disks of a node: assign blocks to disks, and handle added, failed and retired disks.
 
-What a person changed is kept in `disks.json` of the run folder, by the disks' ids: disks added beside those of the settings,
-disks drained and retired. A disk that fails is out at once, its keys belong to the others from then on, and what
-it held is fetched again when it is asked for.
+Changes made by operators are stored in `disks.json` of the run folder, by disk id: disks added
+beside the configured ones, drained and retired disks. A disk that fails is taken out of use at
+once. Its keys move to the other disks, and its blocks are fetched again on request.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from headrace.media.cache.disk import (
     DiskState,
     open_disk,
 )
-from headrace.media.cache.epochs import FillerTurns
+from headrace.media.cache.epochs import FillerEpochs
 from headrace.media.cache.filler_ipc import (
-    NOBODY,
+    NO_DISK,
     Manifest,
     ManifestDisk,
     places_of,
@@ -46,8 +46,8 @@ _IDLE_PAUSE_S: Final = 0.01
 _CLOSE_S: Final = 20.0
 
 
-class Wishes(msgspec.Struct):
-    """What people asked of disks; `states` by disk id."""
+class DiskOverrides(msgspec.Struct):
+    """Changes made by operators; `states` by disk id."""
 
     added: dict[str, int] = {}
     states: dict[str, str] = {}
@@ -56,29 +56,32 @@ class Wishes(msgspec.Struct):
 
 
 class Disks:
-    """The disks of this node, each at its place for as long as the filler runs."""
+    """The disks of this node. Each keeps its position for as long as the filler runs."""
 
-    def __init__(self, run: Path, turns: FillerTurns, *, boot: str, hash_key: bytes) -> None:
+    def __init__(self, run: Path, turns: FillerEpochs, *, boot: str, hash_key: bytes) -> None:
         self.opened: list[Disk] = []
         self.refused: dict[Path, str] = {}
-        """Disks that could not be opened, and why."""
+        """Disks that could not be opened, with the reason."""
         self._configured: set[Path] = set()
         self._run = run
-        self._turns = turns
+        self._epochs = turns
         self._boot = boot
         self._hash_key = hash_key
-        self._wishes = _read_wishes(run)
-        self._owners = bytes([NOBODY]) * SLOTS
+        self._overrides = _read_overrides(run)
+        self._owners = bytes([NO_DISK]) * SLOTS
         self._owners_before = b""
         self._writing: set[Disk] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, configs: Sequence[DiskConfig]) -> None:
-        """Open all that can be opened; the others are listed with their fault. At most DISKS_MAX."""
+        """Open all configured disks, at most DISKS_MAX.
+
+        Disks that cannot be opened are listed as refused.
+        """
         before = read_manifest(self._run)
         is_same_boot = before is not None and before.boot == self._boot
         named = self._configured = {config.path for config in configs}
-        added = [DiskConfig(Path(path), size) for path, size in self._wishes.added.items()]
+        added = [DiskConfig(Path(path), size) for path, size in self._overrides.added.items()]
         configs = [*configs, *(disk for disk in added if disk.path not in named)][:DISKS_MAX]
         opening = [self._try_open(config, is_same_boot=is_same_boot) for config in configs]
         for config, opened in zip(configs, await asyncio.gather(*opening), strict=True):
@@ -86,7 +89,10 @@ class Disks:
         self._publish()
 
     async def add(self, config: DiskConfig) -> Disk:
-        """Open one more disk, or again one that is out. Raises: DiskRefused, DiskTooSmall."""
+        """Open an additional disk, or reopen one that is out of use.
+
+        Raises: DiskRefused, DiskTooSmall.
+        """
         for disk in self.opened:
             if disk.config.path == config.path and disk.state is not DiskState.OUT:
                 raise DiskRefused(
@@ -98,8 +104,8 @@ class Disks:
             )
         opened = await self._try_open(config, is_same_boot=False)
         if isinstance(opened, Disk):
-            self._wishes.states.pop(opened.id, None)
-            self._wishes.faults.pop(opened.id, None)
+            self._overrides.states.pop(opened.id, None)
+            self._overrides.faults.pop(opened.id, None)
         was_refused = config.path in self.refused
         entered = await self._enter(config, opened)
         if entered is None:
@@ -107,32 +113,35 @@ class Disks:
             if not was_refused:
                 del self.refused[config.path]  # told now, and never a disk of this node
             raise DiskRefused(why)
-        self._wishes.added[str(config.path)] = config.size_bytes
-        self._keep_wishes()
+        self._overrides.added[str(config.path)] = config.size_bytes
+        self._save_overrides()
         self._publish()
         return entered
 
     async def set_draining(self, disk_id: str, *, is_draining: bool) -> Disk:
-        """Place no more blocks there, or place blocks again. Raises: DiskUnknown, DiskRefused."""
+        """Stop or resume placing blocks on a disk. Raises: DiskUnknown, DiskRefused."""
         disk = self.by_id(disk_id)
         if disk.state is DiskState.OUT:
             raise DiskRefused(f"disk {disk.id} is out ({disk.fault}): add it again first")
         disk.state = DiskState.DRAINING if is_draining else DiskState.IN_USE
         disk.fault = "drained" if is_draining else ""
-        self._wishes.states.pop(disk.id, None)
+        self._overrides.states.pop(disk.id, None)
         if is_draining:
-            self._wishes.states[disk.id] = disk.state.value
-        self._keep_wishes()
+            self._overrides.states[disk.id] = disk.state.value
+        self._save_overrides()
         self._publish()
         return disk
 
     async def retire(self, disk_id: str) -> Disk:
-        """Serve nothing from it any more and close it in order, so that it can be pulled. Raises: DiskUnknown."""
+        """Stop serving from a disk and close it in order, so that it can be removed.
+
+        Raises: DiskUnknown.
+        """
         disk = self.by_id(disk_id)
-        self._wishes.states[disk.id] = DiskState.OUT.value
-        self._wishes.faults.pop(disk.id, None)
-        self._wishes.added.pop(str(disk.config.path), None)
-        self._keep_wishes()
+        self._overrides.states[disk.id] = DiskState.OUT.value
+        self._overrides.faults.pop(disk.id, None)
+        self._overrides.added.pop(str(disk.config.path), None)
+        self._save_overrides()
         was_out = disk.state is DiskState.OUT
         self._take_out(disk, RETIRED)
         if not was_out:
@@ -140,16 +149,18 @@ class Disks:
         return disk
 
     def forget_refused(self, path: Path) -> bool:
-        """Take a disk that could not be opened off the list; whether there was one. The settings may name it again."""
+        """Remove a disk that could not be opened from the list. Return whether it was listed."""
         if self.refused.pop(path, None) is None:
             return False
-        if self._wishes.added.pop(str(path), None) is not None:
-            self._keep_wishes()
+        if self._overrides.added.pop(str(path), None) is not None:
+            self._save_overrides()
         self._count()
         return True
 
     def listed(self) -> list[Disk]:
-        """The disks that people are shown: none that came back later, nor a retired one that no setting names."""
+        """The disks to show: without reopened ones' old entries and retired ones that are not
+        configured.
+        """
         return [disk for place, disk in enumerate(self.opened) if self._is_listed(place, disk)]
 
     def _is_listed(self, place: int, disk: Disk) -> bool:
@@ -163,7 +174,9 @@ class Disks:
         )
 
     def fail(self, disk: Disk, error: OSError) -> None:
-        """A disk could not be read or written: place no more there if it is full, else serve nothing from it."""
+        """Handle an I/O error: stop placing blocks if the disk is full, otherwise take it out of
+        use.
+        """
         reason = f"{error.strerror or error} (errno {error.errno})"
         if error.errno in NO_ROOM:
             if disk.state is DiskState.IN_USE:
@@ -179,21 +192,23 @@ class Disks:
         self._start(self._close_out(disk, is_clean=False))
 
     def _retire_rotting(self, disk: Disk) -> None:
-        """Serve nothing more from a disk that changes its blocks, also after a restart, until a person adds it again."""
+        """Retire a disk that corrupts blocks, also after a restart, until an operator adds it
+        again.
+        """
         reason = f"{ROTTEN_MAX} blocks changed on the disk within {ROTTEN_WITHIN_S / 3600:g} h: replace it"
         log.error("disk_rotting", disk=disk.id, path=str(disk.config.path), rotten=disk.rotten)
         FAULTS.inc()
-        self._wishes.states[disk.id] = DiskState.OUT.value
-        self._wishes.faults[disk.id] = reason
+        self._overrides.states[disk.id] = DiskState.OUT.value
+        self._overrides.faults[disk.id] = reason
         self._take_out(disk, reason)
         self._start(self._close_out(disk, is_clean=False))
         try:
-            self._keep_wishes()
+            self._save_overrides()
         except OSError as error:
             log.warning("disk_wishes_not_written", error=str(error))
 
     def by_id(self, disk_id: str) -> Disk:
-        """The disk of that id, or at that path; the newest where it came back. Raises: DiskUnknown."""
+        """The newest disk with this id or path. Raises: DiskUnknown."""
         for disk in reversed(self.opened):
             if disk_id in (disk.id, str(disk.config.path)):
                 return disk
@@ -202,15 +217,15 @@ class Disks:
         )
 
     def owner(self, key: BlockKey) -> Disk | None:
-        """The disk that a block is put on; None: no disk is in use."""
+        """The disk to place a block on; None: no disk is in use."""
         place = self._owners[key.place & (SLOTS - 1)]
-        return self.opened[place] if place != NOBODY else None
+        return self.opened[place] if place != NO_DISK else None
 
     def find(self, key: BlockKey) -> tuple[Disk, Hit] | None:
-        """Where a block is, proved or not."""
+        """The location of a block, verified or not."""
         slot = key.place & (SLOTS - 1)
         for owners in (self._owners, self._owners_before):
-            if owners and owners[slot] != NOBODY:
+            if owners and owners[slot] != NO_DISK:
                 disk = self.opened[owners[slot]]
                 hit = disk.table.find(key)
                 if hit is not None:
@@ -218,11 +233,14 @@ class Disks:
         return None
 
     def in_service(self) -> list[Disk]:
-        """The disks that are read from."""
+        """The disks that blocks are read from."""
         return [disk for disk in self.opened if disk.state is not DiskState.OUT]
 
     def keep_up(self) -> None:
-        """Bring the indexes on the disks up to date, each as fast as it can; take out one that hangs, rots or was cut."""
+        """Start writing outdated indexes;
+
+        take disks out of use that hang, corrupt blocks or were truncated.
+        """
         for position, disk in enumerate(self.opened):
             QUEUE[position].set(disk.writes_waiting)
             ROTTEN[position].set(disk.rotten)
@@ -244,7 +262,7 @@ class Disks:
                 self._start(self._write_index(disk))
 
     async def close(self) -> None:
-        """Close every disk in order; a fault, or one that hangs, costs the blocks of that disk."""
+        """Close every disk in order. A fault or a timeout costs the blocks of that disk."""
         closing = [self._close_out(disk, is_clean=True) for disk in self.in_service()]
         try:
             async with asyncio.timeout(_CLOSE_S):
@@ -253,7 +271,7 @@ class Disks:
             log.warning("disks_not_closed_clean", after_s=_CLOSE_S)
 
     async def _try_open(self, config: DiskConfig, *, is_same_boot: bool) -> Disk | str:
-        """The disk, or why it cannot be used."""
+        """Open a disk, or return why it cannot be used."""
         try:
             return await asyncio.to_thread(open_disk, config, self._run, is_same_boot=is_same_boot)
         except (DiskRefused, DiskTooSmall) as error:
@@ -262,7 +280,7 @@ class Disks:
             return f"disk {config.path}: {error.strerror or error}"
 
     async def _enter(self, config: DiskConfig, disk: Disk | str) -> Disk | None:
-        """Put an opened disk into the list, as people wished it to be used."""
+        """Add an opened disk in the state that operators chose."""
         if isinstance(disk, str):
             self._refuse(config, disk)
             return None
@@ -270,9 +288,9 @@ class Disks:
             disk.close()
             self._refuse(config, f"disk {config.path} is a copy of {disk.id}: empty one of both")
             return None
-        wish = self._wishes.states.get(disk.id, DiskState.IN_USE.value)
+        wish = self._overrides.states.get(disk.id, DiskState.IN_USE.value)
         disk.state = DiskState(wish)
-        retired = self._wishes.faults.get(disk.id, RETIRED)
+        retired = self._overrides.faults.get(disk.id, RETIRED)
         disk.fault = {DiskState.DRAINING: "drained", DiskState.OUT: retired}.get(disk.state, "")
         self.refused.pop(config.path, None)
         self.opened.append(disk)
@@ -306,7 +324,8 @@ class Disks:
         except OSError as error:
             log.warning("disk_not_closed_clean", disk=disk.id, error=str(error))
         if disk.state is DiskState.OUT:
-            # A worker that has not seen the manifest yet must not find what others may overwrite later.
+            # A worker that has not seen the manifest yet must not find blocks that may be
+            # overwritten.
             disk.table.hide_all()
         disk.close()
 
@@ -324,21 +343,21 @@ class Disks:
         task.add_done_callback(self._tasks.discard)
 
     def _publish(self) -> None:
-        """Tell the workers how the disks are now."""
+        """Publish the state of the disks to the workers."""
         disks = tuple(_manifest_disk(disk) for disk in self.opened)
         self._owners, self._owners_before = places_of(disks)
         self._count()
-        revision = self._turns.revision + 1
+        revision = self._epochs.revision + 1
         manifest = Manifest(
             self._boot, revision, self._hash_key, disks, self._owners, self._owners_before
         )
         try:
             write_manifest(self._run, manifest)
         except OSError as error:
-            # Workers go on with the one before: they may miss, and are told nothing wrong.
+            # Workers keep the previous manifest: more misses, but no wrong bytes.
             log.exception("manifest_not_written", error=str(error))
             return
-        self._turns.publish_revision(revision)
+        self._epochs.publish_revision(revision)
 
     def _count(self) -> None:
         counted = [disk.state.value for disk in self.listed() if disk.fault != RETIRED]
@@ -346,9 +365,9 @@ class Disks:
         for state, child in DISKS.items():
             child.set(counted.count(state))
 
-    def _keep_wishes(self) -> None:
+    def _save_overrides(self) -> None:
         draft = self._run / f"{_STATE_FILE}.draft"
-        draft.write_bytes(msgspec.json.encode(self._wishes))
+        draft.write_bytes(msgspec.json.encode(self._overrides))
         draft.replace(self._run / _STATE_FILE)
 
 
@@ -366,11 +385,11 @@ def _manifest_disk(disk: Disk) -> ManifestDisk:
     )
 
 
-def _read_wishes(run: Path) -> Wishes:
+def _read_overrides(run: Path) -> DiskOverrides:
     try:
-        return msgspec.json.decode((run / _STATE_FILE).read_bytes(), type=Wishes)
+        return msgspec.json.decode((run / _STATE_FILE).read_bytes(), type=DiskOverrides)
     except FileNotFoundError:
-        return Wishes()
+        return DiskOverrides()
     except msgspec.DecodeError as error:
         log.warning("disk_wishes_unreadable", error=str(error))
-        return Wishes()
+        return DiskOverrides()

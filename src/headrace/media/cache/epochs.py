@@ -1,18 +1,18 @@
-"""The board: which workers are inside a turn, so that the filler never touches a frame that one may be sending.
+"""Epochs: the filler never reuses a frame that a worker may be sending.
 
-Each worker has 64 bytes of shared memory: a counter that is odd inside a turn of its event loop, its process, and since when
-that runs. The filler, having hidden a frame:
+Each worker has a cell of 64 bytes in shared memory: a counter that is odd inside an epoch of its
+event loop, its process id, and its start time. After hiding a frame, the filler:
 
-1. has every processor pass a memory barrier (`kernel_calls.barrier`), or waits a millisecond;
-2. copies the counters: who is in a turn may have found the frame before it was hidden;
-3. waits until each of those counters has moved on. Nothing of a frame outlives a turn, so nobody has it then.
+1. has every processor execute a memory barrier (`linux.barrier`), or waits a millisecond;
+2. copies the counters: a worker inside an epoch may have found the frame before it was hidden;
+3. waits until each of those counters has changed. No frame is used beyond its epoch, so the frame
+   is free.
 
-Read before the barrier, the counters could miss a worker whose store still stands in its store buffer. The wait cost 5 to 14
-us, and 98 us with workers that were put to sleep inside their turns (prototypes of 2026-11-21, 2 cores). A worker that
-died inside a turn is skipped; one that is stopped or hangs there is never waited out: the fill gives up its frame and passes the
-bytes through, and is not held up by the same turn again.
+Counters read before the barrier could miss a worker whose store is still in its store buffer. A
+worker that died inside an epoch is skipped. If a worker is stopped or hangs, the fill gives up its
+frame and passes the bytes through; later fills do not wait for the same epoch again.
 
-The first cell is the filler's: the number of its newest manifest, by which workers see that disks came or went.
+The first cell belongs to the filler: the revision of its newest manifest.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from headrace.media.cache.linux import barrier, open_shared, register_for_barrie
 
 WORKERS_MAX: Final = 256
 STUCK_S: Final = 0.25
-"""A turn takes a millisecond; one that lasts this long is not waited for."""
+"""Maximum time to wait for one epoch, which normally takes a millisecond."""
 _CELLS: Final = range(WORKERS_MAX)
 _CELL_WORDS: Final = 8
 BOARD_BYTES: Final = (1 + WORKERS_MAX) * _CELL_WORDS * 8
-_TURN, _PID, _STARTED, _HEARS_BARRIERS = range(4)
+_EPOCH, _PID, _STARTED, _HEARS_BARRIERS = range(4)
 _STORE_BUFFER_S: Final = 0.001
 _SPINS: Final = 20
 _PAUSE_S: Final = 0.0005
@@ -45,71 +45,71 @@ def _open_board(run: Path) -> tuple[mmap.mmap, memoryview]:
     return memory, memoryview(memory).cast("Q")
 
 
-class WorkerTurns:
-    """A worker's side: it alone writes its cell."""
+class WorkerEpochs:
+    """The epochs of one worker, which alone writes its cell."""
 
     def __init__(self, run: Path, worker: int) -> None:
         assert 0 <= worker < WORKERS_MAX, f"a node has at most {WORKERS_MAX} workers"
         self._memory, self._words = _open_board(run)
         self._cell = (1 + worker) * _CELL_WORDS
-        # Even, and another number than any that a filler may be waiting to see gone.
-        self._turn = (self._words[self._cell + _TURN] | 1) + 1
-        self._words[self._cell + _TURN] = self._turn
+        # Even, and different from any value that a filler may be waiting for.
+        self._epoch = (self._words[self._cell + _EPOCH] | 1) + 1
+        self._words[self._cell + _EPOCH] = self._epoch
         self._words[self._cell + _STARTED] = started_at(os.getpid())
         self._words[self._cell + _HEARS_BARRIERS] = register_for_barriers()
         self._words[self._cell + _PID] = os.getpid()
 
     @property
     def revision(self) -> int:
-        """The number of the filler's newest manifest."""
+        """The revision of the filler's newest manifest."""
         return self._words[0]
 
     @property
     def is_inside(self) -> bool:
-        return self._turn % 2 == 1
+        return self._epoch % 2 == 1
 
     def enter(self) -> None:
-        """Frames may be looked up from here on."""
-        self._turn += 1
-        self._words[self._cell] = self._turn
+        """Begin an epoch: frames may be looked up."""
+        self._epoch += 1
+        self._words[self._cell] = self._epoch
 
     def leave(self) -> None:
-        """Whatever was looked up is forgotten."""
-        self._turn += 1
-        self._words[self._cell] = self._turn
+        """End the epoch: no frame that was looked up is used any more."""
+        self._epoch += 1
+        self._words[self._cell] = self._epoch
 
     def close(self) -> None:
-        """Give the cell back."""
+        """Release the cell."""
         self._words[self._cell + _PID] = 0
         self._words.release()
         self._memory.close()
 
 
-class FillerTurns:
-    """The filler's side."""
+class FillerEpochs:
+    """The epochs of all workers, as the filler reads them."""
 
     def __init__(self, run: Path) -> None:
         self._memory, self._words = _open_board(run)
         self._stuck: dict[int, int] = {}
 
     def publish_revision(self, revision: int) -> None:
-        """Tell the workers that a new manifest can be read."""
+        """Publish that a new manifest can be read."""
         self._words[0] = revision
 
     @property
     def revision(self) -> int:
         return self._words[0]
 
-    async def wait_left(self) -> bool:
-        """Wait until every worker has left the turn it may be in now; False: one is stuck in it.
+    async def wait_for_workers(self) -> bool:
+        """Wait until every worker has left its current epoch; False: one is stuck in it.
 
-        Call it after the frame was hidden, and touch the frame only after True.
+        Call it after hiding a frame, and reuse the frame only after True.
         """
         await self.fence()
         inside = self._inside()
-        if any(self._stuck.get(cell) == turn for cell, turn in inside.items()):
+        if any(self._stuck.get(cell) == epoch for cell, epoch in inside.items()):
             inside = self._still_inside(inside, looks_for_dead=True)
-            if any(self._stuck.get(cell) == turn for cell, turn in inside.items()):
+            if any(self._stuck.get(cell) == epoch for cell, epoch in inside.items()):
                 return False
         began_s = time.monotonic()
         spins = 0
@@ -124,38 +124,40 @@ class FillerTurns:
         return True
 
     async def fence(self) -> None:
-        """What this process stored before is seen by all before what it stores after; as are their loads."""
+        """Order the stores and loads of all processes: those before the call come before those
+        after it.
+        """
         is_done = barrier()
         hears = self._column(_HEARS_BARRIERS)
-        if not (is_done and all(hears[cell] for cell in self._turns())):
+        if not (is_done and all(hears[cell] for cell in self._epochs())):
             await asyncio.sleep(_STORE_BUFFER_S)
 
     def workers(self) -> int:
-        """How many workers have a cell and live."""
-        return sum(map(self._is_alive, self._turns()))
+        """The number of live workers with a cell."""
+        return sum(map(self._is_alive, self._epochs()))
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Close the shared memory."""
         self._words.release()
         self._memory.close()
 
     def _column(self, word: int) -> list[int]:
-        # In one piece: 256 cells read one by one would cost each fill 40 us three times.
+        # Read as one slice: reading 256 cells one by one is far slower.
         return self._words[_CELL_WORDS + word :: _CELL_WORDS].tolist()
 
-    def _turns(self) -> dict[int, int]:
-        """Cell -> turn of the workers that have a cell."""
-        turns = self._column(_TURN)
-        return {cell: turns[cell] for cell in compress(_CELLS, self._column(_PID))}
+    def _epochs(self) -> dict[int, int]:
+        """The epoch of each worker with a cell."""
+        epochs = self._column(_EPOCH)
+        return {cell: epochs[cell] for cell in compress(_CELLS, self._column(_PID))}
 
     def _inside(self) -> dict[int, int]:
-        return {cell: turn for cell, turn in self._turns().items() if turn % 2}
+        return {cell: epoch for cell, epoch in self._epochs().items() if epoch % 2}
 
     def _still_inside(self, inside: dict[int, int], *, looks_for_dead: bool) -> dict[int, int]:
-        turns = self._column(_TURN)
-        left = {cell: turn for cell, turn in inside.items() if turns[cell] == turn}
+        epochs = self._column(_EPOCH)
+        left = {cell: epoch for cell, epoch in inside.items() if epochs[cell] == epoch}
         if looks_for_dead:
-            left = {cell: turn for cell, turn in left.items() if self._is_alive(cell)}
+            left = {cell: epoch for cell, epoch in left.items() if self._is_alive(cell)}
         return left
 
     def _is_alive(self, cell: int) -> bool:
@@ -164,7 +166,7 @@ class FillerTurns:
 
 
 def started_at(pid: int) -> int:
-    """When that process began, in ticks since boot; 0: it is gone. A number used again begins later."""
+    """The start time of a process in ticks since boot; 0: it does not exist. Detects reused pids."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - a path object costs more than the read
             text = file.read()

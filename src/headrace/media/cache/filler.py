@@ -1,12 +1,12 @@
-"""The one process of a node that writes: it takes the workers' questions off a unix socket and fills frames.
+"""The filler: the one process of a node that writes blocks. It serves the workers on a unix socket.
 
-Started and stopped by the node's parent, which starts it again when it dies: workers then ask anew, what they had is served
-meanwhile, and what was proved stays proved, since the tables are in memory that outlives it.
+The node's supervisor starts it and restarts it when it dies. Workers then repeat their requests.
+Stored blocks are served meanwhile, and verified marks stay, because the tables are in shared
+memory.
 
-The socket is for this user alone (0600), as is the manifest. One filler a node: it holds a lock in the run folder.
-
-
-[store/commands.py] What a person may ask of the filler, over its socket: one function a command, arguments and answers as JSON values.
+The socket and the manifest are accessible to this user only (0600). A lock in the run folder
+ensures one filler per node. Operators send commands over the same socket, with arguments and
+replies as JSON values.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from headrace.engines.blobs import Blobs
 from headrace.kernel import trace
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
-from headrace.media.cache.disk import Disk, DiskState, Tally, check_frames, scrub
+from headrace.media.cache.disk import CheckCounts, Disk, DiskState, check_frames, scrub
 from headrace.media.cache.disks import RETIRED, Disks
-from headrace.media.cache.epochs import BOARD_BYTES, FillerTurns
+from headrace.media.cache.epochs import BOARD_BYTES, FillerEpochs
 from headrace.media.cache.filler_ipc import (
     SOCKET_NAME,
-    Answered,
-    Ask,
+    BlockBytes,
     Command,
-    Doubt,
-    Failed,
-    Fault,
-    Look,
-    Passed,
+    CommandReply,
+    DiskFault,
+    ErrorReply,
+    GetBlock,
+    GetShape,
     Reply,
-    Shaped,
-    Stored,
+    ShapeReply,
+    StoredReply,
     ToFiller,
+    WrongBlock,
     encode,
     read_manifest,
     read_to_filler,
@@ -63,14 +63,14 @@ from headrace.media.model import DiskConfig
 
 log = logger(__name__)
 KEEP_UP_S: Final = 0.1
-"""How often changed sets go to the indexes; the newest of these are missing after a crash, which costs misses."""
+"""How often changed sets are written to the indexes. A crash loses the newest ones."""
 
 SCRUB_AFTER_S: Final = 10.0
-"""The disks of a node that starts have clients to serve first."""
+"""Delay of the first scrub, so that a starting node serves its clients first."""
 
 
 class Filler:
-    """The writer of one node's store."""
+    """The writer of one node's cache."""
 
     def __init__(
         self,
@@ -82,7 +82,10 @@ class Filler:
         hash_key: bytes,
         timeout_s: float = 10.0,
     ) -> None:
-        """`boot` names this start of the node: the same one again means that workers went on meanwhile."""
+        """`boot` identifies this start of the node.
+
+        With the same value workers kept running meanwhile.
+        """
         self._configs = disks
         self._run = run
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,20 +93,23 @@ class Filler:
         remove_abandoned()
         try:
             _require_board(run, boot)
-            self._turns = FillerTurns(run)
+            self._epochs = FillerEpochs(run)
         except BaseException:
             os.close(self._lock)
             raise
         self._digests = Digests(hash_key)
         self._origin = Origin(blobs, timeout_s=timeout_s)
-        self._disks = Disks(run, self._turns, boot=boot, hash_key=hash_key)
-        self._fills = Fills(self._origin, self._disks, self._turns)
-        self._commands = Commands(self._disks, self._fills, self._turns, self._start_scrub)
+        self._disks = Disks(run, self._epochs, boot=boot, hash_key=hash_key)
+        self._fills = Fills(self._origin, self._disks, self._epochs)
+        self._commands = Commands(self._disks, self._fills, self._epochs, self._start_scrub)
         self._tasks: set[asyncio.Task[None]] = set()
         self._replies: dict[asyncio.StreamWriter, asyncio.Lock] = {}
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-        """Fill until `stop`, then leave every disk clean. Raises: OSError where the run folder is no use."""
+        """Fill until `stop`, then close every disk in order.
+
+        Raises: OSError if the run folder is unusable.
+        """
         server: asyncio.Server | None = None
         try:
             await self._disks.open(self._configs)
@@ -127,10 +133,10 @@ class Filler:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._fills.close()
         await self._disks.close()
-        if not self._turns.workers():
+        if not self._epochs.workers():
             remove_manifest(self._run)
             remove_shared(self._run)
-        self._turns.close()
+        self._epochs.close()
         os.close(self._lock)
 
     async def _listen(self) -> asyncio.Server:
@@ -140,7 +146,7 @@ class Filler:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with socket_address(draft) as address:
             listener.bind(address)
-        # Ours alone before anybody can know its name.
+        # Restrict access before other processes can find the name.
         draft.chmod(0o600)
         draft.replace(path)
         return await asyncio.start_unix_server(self._serve, sock=listener, backlog=256)
@@ -160,10 +166,10 @@ class Filler:
 
     def _take(self, message: ToFiller, writer: asyncio.StreamWriter) -> None:
         match message:
-            case Doubt(disk=disk, frame=frame, generation=generation):
+            case WrongBlock(disk=disk, frame=frame, generation=generation):
                 if (known := self._known(disk)) is not None:
-                    self._fills.hide_doubted(known, frame, generation)
-            case Fault(disk=disk, errno=number):
+                    self._fills.hide_wrong_block(known, frame, generation)
+            case DiskFault(disk=disk, errno=number):
                 if (known := self._known(disk)) is not None:
                     self._disks.fail(known, OSError(number, os.strerror(number)))
             case _:
@@ -175,15 +181,17 @@ class Filler:
         except DiskUnknown:
             return None
 
-    async def _reply(self, message: Ask | Look | Command, writer: asyncio.StreamWriter) -> None:
+    async def _reply(
+        self, message: GetBlock | GetShape | Command, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             reply = await self._answer(message)
         except HeadraceError as error:
-            reply = Failed(message.call, error.code, error.text, error.retry_after_s)
+            reply = ErrorReply(message.call, error.code, error.text, error.retry_after_s)
         except Exception:
-            # A fault of ours is told, or the client would wait out its time.
+            # Reply to unexpected errors too, or the client would wait for its timeout.
             log.exception("answer_failed")
-            reply = Failed(message.call, FillerAway.code, "the filler failed: see its log", 1)
+            reply = ErrorReply(message.call, FillerAway.code, "the filler failed: see its log", 1)
         lock = self._replies.get(writer)
         if lock is None:
             return
@@ -194,20 +202,20 @@ class Filler:
             except OSError:
                 writer.close()
 
-    async def _answer(self, message: Ask | Look | Command) -> Reply:
+    async def _answer(self, message: GetBlock | GetShape | Command) -> Reply:
         match message:
-            case Ask():
-                # Each answer is a task, so this is of this one read alone.
+            case GetBlock():
+                # Each reply is a task, so this applies to this read only.
                 trace.onward.set(message.onward)
                 key = self._digests.key(message.object, message.version, message.number)
                 data = await self._fills.ask(key, wants_bytes=message.wants_bytes)
-                return Stored(message.call) if data is None else Passed(message.call, data)
-            case Look():
+                return StoredReply(message.call) if data is None else BlockBytes(message.call, data)
+            case GetShape():
                 known = await self._origin.shape(
                     message.object, message.generation, is_fresh=message.is_fresh
                 )
                 shape, age_s = known.shape, known.age_s
-                return Shaped(
+                return ShapeReply(
                     message.call,
                     shape.size_bytes,
                     shape.etag,
@@ -217,7 +225,7 @@ class Filler:
                 )
             case Command():
                 value = await self._commands.run(message.name, message.arguments)
-                return Answered(message.call, value)
+                return CommandReply(message.call, value)
 
     async def _keep_up(self) -> None:
         while True:
@@ -254,10 +262,10 @@ def _take_lock(run: Path) -> int:
 
 
 def _require_board(run: Path, boot: str) -> None:
-    """Workers of this boot hold a board that can be found, or none was there yet."""
+    """Check that the epoch board exists if workers of this boot use it. Raises: SharedMemoryLost."""
     before = read_manifest(run)
     if before is not None and before.boot == boot and not has_shared(run, "board", BOARD_BYTES):
-        # Without it nobody could be waited for: what workers still send would be written over.
+        # Without it no worker could be waited for, and blocks being sent would be overwritten.
         raise SharedMemoryLost(
             f"the shared memory of the node in {run} was removed while it runs: restart the whole node"
         )
@@ -267,11 +275,11 @@ class Commands:
     """The commands of one filler."""
 
     def __init__(
-        self, disks: Disks, fills: Fills, turns: FillerTurns, on_added: Callable[[Disk], None]
+        self, disks: Disks, fills: Fills, turns: FillerEpochs, on_added: Callable[[Disk], None]
     ) -> None:
         self._disks = disks
         self._fills = fills
-        self._turns = turns
+        self._epochs = turns
         self._on_added = on_added
         self._known: Mapping[str, Callable[..., Awaitable[Any]]] = {
             "disks": self.disks,
@@ -284,7 +292,7 @@ class Commands:
         }
 
     async def run(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Do it. Raises: CommandUnknown, and what the command raises."""
+        """Run the command. Raises: CommandUnknown, and the errors of the command."""
         command = self._known.get(name)
         if command is None:
             raise CommandUnknown(
@@ -297,53 +305,53 @@ class Commands:
         return await work
 
     async def disks(self) -> list[dict[str, Any]]:
-        """Every disk, also those that could not be opened."""
+        """Every disk, including those that could not be opened."""
         rows = [await self._describe(disk) for disk in self._disks.listed()]
         return [*rows, *(_refused(path, why) for path, why in self._disks.refused.items())]
 
     async def add(self, path: str, size_bytes: int) -> dict[str, Any]:
-        """Use one more disk, now and after restarts."""
+        """Add a disk, now and for later starts."""
         disk = await self._disks.add(DiskConfig(Path(path), size_bytes))
         self._on_added(disk)
         return await self._describe(disk)
 
     async def drain(self, id: str) -> dict[str, Any]:  # noqa: A002 - the argument's name on the wire
-        """Place no more blocks on a disk; what it has is served."""
+        """Stop placing blocks on a disk; its blocks are still served."""
         return await self._describe(await self._disks.set_draining(id, is_draining=True))
 
     async def undrain(self, id: str) -> dict[str, Any]:  # noqa: A002
-        """Place blocks on it again."""
+        """Resume placing blocks on a disk."""
         return await self._describe(await self._disks.set_draining(id, is_draining=False))
 
     async def retire(self, id: str) -> dict[str, Any]:  # noqa: A002
-        """Serve nothing from a disk any more and close it, so that it can be pulled; forget one that was refused."""
+        """Take a disk out of use and close it, so that it can be removed; or forget a refused disk."""
         if self._disks.forget_refused(Path(id)):
             return _refused(Path(id), RETIRED)
         return await self._describe(await self._disks.retire(id))
 
     async def verify(self, share: float = 1.0) -> dict[str, Any]:
-        """Compare that share of all frames with their sums, at full speed."""
-        tally = Tally()
+        """Verify this share of all frames at full speed."""
+        counts = CheckCounts()
         await asyncio.gather(
-            *(self._verify(disk, share, tally) for disk in self._disks.in_service())
+            *(self._verify(disk, share, counts) for disk in self._disks.in_service())
         )
-        return dataclasses.asdict(tally)
+        return dataclasses.asdict(counts)
 
     async def stats(self) -> dict[str, int]:
-        """Disks that are read from, workers that live, blocks being filled."""
+        """Counts of disks in service, live workers and fills in progress."""
         return {
             "disks": len(self._disks.in_service()),
-            "workers": self._turns.workers(),
+            "workers": self._epochs.workers(),
             "filling": self._fills.count,
         }
 
-    async def _verify(self, disk: Disk, share: float, tally: Tally) -> None:
+    async def _verify(self, disk: Disk, share: float, counts: CheckCounts) -> None:
         count = min(disk.frames, max(1, round(disk.frames * share)))
         frames = (
             range(disk.frames) if count == disk.frames else random.sample(range(disk.frames), count)
         )
         try:
-            await check_frames(disk, frames, tally)
+            await check_frames(disk, frames, counts)
         except OSError as error:
             self._disks.fail(disk, error)
 

@@ -1,19 +1,15 @@
-"""What workers and filler say to each other on the node's unix socket: a 4-byte length, then one msgpack array.
+"""Messages between workers and filler, the manifest of the disks, and the client of the filler.
 
-A message costs 33 us (prototypes of 2026-11-21), so only misses and shapes go this way; a hit needs nobody. Every question may be
-asked again after the other side died: none changes anything but what is cached, or says who asks (commands).
+On the node's unix socket a message is a 4-byte length and one msgpack array. Only misses and shapes
+use it; a hit needs no message. Every request may be repeated after the other side died: except for
+commands, requests only change what is cached.
 
+The manifest is a small file in the run folder in which the filler publishes its disks. Its revision
+is also in shared memory, where each worker checks it at the start of an epoch. Device and inode
+identify the files, so no process opens a file other than the filler's.
 
-[store/manifest.py] What the filler tells the workers of the disks: one small file in the run folder, replaced as a whole.
-
-Its revision is also on the board, where each worker sees at the start of a turn that it is behind. Files are named with what
-they are (device and inode), so that nobody opens, or keeps open, another file than the filler writes to.
-
-
-[store/link.py] A worker's end of the filler's socket: questions that outlive a filler.
-
-A filler that dies takes no question with it: all that wait are asked again when the next one listens, which is tried every
-RETRY_S. Whoever waits longer than the time limit gets FillerAway, which is a StoreUnavailable.
+`FillerClient` repeats pending requests when the filler is restarted. It tries to connect every
+RETRY_S. A caller that waits beyond the time limit gets FillerAway, a StoreUnavailable.
 """
 
 from __future__ import annotations
@@ -43,14 +39,14 @@ from headrace.media.errors import (
 
 SOCKET_NAME: Final = "filler.sock"
 STREAM_BYTES: Final = 1024 * 1024
-"""What a reader holds before it stops the other side: some blocks."""
+"""Bytes a reader buffers before it stops the sender."""
 _LENGTH_BYTES: Final = 4
 _MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 _ADDRESS_BYTES_MAX: Final = 100
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """A block is wanted: stored, or its bytes."""
+class GetBlock(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """Request a block: store it, or return its bytes."""
 
     call: int
     object: str
@@ -58,11 +54,11 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     number: int
     wants_bytes: bool
     onward: tuple[tuple[str, str], ...] = ()
-    """What the origin is told of whom the read is for (`kernel.trace`)."""
+    """Trace fields that the origin receives (`kernel.trace`)."""
 
 
-class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
-    """The shape of an object is wanted, as of that purge generation or later."""
+class GetShape(msgspec.Struct, frozen=True, array_like=True, tag="look"):
+    """Request the shape of an object at this purge generation or later."""
 
     call: int
     object: str
@@ -71,43 +67,43 @@ class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
-    """A person's wish; see `commands`."""
+    """Request a command of an operator; see `filler.Commands`."""
 
     call: int
     name: str
     arguments: dict[str, Any]
 
 
-class Doubt(msgspec.Struct, frozen=True, array_like=True, tag="doubt"):
-    """A block's sum was wrong: the frame holds something else than that generation of it says."""
+class WrongBlock(msgspec.Struct, frozen=True, array_like=True, tag="doubt"):
+    """Report that a block of this generation has a wrong checksum."""
 
     disk: str
     frame: int
     generation: int
 
 
-class Fault(msgspec.Struct, frozen=True, array_like=True, tag="fault"):
-    """A disk failed while it was read."""
+class DiskFault(msgspec.Struct, frozen=True, array_like=True, tag="fault"):
+    """Report that a disk failed while it was read."""
 
     disk: str
     errno: int
 
 
-class Stored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
-    """The block is in its frame."""
+class StoredReply(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
+    """The block is stored in its frame."""
 
     call: int
 
 
-class Passed(msgspec.Struct, frozen=True, array_like=True, tag="passed"):
+class BlockBytes(msgspec.Struct, frozen=True, array_like=True, tag="passed"):
     """The block's bytes; it may not be stored."""
 
     call: int
     data: bytes
 
 
-class Shaped(msgspec.Struct, frozen=True, array_like=True, tag="shaped"):
-    """An object's shape, and how old that is."""
+class ShapeReply(msgspec.Struct, frozen=True, array_like=True, tag="shaped"):
+    """An object's shape and its age."""
 
     call: int
     size_bytes: int
@@ -117,15 +113,15 @@ class Shaped(msgspec.Struct, frozen=True, array_like=True, tag="shaped"):
     age_s: float
 
 
-class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
-    """What came of a command."""
+class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
+    """The result of a command."""
 
     call: int
     value: Any
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The call raised an error of that code."""
+class ErrorReply(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The error that the request raised."""
 
     call: int
     code: str
@@ -133,8 +129,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     retry_after_s: float | None
 
 
-ToFiller = Ask | Look | Command | Doubt | Fault
-Reply = Stored | Passed | Shaped | Answered | Failed
+ToFiller = GetBlock | GetShape | Command | WrongBlock | DiskFault
+Reply = StoredReply | BlockBytes | ShapeReply | CommandReply | ErrorReply
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decode_to_filler: Final[Callable[[Any], ToFiller]] = msgspec.msgpack.Decoder(ToFiller).decode
@@ -142,7 +138,7 @@ _decode_reply: Final[Callable[[Any], Reply]] = msgspec.msgpack.Decoder(Reply).de
 
 
 def encode(message: ToFiller | Reply) -> bytearray:
-    """A message as it goes over the socket."""
+    """A message as it is sent."""
     frame = bytearray(_LENGTH_BYTES)
     _encoder.encode_into(message, frame, _LENGTH_BYTES)
     frame[:_LENGTH_BYTES] = (len(frame) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little")
@@ -150,12 +146,12 @@ def encode(message: ToFiller | Reply) -> bytearray:
 
 
 async def read_to_filler(reader: asyncio.StreamReader) -> ToFiller:
-    """The next message of a worker. Raises: EOFError, OSError, ValueError (no such message)."""
+    """The next message of a worker. Raises: EOFError, OSError, ValueError (malformed)."""
     return _decode_to_filler(await _read(reader))
 
 
 async def read_reply(reader: asyncio.StreamReader) -> Reply:
-    """The next message of the filler. Raises: EOFError, OSError, ValueError (no such message)."""
+    """The next message of the filler. Raises: EOFError, OSError, ValueError (malformed)."""
     return _decode_reply(await _read(reader))
 
 
@@ -168,7 +164,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 @contextmanager
 def socket_address(path: Path) -> Iterator[str]:
-    """A name for the socket `path` that fits into a socket's address, which ends after 107 bytes."""
+    """A name for the socket `path` that fits the limit of 107 bytes."""
     if len(bytes(path)) <= _ADDRESS_BYTES_MAX:
         yield str(path)
         return
@@ -183,12 +179,12 @@ _NAME: Final = "manifest.json"
 IN_USE: Final = "in use"
 DRAINING: Final = "draining"
 OUT: Final = "out"
-NOBODY: Final = 255
-"""In a map of slots: no disk has this one."""
+NO_DISK: Final = 255
+"""In a map of slots: no disk."""
 
 
 class ManifestDisk(msgspec.Struct, frozen=True):
-    """A disk as a worker needs to know it."""
+    """The data of a disk that a worker needs."""
 
     id: str
     frames: int
@@ -202,20 +198,23 @@ class ManifestDisk(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """All disks that this filler opened, each at its place for as long as it runs."""
+    """All disks that this filler opened. Each keeps its position for as long as the filler runs."""
 
     boot: str
     revision: int
     hash_key: bytes
     disks: tuple[ManifestDisk, ...]
     owners: bytes
-    """Slot -> place in `disks` of the one that its blocks are put on."""
+    """Slot -> position in `disks` of the disk that new blocks are placed on."""
     owners_before: bytes
-    """The same as if no disk were being drained; empty: none is."""
+    """The same map as if no disk were being drained; empty: none is."""
 
 
 def write_manifest(run: Path, manifest: Manifest) -> None:
-    """Replace the manifest; readable for this user alone, since the key is in it. Raises: OSError."""
+    """Replace the manifest.
+
+    It contains the hash key, so only this user can read it. Raises: OSError.
+    """
     draft = run / f"{_NAME}.draft"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -224,7 +223,7 @@ def write_manifest(run: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(run: Path) -> Manifest | None:
-    """The newest manifest; None before the first, or if it is damaged: the filler writes it anew."""
+    """The newest manifest; None: there is none, or it is damaged and the filler will rewrite it."""
     try:
         return msgspec.json.decode((run / _NAME).read_bytes(), type=Manifest)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -232,12 +231,12 @@ def read_manifest(run: Path) -> Manifest | None:
 
 
 def remove_manifest(run: Path) -> None:
-    """Take it away with the shared memory that it speaks of."""
+    """Remove the manifest, together with the shared memory it refers to."""
     (run / _NAME).unlink(missing_ok=True)
 
 
 def places_of(disks: Sequence[ManifestDisk]) -> tuple[bytes, bytes]:
-    """`owners` and `owners_before` of a manifest; 5 ms a disk."""
+    """`owners` and `owners_before` of a manifest."""
     is_draining = any(disk.state == DRAINING for disk in disks)
     owners = _owners(disks, (IN_USE,))
     return owners, _owners(disks, (IN_USE, DRAINING)) if is_draining else b""
@@ -246,12 +245,12 @@ def places_of(disks: Sequence[ManifestDisk]) -> tuple[bytes, bytes]:
 def _owners(disks: Sequence[ManifestDisk], states: tuple[str, ...]) -> bytes:
     taken = [place for place, disk in enumerate(disks) if disk.state in states]
     owners = slot_owners([(bytes.fromhex(disks[at].id), disks[at].frames) for at in taken])
-    return bytes(taken[owner] if owner >= 0 else NOBODY for owner in owners)
+    return bytes(taken[owner] if owner >= 0 else NO_DISK for owner in owners)
 
 
 log = logger(__name__)
 RETRY_S: Final = 0.1
-UNTOLD_MAX: Final = 100
+UNSENT_MAX: Final = 100
 _CONNECT_S: Final = 2.0
 _KINDS: Final[dict[str, type[HeadraceError]]] = {
     kind.code: kind
@@ -267,20 +266,23 @@ _KINDS: Final[dict[str, type[HeadraceError]]] = {
 }
 
 
-class Link:
-    """Questions under way; connects when there are some."""
+class FillerClient:
+    """Pending requests to the filler. Connects when there are some."""
 
     def __init__(self, run: Path, *, timeout_s: float) -> None:
         self._path = run / SOCKET_NAME
         self._timeout_s = timeout_s
         self._calls = 0
         self._waiting: dict[int, tuple[ToFiller, asyncio.Future[Reply]]] = {}
-        self._untold: list[ToFiller] = []
+        self._unsent: list[ToFiller] = []
         self._writer: asyncio.StreamWriter | None = None
-        self._talk: asyncio.Task[None] | None = None
+        self._session: asyncio.Task[None] | None = None
 
     async def ask(self, make: Callable[[int], ToFiller]) -> Reply:
-        """The answer to `make(call)`. Raises: FillerAway, and the error that the filler met."""
+        """Return the reply to `make(call)`.
+
+        Raises: FillerAway, and the error that the filler raised.
+        """
         self._calls += 1
         call = self._calls
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -300,53 +302,53 @@ class Link:
             ) from error
         finally:
             self._waiting.pop(call, None)
-        if isinstance(reply, Failed):
+        if isinstance(reply, ErrorReply):
             raise _error_of(reply)
         return reply
 
     def tell(self, message: ToFiller) -> None:
-        """Say something that needs no answer, as soon as somebody listens."""
+        """Send a message that needs no reply, as soon as a filler listens."""
         if self._writer is not None:
             self._writer.write(encode(message))
-        elif len(self._untold) < UNTOLD_MAX:
-            self._untold.append(message)
+        elif len(self._unsent) < UNSENT_MAX:
+            self._unsent.append(message)
             self._begin()
 
     async def close(self) -> None:
-        """End; who waits gets FillerAway."""
-        if self._talk is not None:
-            self._talk.cancel()
-            await asyncio.gather(self._talk, return_exceptions=True)
+        """Close the connection. Pending callers get FillerAway."""
+        if self._session is not None:
+            self._session.cancel()
+            await asyncio.gather(self._session, return_exceptions=True)
         for _, answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(FillerAway("this process is being stopped", retry_after_s=1))
 
     def _begin(self) -> None:
-        if self._talk is None:
-            self._talk = asyncio.get_running_loop().create_task(self._run())
+        if self._session is None:
+            self._session = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        """Talk as long as somebody waits, or the filler stays."""
+        """Serve the connection as long as there are pending requests or the filler stays."""
         try:
-            while self._waiting or self._untold:
+            while self._waiting or self._unsent:
                 try:
-                    await self._talk_once()
+                    await self._run_session()
                 except (EOFError, OSError, TimeoutError):
                     await asyncio.sleep(RETRY_S)
                 except ValueError as error:
                     log.warning("filler_not_understood", error=str(error))
                     await asyncio.sleep(RETRY_S)
         finally:
-            self._talk = None
+            self._session = None
 
-    async def _talk_once(self) -> None:
+    async def _run_session(self) -> None:
         with socket_address(self._path) as address:
             async with asyncio.timeout(_CONNECT_S):
                 reader, writer = await asyncio.open_unix_connection(address, limit=STREAM_BYTES)
         self._writer = writer
         try:
-            untold, self._untold = self._untold, []
-            for message in [*untold, *(message for message, _ in self._waiting.values())]:
+            unsent, self._unsent = self._unsent, []
+            for message in [*unsent, *(message for message, _ in self._waiting.values())]:
                 writer.write(encode(message))
             while True:
                 reply = await read_reply(reader)
@@ -359,9 +361,9 @@ class Link:
 
 
 async def control(path: Path, command: str, /, *, timeout_s: float = 60.0, **arguments: Any) -> Any:
-    """Have the filler that listens on `path` do `command`; see `commands`. Returns its JSON value.
+    """Run `command` in the filler that listens on `path` and return its JSON value.
 
-    Raises: FillerAway, and whatever error the command met.
+    Raises: FillerAway, and the error that the command raised.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -370,9 +372,9 @@ async def control(path: Path, command: str, /, *, timeout_s: float = 60.0, **arg
         raise FillerAway(
             f"no filler answers on {path}: start the node (`headrace media serve`, with media.disks set)"
         ) from error
-    if isinstance(reply, Failed):
+    if isinstance(reply, ErrorReply):
         raise _error_of(reply)
-    assert isinstance(reply, Answered), f"a command is answered, not {reply}"
+    assert isinstance(reply, CommandReply), f"a command is answered, not {reply}"
     return reply.value
 
 
@@ -386,6 +388,6 @@ async def _ask_once(path: Path, message: Command) -> Reply:
         writer.close()
 
 
-def _error_of(failed: Failed) -> HeadraceError:
+def _error_of(failed: ErrorReply) -> HeadraceError:
     kind = _KINDS.get(failed.code, FillerAway)
     return kind(failed.text, retry_after_s=failed.retry_after_s)

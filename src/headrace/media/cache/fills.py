@@ -1,16 +1,20 @@
-"""The fill: a block of the origin into a frame, once for all who wait for it. The order of its steps is the store's promise.
+"""A fill: read a block from the origin into a frame, once for all waiting callers.
 
-    1 find it again             2 read the origin: length and ETag      3 choose a frame: empty, or SIEVE's
-    4 hide it: tag 0            5 barrier; copy the turns               6 wait until those turns are over
-    7 punch exactly this block  8 one write of exactly this block       9 fields, entry sum, verified
-   10 barrier, show: the tag   11 answer all who wait
+The order of the steps ensures the promise of the cache:
 
-No fdatasync: what a power loss takes, the block's sum finds. Whoever dies between two steps leaves a hidden frame, which is
-an empty one. Where nothing can be placed (no disk, all 16 frames being filled, a stuck worker, a disk that is full, slow or
-broken) the bytes are passed through; no answer waits for a slow disk longer than PLACE_WAIT_S.
+    1 look the block up again       2 read the origin, check length and ETag
+    3 choose a frame (SIEVE)        4 hide it: tag 0
+    5 barrier, copy the epochs      6 wait until those epochs are over
+    7 punch exactly this block      8 one write of exactly this block
+    9 fields, checksum, verified   10 barrier, publish the tag
+   11 reply to all waiting callers
 
-Tested with 320,000 live reads, kills at each point and a planted bug for each rule (prototypes of 2026-11-21, and here
-`tests/media/store/`).
+The origin is read before a frame is given up, because an unavailable origin would otherwise empty
+the cache. There is no fdatasync: the checksum detects blocks that a power loss damaged. A process
+that dies between two steps leaves a hidden frame, which counts as empty.
+
+If a block cannot be placed (no disk, all 16 frames being filled, a stuck worker, a full, slow or
+broken disk), its bytes are passed through. No reply waits for a slow disk longer than PLACE_WAIT_S.
 """
 
 from __future__ import annotations
@@ -23,8 +27,8 @@ from headrace.kernel.errors import HeadraceError
 from headrace.kernel.single_flight import SingleFlight
 from headrace.media.cache.disk import Disk, DiskState, Verdict, check_frame
 from headrace.media.cache.disks import Disks
-from headrace.media.cache.epochs import FillerTurns
-from headrace.media.cache.frame_table import PROVED
+from headrace.media.cache.epochs import FillerEpochs
+from headrace.media.cache.frame_table import VERIFIED
 from headrace.media.cache.layout import BlockKey
 from headrace.media.cache.metrics import EVICTIONS, FILLED, FILLED_BYTES, JOINED, STUCK
 from headrace.media.cache.origin import Origin
@@ -34,29 +38,29 @@ END_S: Final = 2.0
 
 
 class Filled(NamedTuple):
-    """What came of a fill: the bytes, if they were read, and whether they are stored."""
+    """The result of a fill: the bytes, if they were read, and whether they are stored."""
 
     data: bytes
     is_stored: bool
 
 
 class Fills:
-    """All fills under way, by key."""
+    """All fills in progress, by key."""
 
-    def __init__(self, origin: Origin, disks: Disks, turns: FillerTurns) -> None:
+    def __init__(self, origin: Origin, disks: Disks, turns: FillerEpochs) -> None:
         self._origin = origin
         self._disks = disks
-        self._turns = turns
+        self._epochs = turns
         self._under_way: SingleFlight[bytes, Filled] = SingleFlight()
         self._placing: set[asyncio.Task[bool]] = set()
 
     @property
     def count(self) -> int:
-        """How many blocks are being filled."""
+        """The number of blocks being filled."""
         return len(self._under_way)
 
     async def ask(self, key: BlockKey, *, wants_bytes: bool) -> bytes | None:
-        """The block's bytes; None: it is stored and can be found. Many who ask at once share one read.
+        """The block's bytes; None: it is stored. Concurrent callers share one read.
 
         Raises: ObjectUnknown, SourceCut, StoreUnavailable.
         """
@@ -68,16 +72,16 @@ class Fills:
         filled = await self._under_way.call(key.digest, lambda: self._fill(key))
         return None if filled.is_stored and not wants_bytes else filled.data
 
-    def hide_doubted(self, disk: Disk, frame: int, generation: int) -> None:
+    def hide_wrong_block(self, disk: Disk, frame: int, generation: int) -> None:
         """Hide a frame whose block a worker found to be wrong."""
         if disk.state is DiskState.OUT or not 0 <= frame < disk.frames or frame in disk.busy:
             return
-        entry, is_proved = disk.table.entry(frame), disk.table.verified[frame] == PROVED
+        entry, is_proved = disk.table.entry(frame), disk.table.verified[frame] == VERIFIED
         if entry.tag and entry.generation == generation and not is_proved:
             disk.hide_wrong(frame)
 
     async def close(self) -> None:
-        """End: fills under way have a moment, then their frames stay empty."""
+        """Let fills in progress finish within END_S, then cancel them; their frames stay empty."""
         try:
             async with asyncio.timeout(END_S):
                 await self._under_way.wait_idle()
@@ -90,7 +94,7 @@ class Fills:
         if found is None:
             return None
         disk, hit = found
-        if disk.table.verified[hit.frame] == PROVED and not wants_bytes:
+        if disk.table.verified[hit.frame] == VERIFIED and not wants_bytes:
             return Filled(b"", is_stored=True)
         try:
             checked = await check_frame(disk, hit.frame)
@@ -116,7 +120,7 @@ class Fills:
         return Filled(data, is_stored)
 
     async def _place(self, key: BlockKey, data: bytes) -> bool:
-        """Steps 3 to 10; whether the block can be found now."""
+        """Steps 3 to 10. Return whether the block can be found now."""
         disk = self._disks.owner(key)
         if disk is None or not disk.takes_blocks:
             return False
@@ -141,13 +145,13 @@ class Fills:
         table.hide(frame)
         disk.note_changed(frame)
         crash_point("media.fill.hidden")
-        if not await self._turns.wait_left():
+        if not await self._epochs.wait_for_workers():
             STUCK.inc()
             return False
         await disk.call(disk.write_block, frame, data)
         table.write_fields(frame, key, generation=generation, data=data)
         crash_point("media.fill.verified")
-        await self._turns.fence()
+        await self._epochs.fence()
         table.show(frame, key)
         crash_point("media.fill.shown")
         return disk.state is not DiskState.OUT

@@ -1,33 +1,31 @@
-"""The frames of one disk, as all processes see them: the index in shared memory, and two marks a frame.
+"""The frames of one disk, shared by all processes, and the choice of the frame to evict (SIEVE).
 
-    sets of 512 bytes (see `layout`) | visited, a byte a frame | verified, a byte a frame
+The shared memory holds sets of 512 bytes (see `layout`), then a byte `visited` and a byte
+`verified` for each frame.
 
-A block is found through its tag alone: one aligned 8-byte store of 0 hides it, one of the tag shows it. The filler is the only
-writer of sets and of `verified` (a worker sets it after a right sum); workers add marks to `visited`, the filler takes them off:
-two arrays, since two writers of two bits in one byte would lose marks.
+A block is found through its tag only: one aligned 8-byte store of 0 hides it, one of the tag
+publishes it. The filler is the only writer of sets. Workers add marks to `visited` and the filler
+removes them. A worker sets `verified` after a correct checksum. These are two arrays, because two
+writers of bits in one byte would lose updates.
 
-`verified` is never on a disk. A fill sets it to PROVED, as does each comparison of a block with its sum; all are UNPROVED when a
-node starts, so every block is proved once before it is served, however the node ended. That is why the index needs
-no log: whatever an old, torn, mixed or foreign index says, the sums of entry and block have the last word. A proved block that
-the kernel dropped from memory becomes COLD: it is compared again when it is read again. Any process may take a proof away,
-at any moment, since that costs one comparison.
+`verified` is never written to a disk. Fills and checks set it to VERIFIED; a starting node sets all
+to UNVERIFIED, so every block is verified once before it is served. That is why the index needs no
+log: whatever an old, torn or foreign index contains, the checksums of entry and block decide. A
+verified block that left the page cache becomes COLD and is verified again when it is read. Any
+process may remove a verified mark at any time; that costs one check.
 
-Entry sums are not looked at here on the way of a request: fields are written only while nobody can have the frame (`turns`), and
-an entry that came from a disk is checked before its block is.
+Lookups do not check entry checksums. Fields are written only while no process can find the frame,
+and an entry read from a disk is checked before its block is.
 
-Cost in a table of 4,194,304 frames, random keys: see `bench/media_store.py`.
+SIEVE keeps blocks in insertion order with a hand that moves from the oldest to the newest. A
+visited block loses a mark and stays; the first block without a mark is evicted. A visit writes one
+byte and moves nothing, so workers need no lock. A block has up to MARKS_MAX marks: one says too
+little in a set of 16, and more than two keep blocks that are no longer requested.
 
-
-[store/sieve.py] Which frame of a set gives way: SIEVE, with the order of insertion read off the generations.
-
-SIEVE keeps blocks in the order they came and a hand that goes from the oldest to the newest: a block that was visited
-since the hand last passed loses a mark and stays, the first one without a mark goes, and new blocks join as the newest. A visit
-costs one byte and moves nothing, so workers need no lock. A block has up to MARKS_MAX marks: in a set of 16 one says too
-little of what comes often, and more than two keep what is no longer asked for.
-
-In a fixed array it would decay into CLOCK (+1 to +2 points over LRU instead of +4 to +12), since a new block would stand
-where the old one was, at the hand. Here a fill's generation is one more than the highest of its set, so sorting
-the 16 by generation is the order of insertion. What that loses against one queue for all says `media/simulate/eviction.py`.
+In a plain array SIEVE would decay into CLOCK, because a new block would take the position of the
+evicted one. Here a new block's generation is one more than the highest of its set, so sorting the
+16 frames by generation restores insertion order. `simulate/eviction.py` compares this with one
+global queue.
 
 Source: Zhang et al., SIEVE is Simpler than LRU, NSDI 2024.
 """
@@ -53,15 +51,15 @@ from headrace.media.cache.layout import (
     entry_sum,
 )
 
-UNPROVED, PROVED, COLD = range(3)
-"""States of a block in `verified`: not compared since the start; served; proved since the start, to be compared again."""
+UNVERIFIED, VERIFIED, COLD = range(3)
+"""States in `verified`: not checked since the start; served; to be checked again."""
 _FOUND: Final = struct.Struct("<III").unpack_from
 _FIELDS: Final = struct.Struct("<IIIQ")
 _ENTRY_SUM: Final = struct.Struct("<I")
 
 
 class Entry(NamedTuple):
-    """What a frame says that it holds."""
+    """The entry of a frame."""
 
     tag: int
     fingerprint: int
@@ -80,11 +78,11 @@ class Hit(NamedTuple):
 
 
 def table_bytes(superblock: Superblock) -> int:
-    """How much shared memory a disk's table takes: 34 bytes a frame."""
+    """Size of a disk's table in shared memory: 34 bytes for each frame."""
     return superblock.index_bytes + 2 * superblock.frames
 
 
-class Table:
+class FrameTable:
     """The frames of one disk."""
 
     def __init__(self, memory: mmap.mmap, superblock: Superblock) -> None:
@@ -99,7 +97,7 @@ class Table:
         self.verified = self._bytes[index_bytes + frames :]
 
     def find(self, key: BlockKey) -> Hit | None:
-        """The frame with that key, proved or not."""
+        """The frame with this key, verified or not."""
         memory, tag = self._memory, key.tag
         number = (key.place >> 16) % self.sets
         start = number * SET_BYTES
@@ -110,41 +108,41 @@ class Table:
                 way = (at - start) // TAG_BYTES
                 fingerprint, generation, length = _FOUND(memory, end + way * ENTRY_BYTES)
                 if fingerprint == key.fingerprint:
-                    # Half the time of Hit(...), on the way of every request.
+                    # Half the time of Hit(...), in every request.
                     return tuple.__new__(Hit, (number * WAYS + way, generation, length))
             at = memory.find(tag, at + 1, end)
         return None
 
     def set_of(self, key: BlockKey) -> int:
-        """The number of the set that a key belongs to."""
+        """The number of the set of this key."""
         return (key.place >> 16) % self.sets
 
     def entry(self, frame: int) -> Entry:
-        """All that is written of a frame; a tag of 0: it is empty."""
+        """The entry of a frame; a tag of 0 means that it is empty."""
         return Entry(
             self._words[_tag_at(frame)], *ENTRY.unpack_from(self._memory, _fields_at(frame))
         )
 
     def is_sound(self, frame: int, entry: Entry) -> bool:
-        """Whether an entry is whole, and was made for that frame of that disk."""
+        """Whether an entry is intact and belongs to this frame of this disk."""
         fields = (entry.fingerprint, entry.generation, entry.length, entry.block_sum)
         expected = entry_sum(entry.tag, fields, frame=frame, superblock=self.superblock)
         return entry.tag != 0 and entry.entry_sum == expected
 
     def is_right(self, frame: int, entry: Entry, data: bytes | memoryview) -> bool:
-        """Whether `data`, read off the disk, is what a sound entry says."""
+        """Whether `data`, read from the disk, matches an intact entry."""
         if not self.is_sound(frame, entry) or len(data) < entry.length:
             return False
         found = block_sum(data[: entry.length], entry.tag, entry.fingerprint, self.superblock)
         return found == entry.block_sum
 
     def note_cold(self, frame: int) -> None:
-        """Have a proved block compared again before it is served: its bytes are read from the disk again."""
-        if self.verified[frame] == PROVED:
+        """Have a verified block checked again, because it will be read from the disk again."""
+        if self.verified[frame] == VERIFIED:
             self.verified[frame] = COLD
 
     def generations(self, number: int) -> list[int]:
-        """The generations of a set's frames, way by way; 0: empty, or nothing that could be served."""
+        """The generations of a set's frames; 0: empty or not servable."""
         frames = range(number * WAYS, (number + 1) * WAYS)
         entries = [(frame, self.entry(frame)) for frame in frames]
         return [
@@ -155,11 +153,11 @@ class Table:
         ]
 
     def set_bytes(self, number: int) -> memoryview:
-        """A set as it goes to the disk."""
+        """A set as it is written to the disk."""
         return self.index[number * SET_BYTES : (number + 1) * SET_BYTES]
 
     def used(self) -> int:
-        """How many frames hold a block; 0.15 s for 4M frames."""
+        """The number of frames with a block."""
         tags = 0
         for number in range(self.sets):
             start = number * SET_BYTES // TAG_BYTES
@@ -167,13 +165,13 @@ class Table:
         return tags
 
     def hide(self, frame: int) -> None:
-        """Nobody who looks from now on finds the frame. The filler's alone, as what follows."""
+        """Hide a frame from all later lookups. Only the filler calls this and the methods below."""
         self._words[_tag_at(frame)] = 0
-        self.verified[frame] = UNPROVED
+        self.verified[frame] = UNVERIFIED
         self.visited[frame] = 0
 
     def write_fields(self, frame: int, key: BlockKey, *, generation: int, data: bytes) -> None:
-        """Say what a hidden frame holds now."""
+        """Write the entry of a hidden frame."""
         tag, fingerprint = int.from_bytes(key.tag, "little"), key.fingerprint
         summed = block_sum(data, tag, fingerprint, self.superblock)
         fields = (fingerprint, generation, len(data), summed)
@@ -183,20 +181,20 @@ class Table:
         whole = entry_sum(tag, fields, frame=frame, superblock=self.superblock)
         _ENTRY_SUM.pack_into(self._memory, at + _FIELDS.size, whole)
         crash_point("media.fill.entry_summed")
-        self.verified[frame] = PROVED
+        self.verified[frame] = VERIFIED
 
     def show(self, frame: int, key: BlockKey) -> None:
-        """Let the frame be found."""
+        """Publish a frame, so that it can be found."""
         self._words[_tag_at(frame)] = int.from_bytes(key.tag, "little")
 
     def hide_all(self) -> None:
-        """Nobody finds anything, nothing is proved and nothing was visited: as in a new table."""
+        """Hide all frames and clear all marks, as in a new table."""
         self.index[:] = bytes(len(self.index))
         self.visited[:] = bytes(len(self.visited))
         self.verified[:] = bytes(len(self.verified))
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         for view in (self.visited, self.verified, self._words, self.index, self._bytes):
             view.release()
         self._memory.close()
@@ -215,9 +213,9 @@ MARKS_MAX: Final = 2
 
 
 class Choice(NamedTuple):
-    """The way that goes, the ways that lost a mark before it was found, and the hand behind it.
+    """The way to evict, the ways that lost a mark during the search, and the new hand.
 
-    A way is named once for each mark that it lost.
+    A way is listed once for each mark that it lost.
     """
 
     way: int
@@ -232,9 +230,10 @@ def choose(
     hand: int,
     busy: Collection[int] = (),
 ) -> Choice | None:
-    """The way of a full set that gives way; None while all are busy being filled.
+    """The way of a full set to evict; None: all are being filled.
 
-    `hand` is that of the last choice (0 at first): the next one begins with the first generation above it.
+    `hand` is that of the last choice, 0 at first. The search begins at the first generation above
+    it.
     """
     order = sorted(
         (generation, way) for way, generation in enumerate(generations) if way not in busy
@@ -249,5 +248,6 @@ def choose(
         unmarked.append(order[at][1])
         at = (at + 1) % len(order)
     generation, way = order[at]
-    # Behind the newest the hand is back at the oldest; what is filled next must not be first in line.
+    # After the newest block the hand returns to the oldest, so the next block is not the first
+    # victim.
     return Choice(way, tuple(unmarked), 0 if at == len(order) - 1 else generation)

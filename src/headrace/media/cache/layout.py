@@ -1,20 +1,22 @@
-"""The bytes of a disk: superblock, index, sets of 16 frames, and the sums that make a wrong block a miss.
+"""The bytes of a disk: superblock, index, sets of 16 frames, and checksums.
 
-    blocks:  superblock (48 bytes) ... from 2 MiB: frame 0, frame 1, ..., two more blocks for the probe
+    blocks:  superblock (48 bytes) ... from 2 MiB: frame 0, frame 1, ..., two probe blocks
     index:   head (64 bytes, padded to 4 KiB), then sets of 512 bytes: one sector each
 
-A set is 16 tags of 8 bytes, then 16 entries of 24 bytes: `fingerprint u32, generation u32, length u32, block sum
-u64, entry sum u32`. So an entry costs 32 bytes; the frame's number is its place, in the index and on the disk, and no free
-list is needed. On a block device both parts are in the device, the index from 4 KiB; the code is the same.
+A set has 16 tags of 8 bytes, then 16 entries of 24 bytes: `fingerprint u32, generation u32, length
+u32, block checksum u64, entry checksum u32`. A frame's number is its position in the index and on
+the disk, so no free list is needed. A block device holds both parts, the index from 4 KiB.
 
-Two sums, both xxh3_64 (a block in 4.1 us; crc32c 9.4, zlib.crc32 61, blake2b 277: prototypes of 2026-11-21):
+Both checksums are xxh3_64:
 
-- entry sum, over tag, fields and frame number, seeded with the disk's id: a torn, moved or foreign entry is no entry;
-- block sum, over the data, seeded with the disk's id and the key: a right block under a wrong key fails too.
+- The entry checksum covers tag, fields and frame number, seeded with the disk id. A torn, moved or
+  foreign entry is invalid.
+- The block checksum covers the data, seeded with the disk id and the key. A correct block under a
+  wrong key is invalid too.
 
-A disk is known by the random id in its superblock, never by its name or position. Key to disk: the digest picks one of
-SLOTS, and each slot belongs to a disk by weighted rendezvous over the ids, so a disk that comes or goes moves
-its own share alone. Key to set: the rest of the digest.
+A disk is identified by the random id in its superblock, never by name or position. The digest of a
+key selects one of SLOTS, and weighted rendezvous hashing over the disk ids assigns slots to disks.
+So a disk that is added or removed moves only its own share. The rest of the digest selects the set.
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ ENTRY_BYTES: Final = 24
 SET_BYTES: Final = WAYS * (TAG_BYTES + ENTRY_BYTES)
 HEAD_BYTES: Final = 4096
 DATA_AT: Final = 2 * 1024 * 1024
-"""The border that no large folio of the page cache crosses."""
+"""Alignment that no large folio of the page cache crosses."""
 PROBE_BLOCKS: Final = 2
 BLANK_BYTES: Final = 128 * 1024
-"""What must be all zero before a disk is made ours: every file system leaves its mark there."""
+"""This much must be zero before a disk is claimed: every file system writes a signature there."""
 DISK_ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 20
 SLOTS: Final = 8192
-"""Shares of the key space; over 12 equal disks they come out within 4 % of even."""
+"""Parts of the key space; over 12 equal disks their shares are within 4 % of even."""
 
 _NAME: Final = struct.Struct("<8sIIQ16s")
 _SUM: Final = struct.Struct("<Q")
@@ -57,7 +59,7 @@ _FORMAT: Final = 1
 
 
 class BlockKey(NamedTuple):
-    """One block of one version of an object; the rest is of the digest that `Digests` makes of these three."""
+    """One block of one version of an object; the other fields come from the digest of these three."""
 
     object: str
     version: str
@@ -65,19 +67,19 @@ class BlockKey(NamedTuple):
     digest: bytes
     tag: bytes
     fingerprint: int
-    """32 bits that are compared beside the tag."""
+    """32 bits that are compared in addition to the tag."""
     place: int
-    """What the slot, and so the disk, and the set are taken from."""
+    """Hash bits that select slot (and so disk) and set."""
 
 
 class Digests:
-    """Makes keys. Keyed, so that nobody who chooses object names can aim at a set or at another's tag."""
+    """Makes block keys. The hash is keyed, so object names cannot be chosen to collide."""
 
     def __init__(self, hash_key: bytes) -> None:
         self._keyed = hashlib.blake2b(digest_size=DIGEST_BYTES, key=hash_key[:64])
 
     def key(self, name: str, version: str, number: int) -> BlockKey:
-        """The key of block `number` of that version."""
+        """The key of block `number` of this version."""
         text = f"{len(version)}:{version}:{number}:{name}"
         digest = self._digest(text)
         fingerprint = int.from_bytes(digest[8:12], "little")
@@ -88,36 +90,36 @@ class Digests:
         keyed = self._keyed.copy()
         keyed.update(text.encode())
         digest = keyed.digest()
-        # A tag of zero means that the frame is empty.
+        # A tag of zero means an empty frame.
         return digest if any(digest[:TAG_BYTES]) else b"\1" + digest[1:]
 
 
 def version_of(shape: Shape, generation: int) -> str:
-    """What a block's bytes depend on beside the object's name: purge generation, size and ETag."""
+    """What a block's bytes depend on besides the object's name: purge generation, size and ETag."""
     return f"{generation}:{shape.size_bytes}:{shape.etag}"
 
 
 def parts_of_version(version: str) -> tuple[int, str]:
-    """Size and ETag in a version. Raises: ValueError where it is none."""
+    """Size and ETag in a version. Raises: ValueError if it is malformed."""
     _, size_bytes, etag = version.split(":", 2)
     return int(size_bytes), etag
 
 
 def length_of_block(size_bytes: int, number: int) -> int:
-    """How much of the object is in its block `number`; the last one is shorter."""
+    """The length of block `number` of an object; the last block is shorter."""
     return max(0, min(BLOCK_BYTES, size_bytes - number * BLOCK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """Which disk this is and how many frames it has."""
+    """The identity of a disk and its number of frames."""
 
     disk_id: bytes
     frames: int
 
     @property
     def seed(self) -> int:
-        """What every sum of this disk starts from."""
+        """The seed of all checksums of this disk."""
         return int.from_bytes(self.disk_id[:8], "little")
 
     @property
@@ -130,22 +132,22 @@ class Superblock:
 
 
 def pack_superblock(superblock: Superblock) -> bytes:
-    """The bytes that make a disk ours."""
+    """The superblock as bytes."""
     return _summed(_pack_name(_SUPERBLOCK, superblock))
 
 
 def read_superblock(data: bytes) -> Superblock | None:
-    """The superblock that `data` begins with, or None."""
+    """The superblock at the start of `data`, or None."""
     return _read_name(_SUPERBLOCK, data, _NAME.size)
 
 
 def pack_head(superblock: Superblock, *, is_clean: bool) -> bytes:
-    """The head of an index: of which disk, and whether it was closed in order."""
+    """The head of an index: its disk, and whether it was closed in order."""
     return _summed(_pack_name(_INDEX, superblock) + _CLEAN.pack(is_clean))
 
 
 def read_head(data: bytes, superblock: Superblock) -> bool | None:
-    """Whether the index of that very disk was closed in order; None: this is no index of it."""
+    """Whether the index of this disk was closed in order; None: it is no index of this disk."""
     if _read_name(_INDEX, data, _NAME.size + _CLEAN.size) != superblock:
         return None
     return bool(_CLEAN.unpack_from(data, _NAME.size)[0])
@@ -171,14 +173,14 @@ def _read_name(magic: bytes, data: bytes, summed_bytes: int) -> Superblock | Non
 
 
 def frames_within(size_bytes: int) -> int:
-    """How many frames a disk of that size holds, with its index; a multiple of WAYS."""
+    """The number of frames that fit a disk of this size with its index; a multiple of WAYS."""
     spare = 2 * DATA_AT + PROBE_BLOCKS * BLOCK_BYTES
     per_frame = BLOCK_BYTES + SET_BYTES // WAYS
     return max(0, (size_bytes - spare) // per_frame) // WAYS * WAYS
 
 
 def data_at_in_device(frames: int) -> int:
-    """Where the frames begin on a block device, behind its index: at a border of 2 MiB."""
+    """The offset of the frames on a block device, after its index, aligned to 2 MiB."""
     index_end = 2 * HEAD_BYTES + frames // WAYS * SET_BYTES
     return -(-index_end // DATA_AT) * DATA_AT
 
@@ -186,21 +188,21 @@ def data_at_in_device(frames: int) -> int:
 def entry_sum(
     tag: int, fields: tuple[int, int, int, int], *, frame: int, superblock: Superblock
 ) -> int:
-    """The sum of an entry (fingerprint, generation, length, block sum) at its place on its disk."""
+    """The checksum of an entry (fingerprint, generation, length, block checksum) at its position."""
     summed = _SUMMED.pack(tag, *fields, frame)
     return xxhash.xxh3_64_intdigest(summed, superblock.seed) & 0xFFFFFFFF
 
 
 def block_sum(data: bytes | memoryview, tag: int, fingerprint: int, superblock: Superblock) -> int:
-    """The sum of a block's data as that key's, on that disk."""
+    """The checksum of a block's data for this key on this disk."""
     return xxhash.xxh3_64_intdigest(data, superblock.seed ^ tag ^ fingerprint)
 
 
 def slot_owners(disks: Sequence[tuple[bytes, int]]) -> list[int]:
-    """For each slot the position in `disks` (id, frames) of the disk that has it; -1 without disks.
+    """The position in `disks` (id, frames) of each slot's owner; -1 without disks.
 
-    Weighted rendezvous: the disk with the least -ln(u) / frames has the slot, whatever the order of `disks`. About
-    2 ms a disk, at a start and whenever a disk comes or goes.
+    Weighted rendezvous hashing: the disk with the lowest -ln(u) / frames owns the slot, in any
+    order of `disks`.
     """
     owners = [-1] * SLOTS
     best = [math.inf] * SLOTS

@@ -1,22 +1,17 @@
-"""Memory that the filler and the workers share: files without a disk under them, opened by name.
+"""What the cache needs of Linux: named shared memory, membarrier, fallocate and cachestat.
 
-In /dev/shm, since a page of a mapped file that its disk cannot read back is a SIGBUS, not an error; and every page is
-allocated when the file is made, since a full /dev/shm (64 MB in many containers) is a SIGBUS later, too. Where it has
-no room the file is made in the node's run folder. Each folder there names its run folder in RUN_FILE, so memory of a node
-that was killed and whose folder was deleted is found and removed.
+Shared memory is a file in /dev/shm: a mapped page that a disk cannot read back is a SIGBUS, not an
+error. All pages are allocated when the file is made, because a full /dev/shm is a SIGBUS later. If
+it has no room, the file is made in the node's run folder. The path depends on the run folder only,
+so a restarted filler finds the memory that its workers use. A file is never replaced while a worker
+may have it open: it is cleared in place. RUN_FILE names the run folder, so memory of a deleted node
+can be found and removed.
 
-The names follow from the run folder, so a filler that was killed finds the memory that its workers go on using. A file is
-never replaced under a worker that may have it open: it is emptied in place.
+membarrier makes every processor that runs a registered process execute a full memory barrier. So
+workers pay nothing for their epoch counter; the filler pays some microseconds for each fill. If the
+call is refused, as by some seccomp filters, `barrier` returns False and the filler waits instead.
 
-
-[store/kernel_calls.py] Three system calls that Python has no name for: membarrier, fallocate with a mode, and cachestat.
-
-membarrier makes every processor that runs a registered process pass a full memory barrier. So a worker pays nothing for its
-turn counter: the one filler pays for all, some microseconds a fill. Where the call is refused (some seccomp
-filters do) `barrier` says so, and the filler waits longer than any store buffer keeps a store.
-
-cachestat (Linux 6.5) counts the pages of a span that are in the page cache: exact, and 1.2 us for 256 KiB; mincore takes
-6.5 us, one byte read with RWF_NOWAIT 0.85 us and proves its own page alone (2 cores, 2026-11-22).
+cachestat (Linux 6.5) counts the cached pages of a range exactly and is faster than mincore.
 """
 
 from __future__ import annotations
@@ -37,16 +32,16 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EPERM, errno.EACC
 
 
 def shared_folders(run: Path) -> list[Path]:
-    """Where the shared files of the node with that run folder may be, the best place first."""
+    """Folders that may hold the node's shared files, the preferred one first."""
     name = hashlib.blake2b(bytes(run.resolve()), digest_size=8).hexdigest()
     folders = [_MEMORY / f"headrace-{os.getuid()}-{name}"] if _MEMORY.is_dir() else []
     return [*folders, run]
 
 
 def open_shared(run: Path, name: str, size_bytes: int) -> tuple[Path, mmap.mmap]:
-    """The shared file `name`, made with zeros if it is not there with this size; and its memory.
+    """Open the shared file `name` and map it; create it with zeros unless it exists with this size.
 
-    Raises: OSError where no place has room.
+    Raises: OSError if no folder has room.
     """
     folders = shared_folders(run)
     for folder in folders:
@@ -64,13 +59,13 @@ def open_shared(run: Path, name: str, size_bytes: int) -> tuple[Path, mmap.mmap]
 
 
 def has_shared(run: Path, name: str, size_bytes: int) -> bool:
-    """Whether the shared file `name` is there with this size."""
+    """Whether the shared file `name` exists with this size."""
     paths = [folder / name for folder in shared_folders(run)]
     return any(path.exists() and path.stat().st_size == size_bytes for path in paths)
 
 
 def map_shared(path: Path) -> tuple[mmap.mmap, str]:
-    """The memory of a shared file, to read and write, and which file it is. Raises: OSError."""
+    """Map a shared file for reading and writing. Return also its identity. Raises: OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         return mmap.mmap(descriptor, 0), identity_of(descriptor)
@@ -79,7 +74,7 @@ def map_shared(path: Path) -> tuple[mmap.mmap, str]:
 
 
 def remove_shared(run: Path) -> None:
-    """Take the node's shared files away, at the end of its last process."""
+    """Remove the node's shared files, when its last process ends."""
     folder = shared_folders(run)[0]
     if folder != run and folder.is_dir():
         _remove(folder)
@@ -103,7 +98,7 @@ def remove_abandoned() -> None:
 
 
 def identity_of(file: int | Path) -> str:
-    """Which file or device that is, whatever leads there."""
+    """The identity of a file or device: device and inode numbers."""
     seen = os.stat(file)  # noqa: PTH116 - a descriptor, too
     return f"{seen.st_dev}:{seen.st_ino}:{seen.st_rdev}"
 
@@ -125,7 +120,7 @@ def _make(folder: Path, name: str, size_bytes: int, run: Path) -> mmap.mmap:
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
         memory = mmap.mmap(descriptor, size_bytes)
-        # By link, not by rename: of two that make it at once, both must end up with the same file.
+        # A link, not a rename: two concurrent makers must end up with the same file.
         try:
             os.link(draft, folder / name)
         except FileExistsError:
@@ -138,7 +133,7 @@ def _make(folder: Path, name: str, size_bytes: int, run: Path) -> mmap.mmap:
 
 
 def _empty(path: Path) -> None:
-    """Hide all that a worker of an earlier node may still see in a file of another size."""
+    """Clear and remove a file of another size, which workers of an earlier node may still map."""
     if path.exists() and path.stat().st_size:
         with map_shared(path)[0] as memory:
             memory[:] = bytes(len(memory))
@@ -152,25 +147,25 @@ _REGISTER_GLOBAL_EXPEDITED: Final = 4
 _PUNCH_HOLE_KEEP_SIZE: Final = 0x02 | 0x01
 _CACHESTAT: Final = ctypes.c_long(451)
 _TRIED: Final = [bytearray(1)]
-"""Where a byte is read to that nobody looks at."""
+"""Target of probing reads."""
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
 def register_for_barriers() -> bool:
-    """Let `barrier` of any process reach this one; whether the kernel agrees. Lost at fork and exec."""
+    """Register this process for `barrier`. Return whether the kernel agrees. Lost at fork and exec."""
     return _membarrier(_REGISTER_GLOBAL_EXPEDITED)
 
 
 def barrier() -> bool:
-    """Every registered process has passed a full memory barrier since the call; False: not possible here."""
+    """Execute a memory barrier in every registered process; False: not available here."""
     return _membarrier(_GLOBAL_EXPEDITED)
 
 
 def punch_hole(descriptor: int, offset: int, length_bytes: int) -> None:
-    """Take the bytes out of the file, and their pages out of the page cache. Raises: OSError.
+    """Remove a range from the file and its pages from the page cache. Raises: OSError.
 
-    Pages that a socket still sends stay as they are: the socket has the only reference then, and the next write
-    gets new pages.
+    Pages that a socket still sends stay intact: the socket then has the only reference, and the
+    next write gets new pages.
     """
     if _libc.fallocate(descriptor, _PUNCH_HOLE_KEEP_SIZE, offset, length_bytes) != 0:
         number = ctypes.get_errno()
@@ -178,7 +173,7 @@ def punch_hole(descriptor: int, offset: int, length_bytes: int) -> None:
 
 
 class _Residency:
-    """Counts cached pages with the structures of one thread, made once: two would cost 0.6 us a call."""
+    """Counts cached pages with structures that are allocated once."""
 
     def __init__(self) -> None:
         self._span = (ctypes.c_uint64 * 2)()
@@ -187,10 +182,10 @@ class _Residency:
         self.is_refused = platform.system() != "Linux"
 
     def cached_pages(self, descriptor: int, offset: int, length_bytes: int) -> int:
-        """Pages of the span in the page cache; -1 where the kernel refuses to count them."""
+        """The number of cached pages in a range; -1: the kernel refuses the call."""
         self._span[0], self._span[1] = offset, length_bytes
         if _libc.syscall(_CACHESTAT, ctypes.c_int(descriptor), *self._arguments) != 0:
-            # Other errors are of one file alone, such as EPERM where it belongs to another user.
+            # Other errors concern this file only, such as EPERM if it belongs to another user.
             self.is_refused = ctypes.get_errno() == errno.ENOSYS
             return -1
         return self._found[0]
@@ -200,9 +195,9 @@ _RESIDENCY: Final = _Residency()
 
 
 def is_in_memory(descriptor: int, offset: int, length_bytes: int) -> bool:
-    """Whether every page of the span is in the page cache. Call it in the thread of the event loop.
+    """Whether every page of a range is cached. Call it in the thread of the event loop.
 
-    Without cachestat (a kernel before 6.5, a seccomp filter) only the first and the last page are tried.
+    Without cachestat only the first and the last page are probed.
     """
     if not _RESIDENCY.is_refused:
         found = _RESIDENCY.cached_pages(descriptor, offset, length_bytes)

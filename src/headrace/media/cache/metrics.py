@@ -1,4 +1,4 @@
-"""Series of the store; those of filling are the filler's, those of looking up are added up over the workers."""
+"""Metrics of the cache. The filler counts fills; lookups are summed over the workers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Blocks and shapes out of the object store, each checked to be of the version that was asked for.
+"""Read blocks and shapes from the object store, and check that they are of the requested version.
 
-A range read whose answer names size and ETag is one request; a block whose answer names another version than its key is no
-block of it (SourceCut), whatever its bytes are. Shapes are kept 60 s, those of content-addressed names an hour.
+A range read whose reply has size and ETag is one request. A reply of another version than the key
+raises SourceCut. Shapes are cached for 60 s, those of content-addressed names for an hour.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from headrace.media.model import BLOCK_BYTES, Shape, content_address
 
 SHAPE_KEPT_S: Final = 60.0
 IMMUTABLE_SHAPE_KEPT_S: Final = 3600.0
-"""A name that is a hash never means other bytes; asked again only to see that the object is still there."""
+"""Such an object never changes; the lookup only checks that it still exists."""
 SHAPES_MAX: Final = 50_000
 READS_MAX: Final = 64
-"""Reads of the origin at once, 16 MiB of blocks in memory; more wait their turn within the time limit."""
+"""Concurrent reads of the origin, 16 MiB of blocks. Further reads wait within the time limit."""
 _RETRY_AFTER_S: Final = 5.0
 
 
-class Known(NamedTuple):
-    """A shape, the purge generation it is of, and when it was seen (monotonic)."""
+class KnownShape(NamedTuple):
+    """A shape, its purge generation, and when it was read (monotonic)."""
 
     shape: Shape
     generation: int
@@ -37,32 +37,32 @@ class Known(NamedTuple):
         return time.monotonic() - self.seen_s
 
     def is_good(self, generation: int) -> bool:
-        """Whether it may be used for a request of that purge generation."""
+        """Whether it may be used for a request of this purge generation."""
         kept_s = IMMUTABLE_SHAPE_KEPT_S if self.shape.is_immutable else SHAPE_KEPT_S
-        # Not `age_s`: a call less on the way of every request.
+        # Not `age_s`: it saves a call in every request.
         return time.monotonic() - self.seen_s < kept_s and self.generation >= generation
 
 
-class Shapes:
-    """Shapes by name, at most SHAPES_MAX; the longest known go first."""
+class ShapeCache:
+    """Shapes by name, at most SHAPES_MAX; the oldest are dropped first."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownShape] = {}
 
-    def get(self, name: str, generation: int) -> Known | None:
-        """What is known and still good."""
+    def get(self, name: str, generation: int) -> KnownShape | None:
+        """The cached shape if it is still fresh."""
         known = self._known.get(name)
         return known if known is not None and known.is_good(generation) else None
 
-    def keep(self, name: str, known: Known) -> None:
-        """Know this from now on."""
+    def keep(self, name: str, known: KnownShape) -> None:
+        """Cache this shape."""
         self._known.pop(name, None)
         self._known[name] = known
         if len(self._known) > SHAPES_MAX:
             del self._known[next(iter(self._known))]
 
     def forget(self, name: str) -> None:
-        """Ask anew the next time."""
+        """Drop the cached shape."""
         self._known.pop(name, None)
 
 
@@ -73,11 +73,11 @@ class Origin:
         self._blobs = blobs
         self._timeout_s = timeout_s
         self._reads = asyncio.Semaphore(READS_MAX)
-        self._shapes = Shapes()
-        self._looks: SingleFlight[tuple[str, int], Known] = SingleFlight()
+        self._shapes = ShapeCache()
+        self._looks: SingleFlight[tuple[str, int], KnownShape] = SingleFlight()
 
     async def block(self, key: BlockKey) -> bytes:
-        """The bytes of that block of that version. Raises: ObjectUnknown, SourceCut, StoreUnavailable."""
+        """The bytes of a block of this version. Raises: ObjectUnknown, SourceCut, StoreUnavailable."""
         size_bytes, etag = parts_of_version(key.version)
         length = length_of_block(size_bytes, key.number)
         if not length:
@@ -104,8 +104,8 @@ class Origin:
             )
         return data
 
-    async def shape(self, name: str, generation: int, *, is_fresh: bool = False) -> Known:
-        """The shape as of that purge generation; askers at once share one look.
+    async def shape(self, name: str, generation: int, *, is_fresh: bool = False) -> KnownShape:
+        """The shape at this purge generation. Concurrent callers share one lookup.
 
         Raises: ObjectUnknown, StoreUnavailable.
         """
@@ -116,7 +116,7 @@ class Origin:
             return known
         return await self._looks.call((name, generation), lambda: self._look(name, generation))
 
-    async def _look(self, name: str, generation: int) -> Known:
+    async def _look(self, name: str, generation: int) -> KnownShape:
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout_s), self._reads:
@@ -125,7 +125,7 @@ class Origin:
             raise _unknown() from error
         except (BlobsDown, TimeoutError) as error:
             raise _down(error) from error
-        known = Known(_shape_of(info), generation, began_s)
+        known = KnownShape(_shape_of(info), generation, began_s)
         self._shapes.keep(name, known)
         return known
 

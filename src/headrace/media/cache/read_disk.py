@@ -1,4 +1,4 @@
-"""A disk as a worker has it open: to look up, to read and to send from, never to write."""
+"""A disk opened by a worker, for lookups, reads and sends only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from headrace.kernel.logs import logger
 from headrace.media.cache.disk_files import open_reader
 from headrace.media.cache.filler_ipc import OUT, ManifestDisk
-from headrace.media.cache.frame_table import Entry, Hit, Table, table_bytes
+from headrace.media.cache.frame_table import Entry, FrameTable, Hit, table_bytes
 from headrace.media.cache.layout import Superblock
 from headrace.media.cache.linux import identity_of, map_shared
 from headrace.media.model import BLOCK_BYTES
@@ -20,7 +20,7 @@ log = logger(__name__)
 
 
 class Frame(NamedTuple):
-    """Where a block is, until the turn ends."""
+    """The location of a block, valid until the epoch ends."""
 
     fd: int
     offset: int
@@ -30,11 +30,11 @@ class Frame(NamedTuple):
     generation: int
 
 
-class ServedDisk:
-    """Descriptor and table of a disk."""
+class ReadDisk:
+    """Descriptor and frame table of a disk."""
 
     def __init__(self, disk: ManifestDisk, place: int) -> None:
-        """Raises: OSError, also where the files are others than the filler's."""
+        """Raises: OSError, also if the files are not those of the filler."""
         self.source = disk
         self.place = place
         self.id = disk.id
@@ -50,40 +50,40 @@ class ServedDisk:
         except BaseException:
             os.close(self.reader)
             raise
-        self.table = Table(memory, superblock)
+        self.table = FrameTable(memory, superblock)
         self._reads = 0
         self._is_given_up = False
 
     def offset_of(self, frame: int) -> int:
-        """Where a frame's block is."""
+        """The offset of a frame's block."""
         return self.source.data_at + frame * BLOCK_BYTES
 
     def frame(self, hit: Hit) -> Frame:
-        """A hit as what is sent from."""
+        """The location of a hit."""
         number, generation, length = hit
         offset = self.source.data_at + number * BLOCK_BYTES
         return tuple.__new__(Frame, (self.reader, offset, length, self.place, number, generation))
 
     def read(self, frame: int, entry: Entry) -> tuple[bytes, bool]:
-        """What is in a frame now, and whether that is the block that `entry` describes. Raises: OSError."""
+        """The content of a frame, and whether it matches `entry`. Raises: OSError."""
         data = os.pread(self.reader, BLOCK_BYTES, self.offset_of(frame))
         return data, self.table.is_right(frame, entry, data)
 
     def is_same(self, disk: ManifestDisk) -> bool:
-        """Whether this is what a newer manifest speaks of."""
+        """Whether `disk` of a newer manifest has the same files."""
         return _files_of(disk) == _files_of(self.source)
 
     def hold(self) -> None:
-        """A thread begins to use the descriptor."""
+        """Keep the descriptor open while a thread uses it."""
         self._reads += 1
 
     def release(self) -> None:
-        """A thread has ended to use it."""
+        """Release the descriptor after a thread used it."""
         self._reads -= 1
         self._close_if_unused()
 
     def give_up(self) -> None:
-        """Close it, after the threads that read from it: the number could be another file's by then."""
+        """Close the disk after the last read: its descriptor number could be reused."""
         self._is_given_up = True
         self._close_if_unused()
 
@@ -93,10 +93,10 @@ class ServedDisk:
             self.table.close()
 
 
-def open_served(
-    disk: ManifestDisk, place: int, before: Mapping[int, ServedDisk]
-) -> ServedDisk | None:
-    """The disk, open already or opened now; None: it is out, or this process cannot open it."""
+def open_read_disk(
+    disk: ManifestDisk, place: int, before: Mapping[int, ReadDisk]
+) -> ReadDisk | None:
+    """The disk, already open or opened now; None: out of use, or this process cannot open it."""
     if disk.state == OUT:
         return None
     for known in before.values():
@@ -104,9 +104,9 @@ def open_served(
             known.place = place
             return known
     try:
-        return ServedDisk(disk, place)
+        return ReadDisk(disk, place)
     except OSError as error:
-        # Its blocks come as bytes from the filler, which can.
+        # The filler, which can open it, sends its blocks as bytes.
         log.warning("disk_not_opened_here", disk=disk.id, error=str(error))
         return None
 

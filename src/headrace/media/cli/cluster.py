@@ -23,7 +23,7 @@ from headrace.kernel.terminal import Terminal, table
 from headrace.media.errors import InvalidDiskSize, InvalidSimulation
 from headrace.media.service import Media
 from headrace.media.service.local_node import OBJECTS_MAX, Disk
-from headrace.media.service.nodes import NodeSeen, Plan
+from headrace.media.service.nodes import NodeInfo, Plan
 from headrace.media.simulate.cluster import Cluster, Simulation, simulate
 from headrace.media.simulate.plot import lines_svg, loads_svg
 
@@ -51,7 +51,7 @@ def list_nodes(terminal: Terminal) -> None:
 def remove_node(terminal: Terminal, node: str, *, dry_run: bool) -> None:
     """Forget NODE: drain it, stop it, then forget it. One that still runs enters again with its next start."""
 
-    async def remove(media: Media) -> NodeSeen:
+    async def remove(media: Media) -> NodeInfo:
         found = await media.nodes.get(node)
         if not dry_run:
             await media.nodes.remove(node)
@@ -91,13 +91,13 @@ def set_weight(terminal: Terminal, node: str, weight: float) -> None:
     _change_node(terminal, lambda media: media.nodes.set_weight(node, weight))
 
 
-def _change_node(terminal: Terminal, verb: Callable[[Media], Awaitable[NodeSeen]]) -> None:
+def _change_node(terminal: Terminal, verb: Callable[[Media], Awaitable[NodeInfo]]) -> None:
     found = terminal.run(Media, verb)
     told = f"{found.name}: {found.state}, weight {found.weight:g}, {found.share * 100:.1f} % of partitions"
     terminal.show(found, told)
 
 
-def _node_row(node: NodeSeen) -> tuple[str, ...]:
+def _node_row(node: NodeInfo) -> tuple[str, ...]:
     share = f"{node.share * 100:.1f} %"
     since = f"{node.started_at:%Y-%m-%d %H:%M:%S}" if node.started_at else ""
     return (node.name, node.address, node.dc, f"{node.weight:g}", node.state, share, since)

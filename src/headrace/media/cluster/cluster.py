@@ -20,8 +20,8 @@ from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound, gauge
 from headrace.kernel.secrets import Key
-from headrace.media.cluster.cluster_config import Polled, Polling
-from headrace.media.cluster.duplicate_node import NodeNameTaken, require_name_free
+from headrace.media.cluster.cluster_config import DocumentPoller, FollowedDocument
+from headrace.media.cluster.duplicate_node import NodeNameTaken, require_unique_name
 from headrace.media.cluster.health import PROBE_EVERY_S
 from headrace.media.cluster.hop import HopGate, HopGuard, HopSigner, ReportInterval
 from headrace.media.cluster.membership import (
@@ -35,7 +35,7 @@ from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.purge import PURGES, Generations
 from headrace.media.cluster.routing import Router
 from headrace.media.model import MediaConfig
-from headrace.media.partitions import Candidate, Table, build_in_steps
+from headrace.media.partitions import Candidate, PartitionTable, build_in_steps
 from headrace.media.sources import OriginSource, Source
 
 log = logger(__name__)
@@ -62,14 +62,14 @@ class Cluster:
         keys: Sequence[Key],
         folder: Path,
         generations: Generations | None = None,
-        also: Sequence[Polled[Any]] = (),
+        also: Sequence[FollowedDocument[Any]] = (),
     ) -> None:
         name = config.node or ""
         self._config = config
         self._blobs = blobs
         generations = generations or Generations()
         self._signer = HopSigner(keys, name)
-        self.members = Polled(MEMBERSHIP)
+        self.members = FollowedDocument(MEMBERSHIP)
         self.router = Router(
             own,
             OriginSource(blobs, timeout_s=config.origin_timeout_s),
@@ -85,7 +85,7 @@ class Cluster:
             name=name,
             refresh_purges=self._refresh_purges,
         )
-        self._polling = Polling(blobs, folder, [self.members, generations, *also])
+        self._polling = DocumentPoller(blobs, folder, [self.members, generations, *also])
         self._built_of: tuple[int, tuple[Candidate, ...]] | None = None
         self._peers: dict[str, Peer] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
@@ -110,7 +110,7 @@ class Cluster:
 
     async def close(self) -> None:
         """End all tasks and connections."""
-        tasks = [*self._tasks, *self._probing.values(), *self.router.mending]
+        tasks = [*self._tasks, *self._probing.values(), *self.router.repairs]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -141,7 +141,7 @@ class Cluster:
                 async with asyncio.timeout(REGISTER_TIMEOUT_S):
                     entered = (await roster.read()).member(member.name)
                     if entered is not None:
-                        await require_name_free(entered, member, self._signer, self._listen)
+                        await require_unique_name(entered, member, self._signer, self._listen)
                     await roster.register(member, replicas=self._config.replicas)
                     await self._polling.refresh(MEMBERSHIP.name)
             except NodeNameTaken as error:
@@ -226,13 +226,13 @@ class Cluster:
         self._begin(self._polling.refresh(PURGES.name))
 
 
-async def _build_slowly(candidates: Sequence[Candidate], replicas: int) -> Table:
+async def _build_slowly(candidates: Sequence[Candidate], replicas: int) -> PartitionTable:
     """A table, made while everything else goes on."""
     steps = build_in_steps(candidates, replicas)
     while True:
         try:
             next(steps)
         except StopIteration as done:
-            table: Table = done.value
+            table: PartitionTable = done.value
             return table
         await asyncio.sleep(0)

@@ -76,7 +76,7 @@ def is_reserved(key: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[V]):
+class DocumentType(Generic[V]):
     """A document's name, its type, and what it is before anybody wrote it."""
 
     name: str
@@ -104,7 +104,7 @@ class Kind(Generic[V]):
 class Document(Generic[V]):
     """A document in the object store, to be read and changed."""
 
-    def __init__(self, blobs: Blobs, kind: Kind[V]) -> None:
+    def __init__(self, blobs: Blobs, kind: DocumentType[V]) -> None:
         self._blobs = blobs
         self.kind = kind
 
@@ -176,10 +176,10 @@ POLLS: Final = counter(
 )
 
 
-class Polled(Generic[V]):
+class FollowedDocument(Generic[V]):
     """The newest good version of one document that this process knows."""
 
-    def __init__(self, kind: Kind[V], on_change: Callable[[V], None] | None = None) -> None:
+    def __init__(self, kind: DocumentType[V], on_change: Callable[[V], None] | None = None) -> None:
         self.kind = kind
         self.value = kind.empty
         self._on_change = on_change
@@ -199,10 +199,10 @@ class Polled(Generic[V]):
             self._on_change(value)
 
 
-class _Followed:
+class _DocumentState:
     """One document and where this process stands with it."""
 
-    def __init__(self, polled: Polled[Any], folder: Path) -> None:
+    def __init__(self, polled: FollowedDocument[Any], folder: Path) -> None:
         self.polled = polled
         self.copy = folder / f"{polled.kind.name}.json"
         self.etag: str | None = None
@@ -211,21 +211,21 @@ class _Followed:
         self.asked_s = float("-inf")
 
 
-class Polling:
+class DocumentPoller:
     """Follows documents for one process. Owner of its task: `start`, then `close`."""
 
     def __init__(
         self,
         blobs: Blobs,
         folder: Path,
-        polled: Sequence[Polled[Any]],
+        polled: Sequence[FollowedDocument[Any]],
         *,
         every_s: float = POLL_EVERY_S,
     ) -> None:
         self._blobs = blobs
         self._folder = folder
         self._every_s = every_s
-        self._followed = {one.kind.name: _Followed(one, folder) for one in polled}
+        self._followed = {one.kind.name: _DocumentState(one, folder) for one in polled}
         self._lock: int | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_asked = asyncio.Event()
@@ -294,7 +294,7 @@ class Polling:
             self._lock = descriptor
         return True
 
-    async def _ask(self, followed: _Followed) -> None:
+    async def _ask(self, followed: _DocumentState) -> None:
         followed.asked_s = asyncio.get_running_loop().time()
         try:
             outcome = await self._ask_store(followed)
@@ -310,7 +310,7 @@ class Polling:
             self._tell_once(followed, "document_not_asked", type(error).__name__)
         bound(POLLS, "media_document_polls_total", outcome=outcome).inc()
 
-    async def _ask_store(self, followed: _Followed) -> str:
+    async def _ask_store(self, followed: _DocumentState) -> str:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             found = await self._blobs.read(followed.polled.kind.key, unless=followed.etag)
         if found is None:
@@ -330,7 +330,7 @@ class Polling:
         await self._put_back(followed, f"is older than version {value.version}")
         return "refused"
 
-    async def _put_back(self, followed: _Followed, why: str) -> None:
+    async def _put_back(self, followed: _DocumentState, why: str) -> None:
         log.warning("document_put_back", document=followed.polled.kind.name, why=why)
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
@@ -351,7 +351,7 @@ class Polling:
             except (OSError, HeadraceError) as error:
                 self._tell_once(followed, "copy_refused", str(error))
 
-    def _tell_once(self, followed: _Followed, event: str, reason: str) -> None:
+    def _tell_once(self, followed: _DocumentState, event: str, reason: str) -> None:
         """Log, unless it is what was logged last: a store may be away for hours."""
         if followed.told != (told := f"{event} {reason}"):
             followed.told = told

@@ -16,7 +16,7 @@ from headrace.kernel.logs import logger
 from headrace.media.cluster.cluster_config import PREFIX
 from headrace.media.cluster.hop import NOTHING, REPLY_FIELD, HopSigner
 from headrace.media.cluster.membership import Member
-from headrace.media.cluster.peers import Asked, Peer, PeerLost, target_of
+from headrace.media.cluster.peers import Peer, PeerLost, PeerRequest, target_of
 
 log = logger(__name__)
 ANSWER_TIMEOUT_S: Final = 3.0
@@ -30,7 +30,7 @@ class NodeNameTaken(Conflict):
     code = "media.node_name_taken"
 
 
-async def require_name_free(
+async def require_unique_name(
     entered: Member, own: Member, signer: HopSigner, listen: tuple[str, int]
 ) -> None:
     """Raises: NodeNameTaken, where `entered`, the entry of our name, is another node's that answers."""
@@ -62,11 +62,11 @@ def is_local(address: str, listen: tuple[str, int]) -> bool:
 async def _answers(entered: Member, signer: HopSigner) -> bool:
     peer = Peer(entered, signer, timeout_s=ANSWER_TIMEOUT_S)
     try:
-        answer = await peer.ask(Asked("HEAD", target_of(_NOWHERE)))
+        answer = await peer.request(PeerRequest("HEAD", target_of(_NOWHERE)))
     except PeerLost:
         return False
     finally:
         peer.close()
     # A full one, and one that misses its store, prove nothing: it is asked again before its name is taken.
     proof = answer.fields.get(REPLY_FIELD, "")
-    return answer.status == 503 or signer.is_proven(answer.mac, proof, NOTHING)
+    return answer.status == 503 or signer.is_authentic(answer.mac, proof, NOTHING)

@@ -80,7 +80,7 @@ class Hop:
     mac: str
 
 
-class Told(NamedTuple):
+class AnswerSpan(NamedTuple):
     """What an answer says it carries: a span of one version. A HEAD's is the whole, a 404's is nothing."""
 
     etag: str
@@ -88,10 +88,10 @@ class Told(NamedTuple):
     length_bytes: int
 
 
-NOTHING: Final = Told("", 0, 0)
+NOTHING: Final = AnswerSpan("", 0, 0)
 
 
-class Proven(NamedTuple):
+class VerifiedHop(NamedTuple):
     """A hop whose field is right for its request; `HopGuard.accept` says whether it is new."""
 
     hop: Hop
@@ -110,9 +110,9 @@ class HopSigner:
         self._sender = sender
         self._now_s = now_s
 
-    def line(self) -> HopLine:
+    def sequence(self) -> HopSequence:
         """What signs the requests of one new connection."""
-        return HopLine(self)
+        return HopSequence(self)
 
     def sign(self, order: str, to: str, covered: str, generation: int) -> tuple[str, str]:
         """The field's value, and its HMAC alone. `order` is connection and counter."""
@@ -121,12 +121,12 @@ class HopSigner:
         mac = self._key.sign(f"hop\n{text}\n{covered}".encode()).hex()
         return f"{text};{mac}", mac
 
-    def is_proven(self, mac: str, reply: str, told: Told) -> bool:
+    def is_authentic(self, mac: str, reply: str, span: AnswerSpan) -> bool:
         """Whether `reply` is the asked node's own to the request of `mac`, and tells just this."""
-        return self._key.verify(_proof(mac, told), _unhex(reply))
+        return self._key.verify(_proof(mac, span), _unhex(reply))
 
 
-class HopLine:
+class HopSequence:
     """Numbers and signs the requests of one connection."""
 
     __slots__ = ("_connection", "_counter", "_signer")
@@ -161,9 +161,9 @@ class HopGuard:
         if value is None:
             return None
         covered = covered_by(request.method, request.target, request.fields)
-        return self.accept(self.prove(value, covered))
+        return self.accept(self.verify(value, covered))
 
-    def prove(self, value: str, covered: str) -> Proven:
+    def verify(self, value: str, covered: str) -> VerifiedHop:
         """The hop of a field that vouches for `covered`, and nothing remembered of it. Raises: HopRefused."""
         text, _, mac = value.rpartition(";")
         parts = value.split(";")
@@ -180,9 +180,9 @@ class HopGuard:
         if parts[3] != self._name:
             raise _refused("is meant for another node")
         hop = Hop(parts[2], int(parts[7]), key, mac)
-        return Proven(hop, parts[5], int(parts[6]), int(parts[4]) / 1000)
+        return VerifiedHop(hop, parts[5], int(parts[6]), int(parts[4]) / 1000)
 
-    def accept(self, proven: Proven) -> Hop:
+    def accept(self, proven: VerifiedHop) -> Hop:
         """The hop, if it is of now and came for the first time. Raises: HopRefused."""
         hop, connection, counter, moment_s = proven
         now_s = self._now_s()
@@ -257,22 +257,22 @@ class HopGate:
                 )
         return hop
 
-    def prove(self, value: str, covered: str, key: str) -> Proven | None:
+    def verify(self, value: str, covered: str, key: str) -> VerifiedHop | None:
         """The hop of a field that vouches for `covered`; None: it goes the way of `hop_of`, which remembers and tells."""
         if self._guard is None:
             return None
         try:
-            proven = self._guard.prove(value, covered)
+            proven = self._guard.verify(value, covered)
         except HopRefused:
             return None
         is_known = proven.hop.generation <= self._generations.generation(key)
         return proven if is_known and proven.hop.sender != self._name else None
 
-    def accept(self, proven: Proven, told: Told) -> str | None:
+    def accept(self, proven: VerifiedHop, span: AnswerSpan) -> str | None:
         """What the answer to a new hop proves itself with; None: `hop_of` refuses it."""
         assert self._guard is not None, "who proved it had a guard"
         try:
-            return reply_of(self._guard.accept(proven), told)
+            return reply_of(self._guard.accept(proven), span)
         except HopRefused:
             return None
 
@@ -280,7 +280,7 @@ class HopGate:
         self, hop: Hop, etag: str, start: int, length_bytes: int
     ) -> tuple[tuple[str, str], ...]:
         """What an answer to `hop` proves itself with; a HEAD's span is the whole, a 404's is empty."""
-        return (("X-Headrace-Reply", reply_of(hop, Told(etag, start, length_bytes))),)
+        return (("X-Headrace-Reply", reply_of(hop, AnswerSpan(etag, start, length_bytes))),)
 
 
 def covered_by(method: str, target: str, fields: Mapping[str, str]) -> str:
@@ -293,13 +293,13 @@ def covered_text(method: str, target: str, span: str, if_match: str) -> str:
     return f"{method}\n{target}\n{span}\n{if_match}"
 
 
-def reply_of(hop: Hop, told: Told) -> str:
+def reply_of(hop: Hop, span: AnswerSpan) -> str:
     """The value of the reply field that proves an answer to `hop`."""
-    return hop.key.sign(_proof(hop.mac, told)).hex()
+    return hop.key.sign(_proof(hop.mac, span)).hex()
 
 
-def _proof(mac: str, told: Told) -> bytes:
-    return f"reply\n{mac}\n{told.etag}\n{told.start}\n{told.length_bytes}".encode()
+def _proof(mac: str, span: AnswerSpan) -> bytes:
+    return f"reply\n{mac}\n{span.etag}\n{span.start}\n{span.length_bytes}".encode()
 
 
 def _is_number(text: str) -> bool:

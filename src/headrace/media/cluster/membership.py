@@ -20,7 +20,7 @@ from msgspec import Meta
 from headrace.engines.blobs import Blobs
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import InvalidInput, NotFound
-from headrace.media.cluster.cluster_config import Document, Kind
+from headrace.media.cluster.cluster_config import Document, DocumentType
 from headrace.media.model import REPLICAS_MAX, WEIGHT_MAX, WEIGHT_MIN, MediaConfig
 from headrace.media.partitions import CANDIDATES_MAX, Candidate
 
@@ -85,7 +85,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-MEMBERSHIP: Final[Kind[Membership]] = Kind("membership", Membership, Membership())
+MEMBERSHIP: Final[DocumentType[Membership]] = DocumentType("membership", Membership, Membership())
 
 
 class Roster:

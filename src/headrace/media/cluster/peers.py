@@ -20,21 +20,21 @@ from typing import Final, NamedTuple
 from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import Unavailable
 from headrace.media.cluster.health import PROBE_TIMEOUT_S, Health
-from headrace.media.cluster.hop import REPLY_FIELD, HopLine, HopSigner, covered_text
+from headrace.media.cluster.hop import REPLY_FIELD, HopSequence, HopSigner, covered_text
 from headrace.media.cluster.membership import Member
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.sources import Coming
+from headrace.media.sources import PartialBlock
 
 CONNECT_TIMEOUT_S: Final = 0.5
 SLOW_S: Final = 0.5
-LINES_MAX: Final = 128
+CONNECTIONS_MAX: Final = 128
 """Exchanges with one peer at once; more wait."""
-LINES_KEPT: Final = 32
+IDLE_MAX: Final = 32
 FIRST_BYTES: Final = 20 * 1024
 """What is received at once while the head is not known: it and a small body with it."""
 BODY_BYTES_MAX: Final = BLOCK_BYTES
 NO_BODY: Final = frozenset({204, 304})
-_NOBODY: Final = "nobody waits for the answer any more"
+_NO_CALLER: Final = "nobody waits for the answer any more"
 
 
 class PeerLost(Unavailable):
@@ -48,7 +48,7 @@ class PeerLost(Unavailable):
         self.is_unheard = is_unheard
 
 
-Head = tuple[int, dict[str, str], Coming]
+Head = tuple[int, dict[str, str], PartialBlock]
 """Status, fields and the body on its way."""
 PLAIN_HEAD: Final = re.compile(
     rb"HTTP/1\.1 206 Partial Content\r\nDate: [\x20-\x7e]+\r\nETag: ([\x21-\x7e]+)\r\n"
@@ -60,16 +60,16 @@ PLAIN_HEAD: Final = re.compile(
 """How a node of ours answers a hop for a part of an object: read in a tenth of the time."""
 
 
-class Answer(NamedTuple):
+class PeerResponse(NamedTuple):
     """What a peer said; names of fields are in lower case. `mac` is that of the hop that asked."""
 
     status: int
     fields: dict[str, str]
-    body: Coming
+    body: PartialBlock
     mac: str
 
 
-class Asked(NamedTuple):
+class PeerRequest(NamedTuple):
     """One request to a peer: `span` and `if_match` are the values of the fields Range and If-Match."""
 
     method: str
@@ -81,10 +81,10 @@ class Asked(NamedTuple):
     generation: int = 0
 
 
-class _Line(asyncio.BufferedProtocol):
+class PeerConnection(asyncio.BufferedProtocol):
     """One connection. Bytes that nobody asked for end it."""
 
-    def __init__(self, signing: HopLine, on_lost: Callable[[_Line], None]) -> None:
+    def __init__(self, signing: HopSequence, on_lost: Callable[[PeerConnection], None]) -> None:
         self.signing = signing
         self.is_open = False
         self.watch: asyncio.TimerHandle | None = None
@@ -92,12 +92,12 @@ class _Line(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._tell: Callable[[Head | PeerLost], None] | None = None
         """Who waits for the head of the exchange under way."""
-        self._on_end: Callable[[_Line], None] | None = None
+        self._on_end: Callable[[PeerConnection], None] | None = None
         """Called once, when the exchange under way is over; None: none is."""
         self._is_head_request = False
         self._head = bytearray(FIRST_BYTES)
         self._filled = 0
-        self._body: Coming | None = None
+        self._body: PartialBlock | None = None
 
     def begin(
         self,
@@ -105,7 +105,7 @@ class _Line(asyncio.BufferedProtocol):
         tell: Callable[[Head | PeerLost], None],
         *,
         is_head_request: bool,
-        on_end: Callable[[_Line], None],
+        on_end: Callable[[PeerConnection], None],
     ) -> None:
         """Send a request; `tell` hears once of its status, fields and body to come, or why there are none."""
         assert self._on_end is None, "one exchange at a time"
@@ -115,8 +115,8 @@ class _Line(asyncio.BufferedProtocol):
         assert self._transport is not None
         self._transport.write(head)
 
-    def ask(
-        self, head: bytes, *, is_head_request: bool, on_end: Callable[[_Line], None]
+    def request(
+        self, head: bytes, *, is_head_request: bool, on_end: Callable[[PeerConnection], None]
     ) -> asyncio.Future[Head]:
         """The same to be awaited. Raises (from the future): PeerLost."""
         coming: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
@@ -177,7 +177,7 @@ class _Line(asyncio.BufferedProtocol):
             raise ValueError("its body has another length than it may")
         data = bytearray(length_bytes)
         data[:begun_bytes] = memoryview(self._head)[end + 4 : self._filled]
-        body = self._body = Coming(data, begun_bytes)
+        body = self._body = PartialBlock(data, begun_bytes)
         if fields.get("connection", "").lower() == "close":
             self.is_open = False
         tell, self._tell = self._tell, None
@@ -185,7 +185,7 @@ class _Line(asyncio.BufferedProtocol):
             tell((status, fields, body))
         self._end_if_whole(body)
 
-    def _end_if_whole(self, body: Coming) -> None:
+    def _end_if_whole(self, body: PartialBlock) -> None:
         if body.filled_bytes == body.length_bytes:
             self._filled, self._body = 0, None
             self._end()
@@ -207,27 +207,29 @@ class _Line(asyncio.BufferedProtocol):
             on_end(self)
 
 
-class Asking:
+class PendingRequest:
     """An exchange that somebody waits for without a task."""
 
     __slots__ = ("_line", "_mac", "_tell")
 
-    def __init__(self, line: _Line, mac: str, tell: Callable[[Answer | PeerLost], None]) -> None:
-        self._line = line
+    def __init__(
+        self, connection: PeerConnection, mac: str, tell: Callable[[PeerResponse | PeerLost], None]
+    ) -> None:
+        self._line = connection
         self._mac = mac
-        self._tell: Callable[[Answer | PeerLost], None] | None = tell
+        self._tell: Callable[[PeerResponse | PeerLost], None] | None = tell
 
     def take(self, head: Head | PeerLost) -> None:
         """The head is here, or lost."""
         tell, self._tell = self._tell, None
         if tell is not None:
-            tell(head if isinstance(head, PeerLost) else Answer(*head, self._mac))
+            tell(head if isinstance(head, PeerLost) else PeerResponse(*head, self._mac))
 
     def cancel(self) -> None:
         """Nobody waits for the head any more; nothing once it is here."""
         if self._tell is not None:
             self._tell = None
-            self._line.fail(PeerLost(_NOBODY))
+            self._line.fail(PeerLost(_NO_CALLER))
 
 
 class Peer:
@@ -249,82 +251,90 @@ class Peer:
         self._signer = signer
         self._timeout_s = timeout_s
         self._on_slow = on_slow
-        self._turns = asyncio.Semaphore(LINES_MAX)
-        self._idle: list[_Line] = []
-        self._busy: set[_Line] = set()
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._idle: list[PeerConnection] = []
+        self._busy: set[PeerConnection] = set()
 
-    async def ask(self, asked: Asked) -> Answer:
+    async def request(self, request: PeerRequest) -> PeerResponse:
         """Its answer, whatever the status, once the head is here.
 
         Asked once more where a kept connection ended unheard: the other side may have found it idle too long.
 
         Raises: PeerLost.
         """
-        await self._take_turn()
-        line = self._take_idle()
-        if line is not None:
+        await self._take_slot()
+        connection = self._take_idle()
+        if connection is not None:
             try:
-                return await self._exchange(line, asked)
+                return await self._exchange(connection, request)
             except PeerLost as error:
                 if not error.is_unheard or not self.health.is_usable:
                     raise
-            await self._take_turn()
+            await self._take_slot()
         try:
-            line = await self._connect()
+            connection = await self._connect()
         except BaseException:
-            self._turns.release()
+            self._slots.release()
             raise
-        return await self._exchange(line, asked)
+        return await self._exchange(connection, request)
 
-    def ask_now(self, asked: Asked, tell: Callable[[Answer | PeerLost], None]) -> Asking | None:
+    def request_now(
+        self, request: PeerRequest, tell: Callable[[PeerResponse | PeerLost], None]
+    ) -> PendingRequest | None:
         """Ask on a kept connection, if one is free: `tell` hears what `ask` returns or raises. None: nothing was done.
 
         One that was lost unheard is told as well: the caller then asks again.
         """
-        line = self._take_idle() if not self._turns.locked() else None
-        if line is None:
+        connection = self._take_idle() if not self._slots.locked() else None
+        if connection is None:
             return None
         with suppress(StopIteration):
-            self._turns.acquire().send(None)  # ends at its first step, where it need not wait
-        head, mac = self._head(line, asked)
-        asking = Asking(line, mac, tell)
-        is_head_request = asked.method == "HEAD"
-        line.begin(head, asking.take, is_head_request=is_head_request, on_end=self._end_exchange)
+            self._slots.acquire().send(None)  # ends at its first step, where it need not wait
+        head, mac = self._head(connection, request)
+        asking = PendingRequest(connection, mac, tell)
+        is_head_request = request.method == "HEAD"
+        connection.begin(
+            head, asking.take, is_head_request=is_head_request, on_end=self._end_exchange
+        )
         # Last, while the peer is at work.
-        self._begin_exchange(line)
+        self._begin_exchange(connection)
         return asking
 
     async def probe(self) -> bool:
         """Whether it says that it serves, over a connection of its own."""
-        line: _Line | None = None
+        connection: PeerConnection | None = None
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                line = await self._connect()
+                connection = await self._connect()
                 head = f"GET /healthz HTTP/1.1\r\nHost: {self.address}\r\n\r\n".encode()
-                status, _, _ = await line.ask(head, is_head_request=False, on_end=_nothing)
+                status, _, _ = await connection.request(
+                    head, is_head_request=False, on_end=_nothing
+                )
         except (PeerLost, TimeoutError):
             return False
         finally:
-            if line is not None:
-                line.close()
+            if connection is not None:
+                connection.close()
         return status == 200
 
     def drop(self) -> None:
         """End every connection: whoever waits asks the next node."""
-        for line in [*self._idle, *self._busy]:
-            line.close()
+        for connection in [*self._idle, *self._busy]:
+            connection.close()
 
     def close(self) -> None:
         """End every connection and keep no new one."""
         self.health.is_usable = False
         self.drop()
 
-    async def _connect(self) -> _Line:
+    async def _connect(self) -> PeerConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, line = await loop.create_connection(
-                    lambda: _Line(self._signer.line(), self._forget), self._host, self._port
+                _, connection = await loop.create_connection(
+                    lambda: PeerConnection(self._signer.sequence(), self._forget),
+                    self._host,
+                    self._port,
                 )
         except (OSError, socket.gaierror) as error:
             # TimeoutError is an OSError: a peer that drops packets is as gone as one that refuses.
@@ -332,62 +342,64 @@ class Peer:
                 f"node {self.name} at {self.address} cannot be reached ({type(error).__name__})",
                 is_gone=not isinstance(error, TimeoutError),
             ) from error
-        return line
+        return connection
 
-    async def _take_turn(self) -> None:
+    async def _take_slot(self) -> None:
         """Wait while LINES_MAX exchanges are under way; a timeout is made only where one has to wait."""
-        if not self._turns.locked():
-            await self._turns.acquire()
+        if not self._slots.locked():
+            await self._slots.acquire()
             return
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._turns.acquire()
+                await self._slots.acquire()
         except TimeoutError as error:
             raise PeerLost(f"node {self.name} has no turn in {self._timeout_s:g} s") from error
 
-    def _take_idle(self) -> _Line | None:
+    def _take_idle(self) -> PeerConnection | None:
         while self._idle:
-            line = self._idle.pop()
-            if line.is_open:
-                return line
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
         return None
 
-    async def _exchange(self, line: _Line, asked: Asked) -> Answer:
+    async def _exchange(self, connection: PeerConnection, request: PeerRequest) -> PeerResponse:
         """Ask on `line`; the turn is given back when the body is here or lost."""
-        head, mac = self._head(line, asked)
-        self._begin_exchange(line)
-        coming = line.ask(head, is_head_request=asked.method == "HEAD", on_end=self._end_exchange)
+        head, mac = self._head(connection, request)
+        self._begin_exchange(connection)
+        coming = connection.request(
+            head, is_head_request=request.method == "HEAD", on_end=self._end_exchange
+        )
         try:
-            return Answer(*await coming, mac)
+            return PeerResponse(*await coming, mac)
         except asyncio.CancelledError:
-            line.fail(PeerLost(_NOBODY))
+            connection.fail(PeerLost(_NO_CALLER))
             raise
 
-    def _begin_exchange(self, line: _Line) -> None:
-        line.watch = asyncio.get_running_loop().call_later(SLOW_S, self._is_slow, line)
-        self._busy.add(line)
+    def _begin_exchange(self, connection: PeerConnection) -> None:
+        connection.watch = asyncio.get_running_loop().call_later(SLOW_S, self._is_slow, connection)
+        self._busy.add(connection)
 
-    def _end_exchange(self, line: _Line) -> None:
-        if line.watch is not None:
-            line.watch.cancel()
-        self._busy.discard(line)
-        self._turns.release()
-        if line.is_open and self.health.is_usable and len(self._idle) < LINES_KEPT:
-            self._idle.append(line)
+    def _end_exchange(self, connection: PeerConnection) -> None:
+        if connection.watch is not None:
+            connection.watch.cancel()
+        self._busy.discard(connection)
+        self._slots.release()
+        if connection.is_open and self.health.is_usable and len(self._idle) < IDLE_MAX:
+            self._idle.append(connection)
         else:
-            line.close()
+            connection.close()
 
-    def _is_slow(self, line: _Line) -> None:
+    def _is_slow(self, connection: PeerConnection) -> None:
         """One timer an exchange: first for whoever wants to know, then as its end."""
         left_s = max(0.0, self._timeout_s - SLOW_S)
         error = PeerLost(f"node {self.name} did not answer in {self._timeout_s:g} s")
-        line.watch = asyncio.get_running_loop().call_later(left_s, line.fail, error)
+        connection.watch = asyncio.get_running_loop().call_later(left_s, connection.fail, error)
         self._on_slow(self)
 
-    def _head(self, line: _Line, asked: Asked) -> tuple[bytes, str]:
-        method, target, span, if_match, fields, generation = asked
+    def _head(self, connection: PeerConnection, request: PeerRequest) -> tuple[bytes, str]:
+        method, target, span, if_match, fields, generation = request
         covered = covered_text(method, target, span, if_match)
-        value, mac = line.signing.sign(self.name, covered, generation)
+        value, mac = connection.signing.sign(self.name, covered, generation)
         # Spelled as players spell it, and the hop last: what differs between two requests stands in two lines.
         text = f"{method} {target} HTTP/1.1\r\nHost: {self.address}\r\n"
         if if_match:
@@ -398,12 +410,12 @@ class Peer:
             text += f"Range: {span}\r\n"
         return f"{text}X-Headrace-Hop: {value}\r\n\r\n".encode("latin-1"), mac
 
-    def _forget(self, line: _Line) -> None:
-        if line in self._idle:
-            self._idle.remove(line)
+    def _forget(self, connection: PeerConnection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
 
 
-def _nothing(_: _Line) -> None:
+def _nothing(_: PeerConnection) -> None:
     """A probe's connection is closed by whoever probes."""
 
 
@@ -441,8 +453,8 @@ def parse_answer_head(data: bytes) -> tuple[int, dict[str, str]]:
     if version != "HTTP/1.1" or not (status.isascii() and status.isdecimal() and len(status) == 3):
         raise ValueError("its first line is no status")
     fields: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
+    for connection in lines:
+        name, colon, value = connection.partition(":")
         name = name.lower()
         if not colon or name in fields:
             raise ValueError("a field is malformed or came twice")

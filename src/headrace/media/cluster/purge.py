@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from headrace.engines.blobs import KEY_CHARACTERS_MAX, Blobs, require_key
 from headrace.kernel.errors import InvalidInput
-from headrace.media.cluster.cluster_config import Document, Kind, Polled
+from headrace.media.cluster.cluster_config import Document, DocumentType, FollowedDocument
 
 ENTRIES_MAX: Final = 2000
 ENTRIES_KEPT: Final = 1000
@@ -52,10 +52,10 @@ class PurgeList(msgspec.Struct, frozen=True, kw_only=True):
     purges: tuple[Purge, ...] = ()
 
 
-PURGES: Final[Kind[PurgeList]] = Kind("purges", PurgeList, PurgeList())
+PURGES: Final[DocumentType[PurgeList]] = DocumentType("purges", PurgeList, PurgeList())
 
 
-class Generations(Polled[PurgeList]):
+class Generations(FollowedDocument[PurgeList]):
     """The generation of every key, as this process knows it; give it to a `Polling`."""
 
     def __init__(self) -> None:

@@ -25,9 +25,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.media.cluster.peers import Answer, Peer, PeerLost
+from headrace.media.cluster.peers import Peer, PeerLost, PeerResponse
 from headrace.media.model import Shape
-from headrace.media.sources import Coming, Span
+from headrace.media.sources import PartialBlock, Span
 
 if TYPE_CHECKING:
     pass
@@ -44,20 +44,20 @@ from headrace.kernel.single_flight import SingleFlight
 from headrace.media.cluster.hop import (
     NOTHING,
     REPLY_FIELD,
+    AnswerSpan,
     Hop,
     HopSigner,
-    Told,
 )
-from headrace.media.cluster.peers import Asked, target_of
+from headrace.media.cluster.peers import PeerRequest, target_of
 from headrace.media.cluster.purge import Generations
 from headrace.media.errors import ObjectUnknown, SourceCut
 from headrace.media.model import BLOCK_BYTES, content_address
-from headrace.media.partitions import Table, partition_of
+from headrace.media.partitions import PartitionTable, partition_of
 from headrace.media.ranges import parse_http_date_s
 from headrace.media.sources import Source
 
 
-class Flight(NamedTuple):
+class BlockRequest(NamedTuple):
     """Which bytes are asked for."""
 
     key: str
@@ -66,39 +66,39 @@ class Flight(NamedTuple):
     span: Span
 
 
-class Flying(NamedTuple):
+class PeerFetch(NamedTuple):
     """A flight that has begun: of which shape, from whom, since when."""
 
-    flight: Flight
+    request: BlockRequest
     shape: Shape
     peer: Peer
     began_s: float
 
 
-class Heard(NamedTuple):
+class PeerReply(NamedTuple):
     """What a peer answered, or how it was lost, before anybody could wait for it."""
 
     peer: Peer
-    answer: Answer | PeerLost
+    answer: PeerResponse | PeerLost
 
 
-class SoloFlight:
+class DirectFetch:
     """A block that is asked for without a task, as long as its first peer gives it; `is_begun`: a connection was free."""
 
     __slots__ = ("_asked", "_asking", "_flying", "_source", "_task", "_tell", "is_begun")
 
     def __init__(
-        self, source: PeerSource, flying: Flying, tell: Callable[[Coming | None], None]
+        self, source: PeerSource, fetch: PeerFetch, tell: Callable[[PartialBlock | None], None]
     ) -> None:
         self._source = source
-        self._flying = flying
+        self._flying = fetch
         self._tell = tell
-        self._task: asyncio.Task[Coming] | None = None
-        self._asked = source.asked_for(flying.flight)
-        self._asking = flying.peer.ask_now(self._asked, self._take)
+        self._task: asyncio.Task[PartialBlock] | None = None
+        self._asked = source.asked_for(fetch.request)
+        self._asking = fetch.peer.request_now(self._asked, self._take)
         self.is_begun = self._asking is not None
         if self.is_begun:
-            source.flights.begin(flying.flight)
+            source.block_requests.begin(fetch.request)
 
     def cancel(self) -> None:
         """Nobody waits for it any more; nothing once it was told."""
@@ -107,14 +107,14 @@ class SoloFlight:
             self._task.cancel()
         elif self._asking is not None:
             self._asking.cancel()
-            self._source.flights.fail(self._flying.flight, asyncio.CancelledError())
+            self._source.block_requests.fail(self._flying.request, asyncio.CancelledError())
 
-    def _take(self, answer: Answer | PeerLost) -> None:
+    def _take(self, answer: PeerResponse | PeerLost) -> None:
         self._asking = None
-        flying = self._flying
+        fetch = self._flying
         if isinstance(answer, PeerLost) or not self._source.is_good(answer, self._asked):
-            heard = Heard(flying.peer, answer)
-            going_on = self._source.begin_flight(flying.flight, flying.shape, heard)
+            reply = PeerReply(fetch.peer, answer)
+            going_on = self._source.fetch_block(fetch.request, fetch.shape, reply)
             self._task = self._source.begin_task(going_on)
             self._task.add_done_callback(self._end)
             return
@@ -122,22 +122,22 @@ class SoloFlight:
             self._tell(answer.body)
         finally:
             # Last, since the client waits for its first byte.
-            self._source.follow(answer.body, flying)
-            self._source.flights.finish(flying.flight, answer.body)
+            self._source.follow(answer.body, fetch)
+            self._source.block_requests.finish(fetch.request, answer.body)
 
-    def _end(self, task: asyncio.Task[Coming]) -> None:
+    def _end(self, task: asyncio.Task[PartialBlock]) -> None:
         """What came of the other nodes; a task may be cancelled before its first step, so this is no part of it."""
-        flight, flights = self._flying.flight, self._source.flights
+        request, block_requests = self._flying.request, self._source.block_requests
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
-            flights.finish(flight, task.result())
+            block_requests.finish(request, task.result())
             self._tell(task.result())
         else:
-            flights.fail(flight, error)
+            block_requests.fail(request, error)
             self._tell(None)
 
 
-def _nobody(_: Coming | None) -> None:
+def _nobody(_: PartialBlock | None) -> None:
     """Who asked is gone."""
 
 
@@ -189,15 +189,15 @@ class Router:
         self.own = own
         self.origin = origin
         self.name = name
-        self.table: Table | None = None
+        self.table: PartitionTable | None = None
         self.peers: Mapping[str, Peer] = {}
         self.generations = generations
         self.shapes: dict[str, _Kept] = {}
-        self.asking_shapes: SingleFlight[str, Shape] = SingleFlight()
-        self.asking_blocks: SingleFlight[Flight, Coming] = SingleFlight()
-        self.coming: dict[Flight, Coming] = {}
+        self.shape_requests: SingleFlight[str, Shape] = SingleFlight()
+        self.block_requests: SingleFlight[BlockRequest, PartialBlock] = SingleFlight()
+        self.coming: dict[BlockRequest, PartialBlock] = {}
         """Blocks that come in: whoever asks for one of them meanwhile shares it."""
-        self.mending: set[asyncio.Task[Any]] = set()
+        self.repairs: set[asyncio.Task[Any]] = set()
         self.signer = signer
         self.on_peer_out = on_peer_out
         self._dc = dc
@@ -209,7 +209,7 @@ class Router:
             return self.own
         return PeerSource(self, tuple(onward)) if onward else self.peer_source
 
-    def is_kept_here(self, key: str) -> bool:
+    def is_replica(self, key: str) -> bool:
         """Whether this node is one of the replicas of `key`, whoever else lives."""
         return self.table is None or self.name in self.table.owners(partition_of(key))
 
@@ -245,9 +245,9 @@ class PeerSource:
         self._onward = onward
 
     @property
-    def flights(self) -> SingleFlight[Flight, Coming]:
+    def block_requests(self) -> SingleFlight[BlockRequest, PartialBlock]:
         """Blocks that are being asked for."""
-        return self._router.asking_blocks
+        return self._router.block_requests
 
     def shape_now(self, key: str) -> Shape | None:
         """See `Source`."""
@@ -261,84 +261,86 @@ class PeerSource:
         known = self.shape_now(key)
         if known is not None:
             return known
-        return await self._router.asking_shapes.join(key, lambda: self._ask_shape(key))
+        return await self._router.shape_requests.join(key, lambda: self._find_shape(key))
 
     async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
         """See `Source`. Raises: SourceCut, StoreUnavailable."""
         coming = await self.begin_block(key, shape, number, span)
         return await coming.whole()
 
-    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> Coming:
+    async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:
         """The bytes of `span` of a block, as soon as a peer's answer has proved itself; they come in meanwhile.
 
         Raises: SourceCut, StoreUnavailable.
         """
-        flight = Flight(key, shape.etag, number, span)
-        coming = self._router.coming.get(flight)
+        request = BlockRequest(key, shape.etag, number, span)
+        coming = self._router.coming.get(request)
         if coming is not None:
             return coming
-        return await self._router.asking_blocks.join(
-            flight, lambda: self.begin_flight(flight, shape)
+        return await self._router.block_requests.join(
+            request, lambda: self.fetch_block(request, shape)
         )
 
-    def ask_now(
-        self, flight: Flight, shape: Shape, tell: Callable[[Coming | None], None]
-    ) -> SoloFlight | None:
+    def request_now(
+        self, request: BlockRequest, shape: Shape, tell: Callable[[PartialBlock | None], None]
+    ) -> DirectFetch | None:
         """`begin_block` without a task: `tell` hears what comes in, or None: it is to be asked for in the usual way.
 
         None: nothing was done, since others ask for the same or no kept connection is free.
         """
         router = self._router
-        if flight in router.coming or flight in router.asking_blocks:
+        if request in router.coming or request in router.block_requests:
             return None
-        for peer in router.others(flight.key):
-            solo = SoloFlight(self, Flying(flight, shape, peer, time.perf_counter()), tell)
+        for peer in router.others(request.key):
+            solo = DirectFetch(self, PeerFetch(request, shape, peer, time.perf_counter()), tell)
             return solo if solo.is_begun else None
         return None
 
-    async def begin_flight(
-        self, flight: Flight, shape: Shape, heard: Heard | None = None
-    ) -> Coming:
+    async def fetch_block(
+        self, request: BlockRequest, shape: Shape, reply: PeerReply | None = None
+    ) -> PartialBlock:
         """The bytes of whoever of the replicas gives them; `heard` is what one of them said already."""
         began_s = time.perf_counter()
-        for peer in self._router.others(flight.key):
-            coming = await self._ask_block(peer, flight, heard)
-            if coming is not None and self.follow(coming, Flying(flight, shape, peer, began_s)):
+        for peer in self._router.others(request.key):
+            coming = await self._request_block(peer, request, reply)
+            if coming is not None and self.follow(coming, PeerFetch(request, shape, peer, began_s)):
                 return coming
-        key, _, number, span = flight
-        return Coming.of(await self._router.origin.block(key, shape, number, span))
+        key, _, number, span = request
+        return PartialBlock.of(await self._router.origin.block(key, shape, number, span))
 
-    def follow(self, coming: Coming, flying: Flying) -> bool:
+    def follow(self, coming: PartialBlock, fetch: PeerFetch) -> bool:
         """Let others share what comes in, and see to its end; False: it is lost already."""
         if not coming.is_over:
-            self._router.coming[flying.flight] = coming
-            coming.on_end = partial(self._end_flight, coming, flying)
+            self._router.coming[fetch.request] = coming
+            coming.on_end = partial(self._end_flight, coming, fetch)
         elif coming.fault is None:
-            _note_whole(flying.peer, flying.began_s)
+            _note_whole(fetch.peer, fetch.began_s)
         else:
-            self._note_lost(flying.peer, coming.fault)
+            self._note_lost(fetch.peer, coming.fault)
             return False
         return True
 
-    def _end_flight(self, coming: Coming, flying: Flying, fault: HeadraceError | None) -> None:
+    def _end_flight(
+        self, coming: PartialBlock, fetch: PeerFetch, fault: HeadraceError | None
+    ) -> None:
         """All is here; or the peer was lost on the way, and the rest is taken from others."""
-        del self._router.coming[flying.flight]
+        del self._router.coming[fetch.request]
         if fault is None:
-            _note_whole(flying.peer, flying.began_s)
+            _note_whole(fetch.peer, fetch.began_s)
             return
-        self._note_lost(flying.peer, fault)
-        self.begin_task(self._mend(coming, flying))
+        self._note_lost(fetch.peer, fault)
+        self.begin_task(self._repair(coming, fetch))
 
     def begin_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Do it beside, as long as the cluster is followed."""
         task = asyncio.get_running_loop().create_task(work)
-        self._router.mending.add(task)
-        task.add_done_callback(self._router.mending.discard)
+        self._router.repairs.add(task)
+        task.add_done_callback(self._router.repairs.discard)
         return task
 
-    async def _mend(self, coming: Coming, flying: Flying) -> None:
+    async def _repair(self, coming: PartialBlock, fetch: PeerFetch) -> None:
         try:
-            coming.fill(await self._rest(coming, flying))
+            coming.fill(await self._rest(coming, fetch))
         except HeadraceError as error:
             coming.fail(error)
         except BaseException as error:
@@ -348,31 +350,31 @@ class PeerSource:
             coming.fail(cut)
             raise
 
-    async def _rest(self, coming: Coming, flying: Flying) -> bytes:
+    async def _rest(self, coming: PartialBlock, fetch: PeerFetch) -> bytes:
         """What is missing, of the next peer or the origin. Raises: SourceCut, StoreUnavailable."""
-        key, _, number, span = flying.flight
+        key, _, number, span = fetch.request
         rest = Span(span.start + coming.filled_bytes, span.end)
         for peer in self._router.others(key):
-            if peer is flying.peer:
+            if peer is fetch.peer:
                 continue
-            found = await self._ask_block(peer, flying.flight._replace(span=rest))
+            found = await self._request_block(peer, fetch.request._replace(span=rest))
             try:
                 if found is not None:
                     return await found.whole()
             except PeerLost as error:
                 self._note_lost(peer, error)
-        return await self._router.origin.block(key, flying.shape, number, rest)
+        return await self._router.origin.block(key, fetch.shape, number, rest)
 
-    async def _ask_shape(self, key: str) -> Shape:
+    async def _find_shape(self, key: str) -> Shape:
         for peer in self._router.others(key):
-            shape = await self._ask_shape_of(peer, key)
+            shape = await self._request_shape(peer, key)
             if shape is not None:
                 return shape
         return await self._router.own.shape(key)
 
-    async def _ask_shape_of(self, peer: Peer, key: str) -> Shape | None:
+    async def _request_shape(self, peer: Peer, key: str) -> Shape | None:
         generation = self._router.generations.generation(key)
-        asked = Asked("HEAD", target_of(key), fields=self._onward, generation=generation)
+        asked = PeerRequest("HEAD", target_of(key), fields=self._onward, generation=generation)
         answer = await self._ask(peer, asked)
         if answer is None:
             return None
@@ -382,20 +384,22 @@ class PeerSource:
         self._router.keep_shape(key, shape)
         return shape
 
-    def asked_for(self, flight: Flight) -> Asked:
+    def asked_for(self, request: BlockRequest) -> PeerRequest:
         """What a peer is asked for the bytes of `flight`."""
-        key, etag, number, span = flight
+        key, etag, number, span = request
         start = number * BLOCK_BYTES
         bytes_asked = f"bytes={start + span.start}-{start + span.end - 1}"
         generation = self._router.generations.generation(key)
-        return Asked("GET", target_of(key), bytes_asked, f'"{etag}"', self._onward, generation)
+        return PeerRequest(
+            "GET", target_of(key), bytes_asked, f'"{etag}"', self._onward, generation
+        )
 
-    async def _ask_block(
-        self, peer: Peer, flight: Flight, heard: Heard | None = None
-    ) -> Coming | None:
+    async def _request_block(
+        self, peer: Peer, request: BlockRequest, reply: PeerReply | None = None
+    ) -> PartialBlock | None:
         """What `peer` gives of a block, on its way; None: ask the next. Raises: SourceCut."""
-        key = flight.key
-        answer = await self._ask(peer, self.asked_for(flight), heard)
+        key = request.key
+        answer = await self._ask(peer, self.asked_for(request), reply)
         if answer is None:
             return None
         if answer.status in (404, 412):
@@ -403,22 +407,24 @@ class PeerSource:
             if answer.status == 412:
                 # It has just looked at the origin; the other replicas may know the old version still.
                 with suppress(ObjectUnknown):
-                    await self._ask_shape_of(peer, key)
+                    await self._request_shape(peer, key)
             raise SourceCut("the object was replaced or removed while it was sent")
         return answer.body
 
-    async def _ask(self, peer: Peer, asked: Asked, heard: Heard | None = None) -> Answer | None:
+    async def _ask(
+        self, peer: Peer, asked: PeerRequest, reply: PeerReply | None = None
+    ) -> PeerResponse | None:
         """A peer's answer that can be believed, or None: ask the next."""
-        said = heard.answer if heard is not None and heard.peer is peer else None
+        known = reply.answer if reply is not None and reply.peer is peer else None
         for _ in range(AHEAD_TRIES):
             began_s = time.perf_counter()
             try:
-                answer = await _hear(peer, asked, said)
+                answer = await _on_response(peer, asked, known)
             except PeerLost as error:
                 self._note_lost(peer, error)
                 return None
-            said = None
-            outcome = self._judge(answer, asked)
+            known = None
+            outcome = self._outcome_of(answer, asked)
             _COUNTED[outcome].inc()
             if outcome != "ahead":
                 break
@@ -429,10 +435,10 @@ class PeerSource:
             return answer
         if outcome not in ("ahead", "busy"):
             # One that is full, stops or misses its store says so at once, and its probes judge it.
-            self._blame(peer, f"{outcome}, status {answer.status}", is_gone=False)
+            self._count_failure(peer, f"{outcome}, status {answer.status}", is_gone=False)
         return None
 
-    def _judge(self, answer: Answer, asked: Asked) -> str:
+    def _outcome_of(self, answer: PeerResponse, asked: PeerRequest) -> str:
         """The outcome of one exchange, out of OUTCOMES."""
         if answer.status == 412 and asked.method == "GET":
             return "changed"
@@ -441,33 +447,35 @@ class PeerSource:
             signer = self._router.signer
             assert signer is not None
             proof = answer.fields.get(REPLY_FIELD, "")
-            if told is None or not signer.is_proven(answer.mac, proof, told):
+            if told is None or not signer.is_authentic(answer.mac, proof, told):
                 return "unproven"
             return "missing" if answer.status == 404 else "ok"
         return _OTHER_OUTCOMES.get(answer.status, "failed")
 
-    def is_good(self, answer: Answer, asked: Asked) -> bool:
+    def is_good(self, answer: PeerResponse, asked: PeerRequest) -> bool:
         """Whether it is the bytes that were asked for; counted if so."""
-        is_ok = self._judge(answer, asked) == "ok"
+        is_ok = self._outcome_of(answer, asked) == "ok"
         if is_ok:
             _COUNTED["ok"].inc()
         return is_ok
 
     def _note_lost(self, peer: Peer, fault: HeadraceError) -> None:
         _COUNTED["failed"].inc()
-        self._blame(peer, fault.text, is_gone=isinstance(fault, PeerLost) and fault.is_gone)
+        self._count_failure(peer, fault.text, is_gone=isinstance(fault, PeerLost) and fault.is_gone)
 
-    def _blame(self, peer: Peer, why: str, *, is_gone: bool) -> None:
+    def _count_failure(self, peer: Peer, why: str, *, is_gone: bool) -> None:
         if peer.health.fail(is_gone=is_gone):
             log.warning("peer_out", node=peer.name, why=why)
             self._router.on_peer_out(peer)
 
 
-async def _hear(peer: Peer, asked: Asked, said: Answer | PeerLost | None) -> Answer:
+async def _on_response(
+    peer: Peer, asked: PeerRequest, known: PeerResponse | PeerLost | None
+) -> PeerResponse:
     """What `peer` said, or its answer now. Raises: PeerLost."""
-    if isinstance(said, PeerLost) and not (said.is_unheard and peer.health.is_usable):
-        raise said
-    return said if isinstance(said, Answer) else await peer.ask(asked)
+    if isinstance(known, PeerLost) and not (known.is_unheard and peer.health.is_usable):
+        raise known
+    return known if isinstance(known, PeerResponse) else await peer.request(asked)
 
 
 def _note_whole(peer: Peer, began_s: float) -> None:
@@ -475,14 +483,14 @@ def _note_whole(peer: Peer, began_s: float) -> None:
     peer.health.succeed()
 
 
-def _told_by(answer: Answer, asked: Asked) -> Told | None:
+def _told_by(answer: PeerResponse, asked: PeerRequest) -> AnswerSpan | None:
     """What a believable answer to `asked` carries; None if it says something else."""
     if answer.status == 404:
         return NOTHING
     etag = answer.fields.get("etag", "").strip('"')
     length_bytes = int(answer.fields["content-length"])
     if asked.method == "HEAD":
-        return Told(etag, 0, length_bytes) if answer.status == 200 else None
+        return AnswerSpan(etag, 0, length_bytes) if answer.status == 200 else None
     part = asked.span[len("bytes=") :]
     start, _, last = part.partition("-")
     is_right = (
@@ -491,10 +499,10 @@ def _told_by(answer: Answer, asked: Asked) -> Told | None:
         and f'"{etag}"' == asked.if_match
         and length_bytes == int(last) - int(start) + 1
     )
-    return Told(etag, int(start), length_bytes) if is_right else None
+    return AnswerSpan(etag, int(start), length_bytes) if is_right else None
 
 
-def _shape_of(key: str, answer: Answer) -> Shape:
+def _shape_of(key: str, answer: PeerResponse) -> Shape:
     etag = answer.fields.get("etag", "").strip('"')
     modified_s = parse_http_date_s(answer.fields.get("last-modified", "")) or 0
     size_bytes = int(answer.fields["content-length"])

@@ -24,8 +24,8 @@ from headrace.media.errors import InvalidSimulation
 from headrace.media.http.objects import READ, WRITE
 from headrace.media.service import Media
 from headrace.media.service.local_node import OBJECTS_MAX, Disk, HotObject, Verified
-from headrace.media.service.nodes import NodeSeen, Ownership, Plan
-from headrace.media.simulate.cluster import Cluster, Simulation, SimulationBusy, simulate_apart
+from headrace.media.service.nodes import NodeInfo, Ownership, Plan
+from headrace.media.simulate.cluster import Cluster, Simulation, SimulationBusy, simulate_in_process
 
 
 class Weight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +35,7 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 @get("/v1/media/nodes", operation_id="listMediaNodes", summary="List the cache nodes", opt=READ)
-async def list_nodes(media: NamedDependency[Media]) -> Sequence[NodeSeen]:
+async def list_nodes(media: NamedDependency[Media]) -> Sequence[NodeInfo]:
     """Every node of the cluster by name: address, centre, weight, state, and its share of partitions."""
     return await media.nodes.list()
 
@@ -46,7 +46,7 @@ async def list_nodes(media: NamedDependency[Media]) -> Sequence[NodeSeen]:
     summary="Show a cache node",
     opt=READ,
 )
-async def get_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeSeen:
+async def get_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeInfo:
     """One node of the cluster."""
     return await media.nodes.get(node)
 
@@ -58,7 +58,7 @@ async def get_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeSe
     opt=WRITE,
     status_code=200,
 )
-async def drain_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeSeen:
+async def drain_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeInfo:
     """Let the others serve what the node keeps; it goes on answering. May be repeated."""
     return await media.nodes.drain(node)
 
@@ -70,7 +70,7 @@ async def drain_node(media: NamedDependency[Media], node: FromPath[str]) -> Node
     opt=WRITE,
     status_code=200,
 )
-async def undrain_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeSeen:
+async def undrain_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeInfo:
     """Let the node serve its keys again. May be repeated."""
     return await media.nodes.undrain(node)
 
@@ -83,7 +83,7 @@ async def undrain_node(media: NamedDependency[Media], node: FromPath[str]) -> No
 )
 async def put_weight(
     media: NamedDependency[Media], node: FromPath[str], data: JSONBody[Weight]
-) -> NodeSeen:
+) -> NodeInfo:
     """Let the node have `weight` times the partitions of a node of weight 1."""
     return await media.nodes.set_weight(node, data.weight)
 
@@ -166,7 +166,7 @@ async def simulate_losses(request: Request[Any, Any, Any], data: JSONBody[MadeUp
     cluster = Cluster(
         centres=data.centres, nodes=data.nodes, load_gbit=data.load_gbit, replicas=data.replicas
     )
-    working = asyncio.ensure_future(simulate_apart(cluster, lost=data.lost))
+    working = asyncio.ensure_future(simulate_in_process(cluster, lost=data.lost))
     leaving = asyncio.ensure_future(_wait_left(request))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ import msgspec
 from headrace.kernel.errors import require_extra
 from headrace.kernel.metrics import STALE_S
 from headrace.media.errors import NodeNotHere
-from headrace.media.hottest import TOLD_MAX, read_hottest
+from headrace.media.hottest import ROWS_MAX, read_hottest
 
 SOCKET: Final = "filler.sock"
 
@@ -122,7 +122,7 @@ class Disks:
         return await control(socket, command, **arguments)
 
 
-OBJECTS_MAX: Final = TOLD_MAX
+OBJECTS_MAX: Final = ROWS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

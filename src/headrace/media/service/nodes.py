@@ -24,12 +24,12 @@ from headrace.engines.blobs import BlobMissing, Blobs, require_key
 from headrace.media.cluster.membership import Membership, NodeUnknown, Roster
 from headrace.media.errors import NoNodes, ObjectUnknown
 from headrace.media.model import BLOCK_BYTES, MediaConfig
-from headrace.media.partitions import Candidate, Table, partition_of
+from headrace.media.partitions import Candidate, PartitionTable, partition_of
 from headrace.media.simulate.cluster import Load, Situation, loads_of
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class NodeInfo:
     """One node as people see it. `share`: of the partitions, those that it serves first.
 
     `started_at`: when it began to take its share, by tenths over five minutes; None: it had all at once.
@@ -49,14 +49,14 @@ class Nodes:
 
     def __init__(self, blobs: Blobs) -> None:
         self._roster = Roster(blobs)
-        self._kept: tuple[tuple[Candidate, ...], int, Table] | None = None
+        self._kept: tuple[tuple[Candidate, ...], int, PartitionTable] | None = None
 
-    async def list(self) -> Sequence[NodeSeen]:
+    async def list(self) -> Sequence[NodeInfo]:
         """Every node by name. Raises: BlobsDown."""
         membership = await self._roster.read()
         shares = await asyncio.to_thread((await self.table(membership)).shares)
         return [
-            NodeSeen(
+            NodeInfo(
                 name=member.name,
                 address=member.address,
                 dc=member.dc,
@@ -68,24 +68,24 @@ class Nodes:
             for member in sorted(membership.members, key=lambda one: one.name)
         ]
 
-    async def get(self, name: str) -> NodeSeen:
+    async def get(self, name: str) -> NodeInfo:
         """One node. Raises: NodeUnknown, BlobsDown."""
         for node in await self.list():
             if node.name == name:
                 return node
         raise NodeUnknown(f"no media node {name!r}: see `headrace media nodes ls`")
 
-    async def drain(self, name: str) -> NodeSeen:
+    async def drain(self, name: str) -> NodeInfo:
         """Give `name` no partitions any more; it serves what comes to it. Raises: NodeUnknown, BlobsDown."""
         await self._roster.drain(name)
         return await self.get(name)
 
-    async def undrain(self, name: str) -> NodeSeen:
+    async def undrain(self, name: str) -> NodeInfo:
         """Give `name` its partitions again. Raises: NodeUnknown, BlobsDown."""
         await self._roster.undrain(name)
         return await self.get(name)
 
-    async def set_weight(self, name: str, weight: float) -> NodeSeen:
+    async def set_weight(self, name: str, weight: float) -> NodeInfo:
         """Let `name` have `weight` times the partitions of a node of weight 1.
 
         Raises: NodeUnknown, InvalidNode, BlobsDown.
@@ -104,11 +104,11 @@ class Nodes:
         """The document itself. Raises: BlobsDown."""
         return await self._roster.read()
 
-    async def table(self, membership: Membership) -> Table:
+    async def table(self, membership: Membership) -> PartitionTable:
         """Who owns which partition now: 0.3 s of computing where the nodes are others than last time."""
         candidates, replicas = membership.candidates(time.time()), membership.replicas
         if self._kept is None or self._kept[:2] != (candidates, replicas):
-            table = await asyncio.to_thread(Table.build, candidates, replicas)
+            table = await asyncio.to_thread(PartitionTable.build, candidates, replicas)
             self._kept = (candidates, replicas, table)
         return self._kept[2]
 
@@ -196,7 +196,7 @@ class Partitions:
         ]
         before = after = await self._nodes.table(membership)
         if kept != now:
-            after = await asyncio.to_thread(Table.build, kept, membership.replicas)
+            after = await asyncio.to_thread(PartitionTable.build, kept, membership.replicas)
         situation = Situation(tuple(now), before, after, gone, away)
         return Plan(*await asyncio.to_thread(loads_of, situation))
 
@@ -238,7 +238,7 @@ class Warmed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _WarmRequest:
     """One key that a node is to have."""
 
     target: str
@@ -262,23 +262,23 @@ class Warming:
         Nodes that do not answer are told in the result. Raises: ObjectUnknown, InvalidBlobKey, NoNodes,
         BlobsDown.
         """
-        wishes: dict[tuple[str, str, int], list[_Wish]] = {}
+        requests: dict[tuple[str, str, int], list[_WarmRequest]] = {}
         addresses = await self._addresses()
         for key in keys:
-            wish = await self._wish(key)
+            request = await self._request_for(key)
             for owner in addresses(key):
-                wishes.setdefault(owner, []).append(wish)
-        told = await asyncio.gather(*(_warm_node(node, rows) for node, rows in wishes.items()))
+                requests.setdefault(owner, []).append(request)
+        told = await asyncio.gather(*(_warm_node(node, rows) for node, rows in requests.items()))
         return Warmed(len(keys), tuple(sorted(told, key=lambda row: row.node)))
 
-    async def _wish(self, key: str) -> _Wish:
+    async def _request_for(self, key: str) -> _WarmRequest:
         try:
             info = await self._blobs.info(key)
         except BlobMissing as error:
             raise ObjectUnknown(
                 f"no object {key[:80]!r} is stored: list what is with `headrace media ls`"
             ) from error
-        return _Wish(self._target_of(key), -(-info.size_bytes // BLOCK_BYTES))
+        return _WarmRequest(self._target_of(key), -(-info.size_bytes // BLOCK_BYTES))
 
     async def _addresses(self) -> Callable[[str], list[tuple[str, str, int]]]:
         """Of a key: name, host and port of its owners; a node without a cluster owns all."""
@@ -302,36 +302,36 @@ class Warming:
         return owners
 
 
-async def _warm_node(node: tuple[str, str, int], wishes: list[_Wish]) -> NodeWarmed:
+async def _warm_node(node: tuple[str, str, int], requests: list[_WarmRequest]) -> NodeWarmed:
     """All wishes of one node over a few connections; a connection that fails costs its one wish."""
     name, host, port = node
-    left = list(reversed(wishes))
+    left = list(reversed(requests))
     counts: Counter[str] = Counter()
     faults: list[str] = []
 
     async def work() -> None:
         while left:
-            wish = left.pop()
+            request = left.pop()
             done = 0
             try:
-                async for _ in _asked(host, port, wish):
+                async for _ in _asked(host, port, request):
                     done += 1
             except (OSError, EOFError, TimeoutError, ValueError) as error:
-                counts["failed"] += wish.blocks - done
+                counts["failed"] += request.blocks - done
                 faults.append(str(error) or type(error).__name__)
             counts["blocks"] += done
 
-    await asyncio.gather(*(work() for _ in range(min(CONNECTIONS, len(wishes)))))
+    await asyncio.gather(*(work() for _ in range(min(CONNECTIONS, len(requests)))))
     return NodeWarmed(name, counts["blocks"], counts["failed"], faults[0] if faults else None)
 
 
-async def _asked(host: str, port: int, wish: _Wish) -> AsyncIterator[int]:
+async def _asked(host: str, port: int, request: _WarmRequest) -> AsyncIterator[int]:
     """Each block's number, once its first byte has come."""
     async with _connected(host, port) as (reader, writer):
-        for number in range(wish.blocks):
+        for number in range(request.blocks):
             start = number * BLOCK_BYTES
             writer.write(
-                f"GET {wish.target} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: headrace-warm\r\n"
+                f"GET {request.target} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: headrace-warm\r\n"
                 f"Range: bytes={start}-{start}\r\n\r\n".encode()
             )
             async with asyncio.timeout(ANSWER_TIMEOUT_S):

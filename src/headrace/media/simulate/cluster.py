@@ -36,7 +36,7 @@ import msgspec
 from headrace.kernel.errors import Unavailable
 from headrace.media.errors import InvalidSimulation
 from headrace.media.model import REPLICAS_MAX
-from headrace.media.partitions import CANDIDATES_MAX, PARTITIONS, Candidate, Table
+from headrace.media.partitions import CANDIDATES_MAX, PARTITIONS, Candidate, PartitionTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Situation:
     """A table before and after a change of members, and who is lost or drained after it."""
 
     candidates: tuple[Candidate, ...]
-    before: Table
-    after: Table
+    before: PartitionTable
+    after: PartitionTable
     lost: frozenset[str] = frozenset()
     drained: frozenset[str] = frozenset()
 
@@ -99,7 +99,7 @@ class _Flow:
     """Who serves what, as shares of all requests."""
 
     def __init__(
-        self, candidates: Sequence[Candidate], table: Table, lost: Collection[str]
+        self, candidates: Sequence[Candidate], table: PartitionTable, lost: Collection[str]
     ) -> None:
         self._dcs = {one.name: one.dc for one in candidates if one.name not in lost}
         self._entering = _entering(candidates, self._dcs)
@@ -133,7 +133,7 @@ class _Flow:
 
 
 @lru_cache(maxsize=2)
-def _owner_counts(table: Table) -> Counter[tuple[str, ...]]:
+def _owner_counts(table: PartitionTable) -> Counter[tuple[str, ...]]:
     """How many partitions each group of owners has: of twelve nodes there are 132 pairs, not 131,072."""
     return Counter(map(table.owners, range(PARTITIONS)))
 
@@ -228,7 +228,7 @@ def simulate(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
     """
     candidates = cluster.candidates()
     losses = list(_losses(candidates, lost))
-    table = Table.build(candidates, cluster.replicas)
+    table = PartitionTable.build(candidates, cluster.replicas)
     steps = [_step(cluster, "whole", Situation(candidates, table, table))]
     for name, gone in losses:
         steps.append(_step(cluster, name, Situation(candidates, table, table, gone)))
@@ -273,12 +273,12 @@ def _step(cluster: Cluster, name: str, situation: Situation) -> Step:
     )
 
 
-def _roll_out(cluster: Cluster, candidates: tuple[Candidate, ...], table: Table) -> Step:
+def _roll_out(cluster: Cluster, candidates: tuple[Candidate, ...], table: PartitionTable) -> Step:
     """Each node drained in turn: the most that each other carries, and all that is filled on the way."""
     steps = []
     for one in candidates:
         kept = [other for other in candidates if other is not one]
-        after = Table.build(kept, cluster.replicas)
+        after = PartitionTable.build(kept, cluster.replicas)
         situation = Situation(candidates, table, after, drained=frozenset({one.name}))
         steps.append(_step(cluster, one.name, situation))
     columns = zip(*(step.nodes for step in steps), strict=True)
@@ -314,14 +314,14 @@ class SimulationBusy(Unavailable):
     code = "media.simulation_busy"
 
 
-class Orders(msgspec.Struct, frozen=True):
+class SimulationInput(msgspec.Struct, frozen=True):
     """What the process computes."""
 
     cluster: Cluster
     lost: tuple[str, ...]
 
 
-async def simulate_apart(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
+async def simulate_in_process(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
     """As `simulate`; cancelled, it ends at once. Raises: InvalidSimulation, SimulationBusy."""
     require_possible(cluster, lost)
     if _running.locked():
@@ -335,7 +335,9 @@ async def simulate_apart(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simul
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
-            told, _ = await process.communicate(msgspec.json.encode(Orders(cluster, tuple(lost))))
+            told, _ = await process.communicate(
+                msgspec.json.encode(SimulationInput(cluster, tuple(lost)))
+            )
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -358,8 +360,8 @@ def main() -> None:
     """Compute what stands on the standard input."""
     signal.alarm(LIMIT_S)
     os.nice(NICE)
-    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
-    found = simulate(orders.cluster, lost=orders.lost)
+    given = msgspec.json.decode(sys.stdin.buffer.read(), type=SimulationInput)
+    found = simulate(given.cluster, lost=given.lost)
     sys.stdout.buffer.write(msgspec.json.encode(found))
 
 

@@ -30,7 +30,7 @@ from headrace.kernel.trace import onward
 from headrace.media.cache import Frame
 from headrace.media.errors import SourceCut
 from headrace.media.model import BLOCK_BYTES, BLOCKS, Shape
-from headrace.media.sources import Coming, Source, Span, StoreSource
+from headrace.media.sources import CacheSource, PartialBlock, Source, Span
 from headrace.media.worker.socket_io import Channel
 
 log = logger(__name__)
@@ -148,7 +148,7 @@ class BlockBody:
     __slots__ = (
         "_ahead", "_asked", "_block_key", "_fault", "_found", "_held", "_is_begun", "_is_blocked",
         "_is_next_stored", "_is_opening", "_is_visited", "_key", "_losses", "_number", "_offset", "_origin", "_own", "_shape",
-        "_store", "_told", "_wake", "_wanted", "_was_stored", "_work", "left_bytes", "source",
+        "_store", "_trace_fields", "_wake", "_wanted", "_was_stored", "_work", "left_bytes", "source",
     )  # fmt: skip
 
     def __init__(
@@ -160,23 +160,23 @@ class BlockBody:
         start: int,
         length_bytes: int,
         wake: Callable[[], None],
-        told: tuple[tuple[str, str], ...] = (),
+        trace_fields: tuple[tuple[str, str], ...] = (),
         is_begun: bool = False,
     ) -> None:
         self.source = "memory"
         self.left_bytes = length_bytes
-        self._told = told
+        self._trace_fields = trace_fields
         self._origin, self._key, self._shape = origin, key, shape
-        self._own = origin if isinstance(origin, StoreSource) else None
+        self._own = origin if isinstance(origin, CacheSource) else None
         self._store = self._own.store if self._own is not None else None
         self._found: tuple[int, Frame] | None = None
         """The frame that this turn found, and the turn."""
         self._wake = wake
         self._number, self._offset = divmod(start, BLOCK_BYTES)
         self._block_key = self._key_of(self._number)
-        self._held: tuple[Coming, int] | None = None
+        self._held: tuple[PartialBlock, int] | None = None
         """The current block's bytes, not of a frame, and what to add to an offset in the block to find it in them."""
-        self._ahead: tuple[Coming, int] | None = None
+        self._ahead: tuple[PartialBlock, int] | None = None
         self._work: asyncio.Task[None] | None = None
         """The one thing waited for: a block of the source, or the comparison of a stored one with its sum."""
         self._is_opening = False
@@ -226,7 +226,7 @@ class BlockBody:
         if self._fault is not None:
             raise self._fault
 
-    def hold(self, coming: Coming, start: int, source: str) -> None:
+    def hold(self, coming: PartialBlock, start: int, source: str) -> None:
         """Begin with bytes that were asked for already: of the current block, from its byte `start` on."""
         self._held = coming, start
         self._asked = self._number
@@ -270,7 +270,7 @@ class BlockBody:
 
     def _find(self) -> Frame | None:
         """The current block's frame, its bytes in memory; None: they are waited for."""
-        if self._found is not None and self._own is not None and self._found[0] == self._own.turn:
+        if self._found is not None and self._own is not None and self._found[0] == self._own.epoch:
             return self._found[1]
         frame = self._look_up()
         if frame is None:
@@ -288,7 +288,7 @@ class BlockBody:
         if not self._is_begun:
             found = "disk" if self._asked == self._number else "memory"
             self._begin("origin" if self._is_filled else found)
-        self._found = (self._own.turn, frame)
+        self._found = (self._own.epoch, frame)
         return frame
 
     def _look_up(self) -> Frame | None:
@@ -388,9 +388,9 @@ class BlockBody:
 
     async def _fetch(self, number: int, span: Span, stored: Frame | None) -> None:
         """Have a block ready; `stored` is the frame that it was asked of."""
-        onward.set(self._told)
+        onward.set(self._trace_fields)
         try:
-            found = await self._asked_block(number, span)
+            found = await self._request_block(number, span)
         except HeadraceError as error:
             if isinstance(error, SourceCut) and self._store is not None:
                 # Replaced since it was looked at: the next request looks anew.
@@ -401,7 +401,7 @@ class BlockBody:
             log.exception("block_not_read", number=number)
             self._fault = _cut(error)
         else:
-            if isinstance(found, Coming):
+            if isinstance(found, PartialBlock):
                 self._take(number, found, span)
             else:
                 self._note_stored(number, is_stored=found == stored)
@@ -416,14 +416,14 @@ class BlockBody:
         else:
             self._is_next_stored = is_stored
 
-    async def _asked_block(self, number: int, span: Span) -> Frame | Coming:
+    async def _request_block(self, number: int, span: Span) -> Frame | PartialBlock:
         if self._store is None:
             return await self._origin.begin_block(self._key, self._shape, number, span)
         is_copy = self._losses >= LOSSES_MAX
         found = await self._store.block(self._key_of(number), is_copy=is_copy)
-        return Coming.of(found[span.start : span.end]) if isinstance(found, bytes) else found
+        return PartialBlock.of(found[span.start : span.end]) if isinstance(found, bytes) else found
 
-    def _take(self, number: int, coming: Coming, span: Span) -> None:
+    def _take(self, number: int, coming: PartialBlock, span: Span) -> None:
         if coming.length_bytes != span.end - span.start:
             self._fault = SourceCut("the source gave fewer bytes than the object has")
         elif number != self._number:

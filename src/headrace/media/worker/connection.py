@@ -30,17 +30,17 @@ from headrace.media.errors import HeadTimeout, PreconditionFailed, RangeUnsatisf
 from headrace.media.model import CUTS, DEMAND_STALLS, REQUESTS, SENT_BYTES, SOURCES, STATUSES, TTFB
 from headrace.media.requests import HeadReader, Request, require_read
 from headrace.media.worker.bodies import Body
-from headrace.media.worker.deadlines import Pace
-from headrace.media.worker.head_cache import Begun
-from headrace.media.worker.open_request import Answer, Opening
-from headrace.media.worker.peer_proxy import Passing
+from headrace.media.worker.deadlines import RateLimit
+from headrace.media.worker.head_cache import StartedAnswer
+from headrace.media.worker.open_request import Answer, OpenRequest
+from headrace.media.worker.peer_proxy import PeerProxy
 from headrace.media.worker.socket_io import Channel
 from headrace.media.worker.timing import Exchange
-from headrace.media.worker.worker_api import CLOSED, LINGERING, OPENING, READING, SENDING, Host
+from headrace.media.worker.worker_api import CLOSED, LINGERING, OPENING, READING, SENDING, WorkerApi
 
 log, often = logger(__name__), SparseLogger(logger(__name__))
 RECEIVE_BYTES: Final = 16 * 1024
-TURN_BYTES: Final = 1024 * 1024
+QUANTUM_BYTES: Final = 1024 * 1024
 REQUEST_COST_BYTES: Final = 16 * 1024
 """What a request weighs in a turn beside its bytes: about the time 16 KiB take."""
 LINGER_S: Final = 2.0
@@ -56,29 +56,45 @@ class Connection:
     """One client's socket and where its answer stands."""
 
     __slots__ = (
-        "_acked_mark", "_bodies", "_channel", "_exchange", "_heads", "_host", "_is_head_due", "_is_pausing",
-        "_keeps_alive", "_lingered_bytes", "_opening", "_out", "_pace", "_sent_bytes",
-        "bucket", "deadline_s", "fd", "is_queued", "state",
+        "_acked_mark",
+        "_bodies",
+        "_channel",
+        "_exchange",
+        "_heads",
+        "_is_head_due",
+        "_is_pausing",
+        "_keeps_alive",
+        "_lingered_bytes",
+        "_opening",
+        "_out",
+        "_rate_limit",
+        "_sent_bytes",
+        "_worker",
+        "bucket",
+        "deadline_s",
+        "fd",
+        "is_queued",
+        "state",
     )  # fmt: skip
 
-    def __init__(self, channel: Channel, host: Host) -> None:
+    def __init__(self, channel: Channel, worker: WorkerApi) -> None:
         self.fd = channel.fd
         self.state = READING
         self.is_queued = False
         self.deadline_s, self.bucket = 0.0, 0
         self._channel = channel
-        self._host = host
+        self._worker = worker
         self._heads = HeadReader()
         self._exchange: Exchange | None = None
         self._out = _NOTHING
         self._bodies: list[Body] | None = None
-        self._opening: asyncio.Task[None] | Passing | None = None
-        self._pace: Pace | None = None
+        self._opening: asyncio.Task[None] | PeerProxy | None = None
+        self._rate_limit: RateLimit | None = None
         self._is_pausing = False
         self._is_head_due = True
         self._keeps_alive = True
         self._sent_bytes = self._acked_mark = self._lingered_bytes = 0
-        host.watch(self, host.config.header_timeout_s)
+        worker.watch(self, worker.config.header_timeout_s)
 
     def on_event(self, mask: int) -> None:
         """The socket became ready for more, or is gone."""
@@ -93,10 +109,10 @@ class Connection:
 
     def advance(self) -> None:
         """Go as far as the socket, the source and this turn's share allow."""
-        share_bytes = TURN_BYTES
+        share_bytes = QUANTUM_BYTES
         while (state := self.state) is not CLOSED and state is not OPENING:
             if share_bytes <= 0:
-                self._host.take_turn_later(self)
+                self._worker.resume_later(self)
                 return
             if state is SENDING:
                 moved = self._send(share_bytes)
@@ -109,7 +125,7 @@ class Connection:
     def refuse(self, error: HeadraceError) -> None:
         """Answer `error` and end: the bytes after it have no known meaning."""
         if self._exchange is None:
-            self._exchange = self._host.begin_exchange(self._host.now_s())
+            self._exchange = self._worker.begin_exchange(self._worker.now_s())
         self._answer_problem(error, None, keeps_alive=False)
 
     def expire(self) -> None:
@@ -154,7 +170,7 @@ class Connection:
         if self._opening is not None:
             self._opening.cancel()
         self._drop_bodies()
-        self._host.forget(self)
+        self._worker.forget(self)
 
     # Heads
 
@@ -167,11 +183,11 @@ class Connection:
             # The first head's deadline runs from the accept, and no byte of any head moves it.
             if not self._is_head_due:
                 self._is_head_due = True
-                self._host.watch(self, self._host.config.header_timeout_s)
+                self._worker.watch(self, self._worker.config.header_timeout_s)
         data = self._receive()
         if data is None:
             return None
-        if not is_begun and (moved := self._answer_shortly(data)):
+        if not is_begun and (moved := self._answer_fast(data)):
             is_over = self.state is READING and self._channel.is_drained
             return None if is_over else moved
         self._heads.feed(data)
@@ -179,7 +195,7 @@ class Connection:
 
     def _take(self) -> bool:
         """Begin the answer to the head that is here, if it is whole."""
-        began_s = self._host.now_s()
+        began_s = self._worker.now_s()
         try:
             request = self._heads.take()
         except HeadraceError as error:
@@ -187,54 +203,54 @@ class Connection:
             return True
         if request is None:
             return False
-        self._exchange = self._host.begin_exchange(began_s)
+        self._exchange = self._worker.begin_exchange(began_s)
         self._answer(request, self._exchange)
         return True
 
-    def _answer_shortly(self, data: bytes) -> int:
+    def _answer_fast(self, data: bytes) -> int:
         """Answer a head that was understood before; what it cost of the turn, 0: it goes the long way."""
-        host = self._host
-        if host.shortcuts is None or host.is_stopping:
+        worker = self._worker
+        if worker.fast_path is None or worker.is_stopping:
             return 0
         try:
-            begun = host.shortcuts.answer(
-                data, self._channel, wake=self._wake, take=self._take_passed
+            begun = worker.fast_path.answer(
+                data, self._channel, wake=self._wake, take=self._take_proxied
             )
         except OSError:
             self.state = SENDING
             self.cut("client")
             return REQUEST_COST_BYTES
-        if isinstance(begun, Passing):
+        if isinstance(begun, PeerProxy):
             self.state, self._opening = OPENING, begun
-            host.watch(self, 3 * host.config.origin_timeout_s)
+            worker.watch(self, 3 * worker.config.origin_timeout_s)
             return REQUEST_COST_BYTES
-        return self._go_on_shortly(begun) if begun is not None else 0
+        return self._continue_fast(begun) if begun is not None else 0
 
-    def _take_passed(self, passing: Passing) -> None:
+    def _take_proxied(self, passing: PeerProxy) -> None:
         """The node that was asked answers, or goes the long way."""
         self._opening = None
         begun = None
-        if not self._host.is_stopping:
+        if not self._worker.is_stopping:
             begun = passing.begin(self._channel, wake=self._wake)
         self.state = READING
         if begun is None:
             self._heads.feed(passing.data)
         else:
-            self._go_on_shortly(begun)
+            self._continue_fast(begun)
         if self.state is SENDING or begun is None or not self._channel.is_drained:
             self._wake()
 
-    def _go_on_shortly(self, begun: Begun) -> int:
+    def _continue_fast(self, begun: StartedAnswer) -> int:
         """Send what the socket did not take; what it cost of the turn."""
-        host = self._host
+        worker = self._worker
         self._sent_bytes += begun.moved_bytes
         if begun.body is None:
             self._is_head_due = False
-            host.watch(self, host.config.idle_timeout_s)
+            worker.watch(self, worker.config.idle_timeout_s)
         else:
             self.state, self._keeps_alive = SENDING, True
             self._out, self._bodies = begun.out or _NOTHING, [begun.body]
-            host.watch(self, host.config.send_timeout_s)
+            worker.watch(self, worker.config.send_timeout_s)
         return REQUEST_COST_BYTES + begun.moved_bytes
 
     def _receive(self) -> bytes | None:
@@ -261,10 +277,10 @@ class Connection:
             if request.method == "OPTIONS" or request.target == HEALTH_TARGET:
                 self._answer_plain(request)
                 return
-            plane = self._host.plane
-            exchange.admitted = plane.admit(request, self._channel)
+            context = self._worker.context
+            exchange.admitted = context.admit(request, self._channel)
             exchange.mark("verify")
-            opening = Opening(plane, request, exchange.admitted, wake=self._wake)
+            opening = OpenRequest(context, request, exchange.admitted, wake=self._wake)
             answer = opening.now()
             exchange.mark("find")
         except HeadraceError as error:
@@ -276,13 +292,13 @@ class Connection:
             else:
                 self._open_later(request, exchange, opening)
 
-    def _open_later(self, request: Request, exchange: Exchange, opening: Opening) -> None:
+    def _open_later(self, request: Request, exchange: Exchange, opening: OpenRequest) -> None:
         self.state = OPENING
-        self._host.watch(self, 3 * self._host.config.origin_timeout_s)
+        self._worker.watch(self, 3 * self._worker.config.origin_timeout_s)
         coming = self._open(request, exchange, opening)
         self._opening = asyncio.get_running_loop().create_task(coming)
 
-    async def _open(self, request: Request, exchange: Exchange, opening: Opening) -> None:
+    async def _open(self, request: Request, exchange: Exchange, opening: OpenRequest) -> None:
         try:
             answer = await opening.later()
         except HeadraceError as error:
@@ -299,7 +315,7 @@ class Connection:
         self._wake()
 
     def _answer_object(self, request: Request, exchange: Exchange, answer: Answer) -> None:
-        keeps_alive = request.keeps_alive and not self._host.is_stopping
+        keeps_alive = request.keeps_alive and not self._worker.is_stopping
         decision, shape = answer.decision, answer.shape
         admitted = exchange.admitted
         assert admitted is not None, "a request is admitted before it is opened"
@@ -316,25 +332,25 @@ class Connection:
             self._answer_problem(error, request, keeps_alive=keeps_alive, extra=extra)
         else:
             if admitted.grant.rate is not None:
-                self._pace = Pace(admitted.grant.rate, self._host.now_s())
-            proof = self._host.plane.proof(
+                self._rate_limit = RateLimit(admitted.grant.rate, self._worker.now_s())
+            proof = self._worker.context.proof(
                 admitted.hop, shape.etag, decision.start, decision.length_bytes
             )
             head = answers.object_head(
                 request, decision, shape,
                 key=admitted.key, grant=admitted.grant, cache_status=answer.cache_status,
-                keeps_alive=keeps_alive, cors=self._host.plane.cors.lines(request.fields), extra=proof,
+                keeps_alive=keeps_alive, cors=self._worker.context.cors.lines(request.fields), extra=proof,
             )  # fmt: skip
             self._begin(decision.status, head, keeps_alive=keeps_alive)
 
     def _answer_plain(self, request: Request) -> None:
         """Answer what is about no object: OPTIONS, and the health check."""
-        keeps_alive = request.keeps_alive and not self._host.is_stopping
+        keeps_alive = request.keeps_alive and not self._worker.is_stopping
         if request.method == "OPTIONS":
-            cors = self._host.plane.cors.preflight_lines(request.fields)
+            cors = self._worker.context.cors.preflight_lines(request.fields)
             status, data = 204, answers.options(request, cors=cors, keeps_alive=keeps_alive)
         else:
-            status = 503 if self._host.is_stopping else 200
+            status = 503 if self._worker.is_stopping else 200
             data = answers.health(status, request, keeps_alive=keeps_alive)
         self._begin(status, data, keeps_alive=keeps_alive)
 
@@ -348,11 +364,11 @@ class Connection:
     ) -> None:
         admitted = self._exchange.admitted if self._exchange is not None else None
         if admitted is not None:
-            extra = (*extra, *self._host.plane.proof(admitted.hop, "", 0, 0))
-        keeps_alive = keeps_alive and not self._host.is_stopping
+            extra = (*extra, *self._worker.context.proof(admitted.hop, "", 0, 0))
+        keeps_alive = keeps_alive and not self._worker.is_stopping
         if error.status in (500, 503):
             often.warning("request_refused", code=error.code, cause=repr(error.__cause__))
-        cors = self._host.plane.cors.lines(request.fields if request is not None else {})
+        cors = self._worker.context.cors.lines(request.fields if request is not None else {})
         data = answers.problem(error, request, keeps_alive=keeps_alive, cors=cors, extra=extra)
         self._begin(error.status, data, keeps_alive=keeps_alive)
 
@@ -363,7 +379,7 @@ class Connection:
         self.state = SENDING
         self._out = memoryview(data)
         self._keeps_alive = keeps_alive
-        self._host.watch(self, self._host.config.send_timeout_s)
+        self._worker.watch(self, self._worker.config.send_timeout_s)
 
     # Sending
 
@@ -392,17 +408,17 @@ class Connection:
         self._sent_bytes += sent
         exchange = self._exchange
         if exchange is not None and not exchange.is_first_byte_out:
-            TTFB.observe(exchange.note_first_byte(self._host.now_s()))
+            TTFB.observe(exchange.note_first_byte(self._worker.now_s()))
         return None if self._channel.is_full else sent
 
     def _send_body(self, bodies: list[Body], share_bytes: int) -> int | None:
         if self._is_pausing:
             return None
-        if self._pace is not None:
-            share_bytes = min(share_bytes, self._pace.allowed_bytes(self._host.now_s()))
+        if self._rate_limit is not None:
+            share_bytes = min(share_bytes, self._rate_limit.allowed_bytes(self._worker.now_s()))
             if not share_bytes:
                 self._is_pausing = True
-                self._host.take_turn_after(self, self._pace.wait_s())
+                self._worker.resume_after(self, self._rate_limit.wait_s())
                 return None
         body = bodies[0]
         moved = body.send(self._channel, share_bytes)
@@ -411,8 +427,8 @@ class Connection:
             return None
         self._sent_bytes += moved
         _SENT[body.source].inc(moved)
-        if self._pace is not None:
-            self._pace.spend(moved)
+        if self._rate_limit is not None:
+            self._rate_limit.spend(moved)
         if not body.left_bytes:
             bodies.pop(0).close()
             if not bodies:
@@ -426,14 +442,14 @@ class Connection:
 
     def _finish_answer(self) -> None:
         self._end_exchange("done")
-        self._pace = None
-        if self._keeps_alive and not self._host.is_stopping:
+        self._rate_limit = None
+        if self._keeps_alive and not self._worker.is_stopping:
             self.state = READING
             self._is_head_due = False
-            self._host.watch(self, self._host.config.idle_timeout_s)
+            self._worker.watch(self, self._worker.config.idle_timeout_s)
             return
         self.state = LINGERING
-        self._host.watch(self, LINGER_S)
+        self._worker.watch(self, LINGER_S)
         try:
             self._channel.end()
         except OSError:
@@ -459,27 +475,27 @@ class Connection:
         What the kernel has taken says nothing: its buffer may grow to megabytes, and a client that
         plays a track at 32 KiB/s needs over a minute for those.
         """
-        config = self._host.config
+        config = self._worker.config
         queued = struct.unpack("i", fcntl.ioctl(self.fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
         acked = self._sent_bytes - queued
         wanted = config.send_progress_bytes
-        if self._pace is not None:
-            wanted = min(wanted, self._pace.expected_bytes(config.send_timeout_s))
+        if self._rate_limit is not None:
+            wanted = min(wanted, self._rate_limit.expected_bytes(config.send_timeout_s))
         is_ours = self._is_pausing or (self._bodies is not None and self._bodies[0].is_waiting)
         if not is_ours and not queued:
             # The client has all that was sent. A write was cut short although the socket was not full, as a
             # signal can do: no edge will come, so go on from here.
-            self._host.watch(self, config.send_timeout_s)
+            self._worker.watch(self, config.send_timeout_s)
             self.advance()
         elif is_ours or acked - self._acked_mark >= wanted:
             self._acked_mark = acked
-            self._host.watch(self, config.send_timeout_s)
+            self._worker.watch(self, config.send_timeout_s)
         else:
             self.cut("stalled")
 
     def _wake(self) -> None:
         """The source has more; called from the loop, outside a turn."""
-        self._host.take_turn(self)
+        self._worker.resume(self)
 
     def _drop_bodies(self) -> None:
         for body in self._bodies or ():

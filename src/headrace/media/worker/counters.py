@@ -19,7 +19,7 @@ _PASS = bound(BLOCKS, "media_blocks_total", outcome="pass")
 _SENT_ON = bound(SENT_BYTES, "media_bytes_total", source="peer")
 
 
-class Tally:
+class Counters:
     """What one worker has not yet told its series."""
 
     __slots__ = (
@@ -46,7 +46,7 @@ class Tally:
         self._hits += 1
         self._sent_bytes += sent_bytes
 
-    def note_passed(self, sent_bytes: int) -> None:
+    def note_proxied(self, sent_bytes: int) -> None:
         """So many bytes of a block that a peer gave went out with their head."""
         self._passed += 1
         self._passed_bytes += sent_bytes

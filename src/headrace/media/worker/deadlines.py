@@ -70,7 +70,7 @@ BURST_S: Final = 0.25
 BURST_BYTES_MIN: Final = 64 * 1024
 
 
-class Pace:
+class RateLimit:
     """Bytes of one answer over time; moments are seconds of one monotonic clock."""
 
     __slots__ = ("_burst_bytes", "_left_bytes", "_rate", "_seen_s")

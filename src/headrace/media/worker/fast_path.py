@@ -23,21 +23,21 @@ from typing import Final, NamedTuple
 
 from headrace.kernel.errors import HeadraceError
 from headrace.media.cache import Frame
-from headrace.media.cluster.hop import HOP_FIELD, Proven, Told, covered_text
-from headrace.media.hottest import ASKED
+from headrace.media.cluster.hop import HOP_FIELD, AnswerSpan, VerifiedHop, covered_text
+from headrace.media.hottest import HOTTEST
 from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.requests import HOP_LINE, HOP_START, RANGE_START, Request, key_of, remembered
 from headrace.media.signing import OPEN
-from headrace.media.sources import StoreSource
+from headrace.media.sources import CacheSource
 from headrace.media.worker.bodies import BlockBody
-from headrace.media.worker.counters import Tally
-from headrace.media.worker.head_cache import NOTHING, Begun, Way
-from headrace.media.worker.peer_proxy import Passing, Take
-from headrace.media.worker.request_context import Plane
+from headrace.media.worker.counters import Counters
+from headrace.media.worker.head_cache import NOTHING, CachedHead, StartedAnswer
+from headrace.media.worker.peer_proxy import PeerProxy, Take
+from headrace.media.worker.request_context import RequestContext
 from headrace.media.worker.socket_io import Channel
 from headrace.media.worker.timing import StageClock, StageSampler
 
-WAYS_MAX: Final = 4096
+HEADS_MAX: Final = 4096
 JOINED_BYTES: Final = 32 * 1024
 _LINE: Final = re.compile(rb"\r\nRange: bytes=([0-9]{1,18})-([0-9]{0,18})(?=\r\n)")
 _RANGE_NAME: Final = "\r\nRange: "
@@ -48,7 +48,7 @@ _CONDITIONS: Final = ("if-none-match", "if-modified-since", "if-unmodified-since
 class _Found(NamedTuple):
     """An answer that can go out now: its head, its span, the frame that the span begins in, and its first bytes if they are few."""
 
-    way: Way
+    head_info: CachedHead
     shape: Shape
     status: int
     head: bytes
@@ -58,33 +58,33 @@ class _Found(NamedTuple):
     first_bytes: memoryview
 
 
-_Asked = tuple[Way, re.Match[bytes] | None, Proven | None]
+_Asked = tuple[CachedHead, re.Match[bytes] | None, VerifiedHop | None]
 
 
-class Shortcuts:
+class FastPath:
     """The ways that one worker knows, for objects on its node's disks."""
 
     def __init__(
         self,
-        plane: Plane,
-        own: StoreSource,
+        context: RequestContext,
+        own: CacheSource,
         *,
         sampler: StageSampler,
-        tally: Tally,
+        counters: Counters,
     ) -> None:
-        self._plane = plane
+        self._context = context
         self._sampler = sampler
-        self._tally = tally
+        self._counters = counters
         self._own = own
         self._store = own.store
-        self._ways: dict[bytes, Way | None] = {}
-        self._hop_ways: dict[bytes, Way | None] = {}
+        self._heads: dict[bytes, CachedHead | None] = {}
+        self._hop_heads: dict[bytes, CachedHead | None] = {}
         self._joined = memoryview(bytearray(JOINED_BYTES))
         """Of one answer at a time: nothing of it is kept after the call."""
 
     def answer(
         self, data: bytes, channel: Channel, *, wake: Callable[[], None], take: Take
-    ) -> Begun | Passing | None:
+    ) -> StartedAnswer | PeerProxy | None:
         """Begin the answer to `data`, if that is one head that was understood before and its first bytes are at hand.
 
         Or ask the node that keeps them: `take` is called when it answers. None: nothing was done, it goes the long
@@ -92,10 +92,10 @@ class Shortcuts:
         """
         began_s = monotonic()
         at = data.find(HOP_START)
-        asked = self._asked(data, self._ways) if at < 0 else self._asked_by_hop(data, at)
+        asked = self._asked(data, self._heads) if at < 0 else self._asked_by_hop(data, at)
         if asked is None:
             return None
-        if asked[0].is_far:
+        if asked[0].is_remote:
             return self._pass_on(data, asked, take, began_s)
         found = self._find(asked)
         if found is None:
@@ -103,11 +103,11 @@ class Shortcuts:
         clock = StageClock(monotonic, began_s) if self._sampler.is_next() else None
         if clock is not None:
             clock.mark("find")
-        way, _shape, status, head, _start, length_bytes, _frame, first_bytes = found
+        head_info, _shape, status, head, _start, length_bytes, _frame, first_bytes = found
         sent = _send(channel, head, first_bytes)
-        self._tally.note_answer(status, monotonic() - began_s)
-        if not way.target:
-            ASKED.note(way.key)
+        self._counters.note_answer(status, monotonic() - began_s)
+        if not head_info.target:
+            HOTTEST.note(head_info.key)
         if clock is not None:
             clock.mark("send")
             clock.observe()
@@ -116,34 +116,34 @@ class Shortcuts:
             moved = self._send_frame(channel, found)
             sent += moved
         if moved > 0:
-            self._tally.note_hit(moved)
+            self._counters.note_hit(moved)
         if moved == length_bytes:
-            return tuple.__new__(Begun, (sent, NOTHING, None))
-        return Begun(sent, memoryview(head)[sent:], self._rest(found, max(moved, 0), wake))
+            return tuple.__new__(StartedAnswer, (sent, NOTHING, None))
+        return StartedAnswer(sent, memoryview(head)[sent:], self._rest(found, max(moved, 0), wake))
 
     def _find(self, asked: _Asked) -> _Found | None:
-        way, line, proven = asked
+        head_info, line, proven = asked
         now_s = time.time()
-        shape = self._store.known_shape(way.key) if self._is_good(way, now_s) else None
-        if shape is None or (way.if_match and way.if_match != f'"{shape.etag}"'):
+        shape = self._store.known_shape(head_info.key) if self._is_good(head_info, now_s) else None
+        if shape is None or (head_info.if_match and head_info.if_match != f'"{shape.etag}"'):
             return None
         start, end = _span_of(line, shape)
-        at_hand = self._at_hand(way.key, shape, start, end) if start < end else None
+        at_hand = self._at_hand(head_info.key, shape, start, end) if start < end else None
         if at_hand is None:
             return None
         is_part = line is not None
-        head = way.head_of(shape, start, end, int(now_s), is_part=is_part)
+        head = head_info.render_head(shape, start, end, int(now_s), is_part=is_part)
         reply = b"\r\n"
         if proven is not None:
-            reply = self._reply(proven, Told(shape.etag, start, end - start))
+            reply = self._reply(proven, AnswerSpan(shape.etag, start, end - start))
             if not reply:
                 return None
         status = 206 if is_part else 200
-        found = way, shape, status, head + reply, start, end - start, *at_hand
+        found = head_info, shape, status, head + reply, start, end - start, *at_hand
         # Half the time of _Found(...), on the way of every request.
         return tuple.__new__(_Found, found)
 
-    def _asked(self, head: bytes, ways: dict[bytes, Way | None]) -> _Asked | None:
+    def _asked(self, head: bytes, heads: dict[bytes, CachedHead | None]) -> _Asked | None:
         """The way of a head, and its Range line."""
         at = head.find(RANGE_START)
         line = None
@@ -152,33 +152,33 @@ class Shortcuts:
             if line is None:
                 return None
             head = head[:at] + head[line.end() :]
-        way = ways.get(head)
-        if way is None:
-            way = self._learn(head, ways)
-        return (way, line, None) if way is not None else None
+        head_info = heads.get(head)
+        if head_info is None:
+            head_info = self._learn(head, heads)
+        return (head_info, line, None) if head_info is not None else None
 
     def _asked_by_hop(self, head: bytes, at: int) -> _Asked | None:
         """The same of a head with a hop's line at `at`, and the hop that it proves; None: the long way says why not."""
         proof = HOP_LINE.match(head, at)
-        gate = self._plane.gate
+        gate = self._context.gate
         if proof is None or gate is None:
             return None
-        asked = self._asked(head[:at] + head[proof.end() :], self._hop_ways)
+        asked = self._asked(head[:at] + head[proof.end() :], self._hop_heads)
         if asked is None:
             return None
-        way, line, _ = asked
+        head_info, line, _ = asked
         span = line[0].decode("ascii").removeprefix(_RANGE_NAME) if line is not None else ""
-        covered = covered_text("GET", way.target, span, way.if_match)
-        proven = gate.prove(proof[1].decode("ascii"), covered, way.key)
-        return (way, line, proven) if proven is not None else None
+        covered = covered_text("GET", head_info.target, span, head_info.if_match)
+        proven = gate.verify(proof[1].decode("ascii"), covered, head_info.key)
+        return (head_info, line, proven) if proven is not None else None
 
-    def _pass_on(self, data: bytes, asked: _Asked, take: Take, began_s: float) -> Passing | None:
+    def _pass_on(self, data: bytes, asked: _Asked, take: Take, began_s: float) -> PeerProxy | None:
         """Ask the node that keeps it, if that can be done at once."""
-        way, line, _ = asked
-        router = self._plane.router
-        if router is None or not self._is_good(way, time.time()):
+        head_info, line, _ = asked
+        router = self._context.router
+        if router is None or not self._is_good(head_info, time.time()):
             return None
-        shape = router.peer_source.shape_now(way.key)
+        shape = router.peer_source.shape_now(head_info.key)
         if shape is None:
             return None
         start, end = _span_of(line, shape)
@@ -187,22 +187,22 @@ class Shortcuts:
         clock = StageClock(monotonic, began_s) if self._sampler.is_next() else None
         if clock is not None:
             clock.mark("find")
-        passing = Passing(
-            data, way, shape, start=start, end=end, is_part=line is not None, source=router.peer_source,
-            tally=self._tally, take=take, began_s=began_s, clock=clock,
+        passing = PeerProxy(
+            data, head_info, shape, start=start, end=end, is_part=line is not None, source=router.peer_source,
+            counters=self._counters, take=take, began_s=began_s, clock=clock,
         )  # fmt: skip
         return passing if passing.is_begun else None
 
-    def _is_good(self, way: Way, now_s: float) -> bool:
+    def _is_good(self, head_info: CachedHead, now_s: float) -> bool:
         """Whether the grant holds, the way leads where it led, and nobody looks into requests."""
-        if way.expires_at is not None and now_s >= way.expires_at:
+        if head_info.expires_at is not None and now_s >= head_info.expires_at:
             return False
-        plane = self._plane
-        if way.placement is not plane.placement:
-            self._ways.clear()
-            self._hop_ways.clear()
+        context = self._context
+        if head_info.placement is not context.placement:
+            self._heads.clear()
+            self._hop_heads.clear()
             return False
-        return plane.traces is None or not plane.traces.is_on
+        return context.traces is None or not context.traces.is_on
 
     def _at_hand(
         self, key: str, shape: Shape, start: int, end: int
@@ -237,35 +237,35 @@ class Shortcuts:
         start = found.start + moved
         is_begun = bool(moved and start % BLOCK_BYTES)
         return BlockBody(
-            self._own, found.way.key, found.shape,
+            self._own, found.head_info.key, found.shape,
             start=start, length_bytes=found.length_bytes - moved, wake=wake, is_begun=is_begun,
         )  # fmt: skip
 
-    def _reply(self, proven: Proven, told: Told) -> bytes:
+    def _reply(self, proven: VerifiedHop, span: AnswerSpan) -> bytes:
         """The end of the head that answers a hop; nothing: it came before."""
-        gate = self._plane.gate
+        gate = self._context.gate
         assert gate is not None, "it proved the hop"
-        reply = gate.accept(proven, told)
+        reply = gate.accept(proven, span)
         return f"X-Headrace-Reply: {reply}\r\n\r\n".encode("ascii") if reply is not None else b""
 
-    def _learn(self, head: bytes, ways: dict[bytes, Way | None]) -> Way | None:
+    def _learn(self, head: bytes, heads: dict[bytes, CachedHead | None]) -> CachedHead | None:
         """The way of a head that was parsed before; None: it was not, or has none."""
-        if head in ways:
+        if head in heads:
             return None
         request = remembered(head)
         if request is None:
             return None
-        if len(ways) >= WAYS_MAX:
-            ways.clear()
-        is_hop = ways is self._hop_ways
-        way = ways[head] = self._hop_way_of(request) if is_hop else self._way_of(request)
-        return way
+        if len(heads) >= HEADS_MAX:
+            heads.clear()
+        is_hop = heads is self._hop_heads
+        head_info = heads[head] = self._hop_head_of(request) if is_hop else self._head_of(request)
+        return head_info
 
-    def _way_of(self, request: Request) -> Way | None:
+    def _head_of(self, request: Request) -> CachedHead | None:
         if not _is_plain(request) or "if-match" in request.fields:
             return None
         try:
-            admitted = self._plane.admit(request, None)
+            admitted = self._context.admit(request, None)
         except HeadraceError:
             return None
         grant = admitted.grant
@@ -277,11 +277,13 @@ class Shortcuts:
             or grant.trace is not None
         ):
             return None
-        is_far = not self._plane.is_kept_here(admitted.key)
-        cors = self._plane.cors.lines(request.fields)
-        return Way(admitted.key, grant, self._plane.placement, is_far=is_far, cors=cors)
+        is_remote = not self._context.is_replica(admitted.key)
+        cors = self._context.cors.lines(request.fields)
+        return CachedHead(
+            admitted.key, grant, self._context.placement, is_remote=is_remote, cors=cors
+        )
 
-    def _hop_way_of(self, request: Request) -> Way | None:
+    def _hop_head_of(self, request: Request) -> CachedHead | None:
         """A hop is answered here whoever keeps the key, and what it may ask for its proof says."""
         fields = request.fields
         if not _is_plain(request) or any(name in fields for name in _HOP_OTHERS):
@@ -291,9 +293,9 @@ class Shortcuts:
         except HeadraceError:
             return None
         if_match = fields.get("if-match", "")
-        cors = self._plane.cors.lines(fields)
-        return Way(
-            key, OPEN, self._plane.placement, target=request.target, if_match=if_match, cors=cors
+        cors = self._context.cors.lines(fields)
+        return CachedHead(
+            key, OPEN, self._context.placement, target=request.target, if_match=if_match, cors=cors
         )
 
 

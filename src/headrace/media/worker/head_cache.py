@@ -15,14 +15,14 @@ _SPAN: Final = b"Content-Length: %d\r\nContent-Range: bytes %d-%d/%d\r\n"
 _WHOLE: Final = b"Content-Length: %d\r\n"
 
 
-class Way:
+class CachedHead:
     """What one head means, its Range left out, and the lines of an answer that stay the same for a second.
 
     Of a hop's head also its proof; `target` and `if_match` are what such a proof covers.
     """
 
     __slots__ = (
-        "_cors", "_grant", "_made_s", "_starts", "expires_at", "if_match", "is_far", "key", "placement", "shape",
+        "_cors", "_grant", "_made_s", "_starts", "expires_at", "if_match", "is_remote", "key", "placement", "shape",
         "target",
     )  # fmt: skip
 
@@ -34,13 +34,13 @@ class Way:
         *,
         target: str = "",
         if_match: str = "",
-        is_far: bool = False,
+        is_remote: bool = False,
         cors: str = "",
     ) -> None:
         self.key = key
         self.target = target
         self.if_match = if_match
-        self.is_far = is_far
+        self.is_remote = is_remote
         """Whether other nodes keep the key."""
         self.expires_at = grant.expires_at
         self.placement = placement
@@ -50,7 +50,9 @@ class Way:
         self._made_s = 0
         self._starts: dict[bool, bytes] = {}
 
-    def head_of(self, shape: Shape, start: int, end: int, now_s: int, *, is_part: bool) -> bytes:
+    def render_head(
+        self, shape: Shape, start: int, end: int, now_s: int, *, is_part: bool
+    ) -> bytes:
         """The head of an answer with bytes `start` up to `end`, but for its end."""
         if self._made_s != now_s or self.shape is not shape:
             self._made_s, self.shape = now_s, shape
@@ -67,7 +69,7 @@ class Way:
             shape,
             key=self.key,
             grant=self._grant,
-            cache_status=PEER if self.is_far else answers.HIT,
+            cache_status=PEER if self.is_remote else answers.HIT,
             cors=self._cors,
             now_s=now_s,
         )
@@ -75,7 +77,7 @@ class Way:
         return start
 
 
-class Begun(NamedTuple):
+class StartedAnswer(NamedTuple):
     """An answer that has begun; `out` and `body` are what the socket did not take."""
 
     moved_bytes: int

@@ -26,7 +26,7 @@ from headrace.kernel.metrics import (
     add_growth,
     take_growth,
 )
-from headrace.media.hottest import ASKED, Row, added_up, write_hottest
+from headrace.media.hottest import HOTTEST, Row, merge_rows, write_hottest
 
 log = logger(__name__)
 LINE_BYTES_MAX: Final = 2**20
@@ -34,7 +34,7 @@ SUMMED: Final = frozenset({"media_connections"})
 GaugeKey = tuple[str, tuple[tuple[str, str], ...]]
 
 
-class Orders(msgspec.Struct, kw_only=True):
+class ChildConfig(msgspec.Struct, kw_only=True):
     """What a child goes by. `settings` are those of the sections `blobs` and `media`, as they were written; the
     listeners are descriptors that it inherits; `store_record` is the file that says which folder of objects is meant."""
 
@@ -61,7 +61,7 @@ class Report(msgspec.Struct, array_like=True):
     """What clients ask it for most."""
 
 
-class Teller:
+class ReportSender:
     """The child's end. `run` ends when the parent is gone."""
 
     def __init__(self, control: socket.socket) -> None:
@@ -69,13 +69,13 @@ class Teller:
         self._is_ready = False
         self._writer: asyncio.StreamWriter | None = None
 
-    def read_orders(self) -> Orders:
+    def read_config(self) -> ChildConfig:
         """What the parent wants done; blocks until it says so. Raises: EOFError, where it is gone."""
         with self._control.makefile("rb") as lines:
             line = lines.readline(LINE_BYTES_MAX)
         if not line.endswith(b"\n"):
             raise EOFError("the parent of this process ended before it said what to do")
-        return msgspec.json.decode(line, type=Orders)
+        return msgspec.json.decode(line, type=ChildConfig)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Report every two seconds until cancelled; set `stop` when the parent is gone."""
@@ -91,7 +91,7 @@ class Teller:
         finally:
             gone.cancel()
 
-    def tell_ready(self) -> None:
+    def report_ready(self) -> None:
         """This child serves now."""
         self._is_ready = True
         if self._writer is not None:
@@ -110,12 +110,12 @@ class Teller:
             await self._writer.drain()
 
     def _write(self) -> None:
-        report = Report(self._is_ready, take_growth(), _gauges(), ASKED.top())
+        report = Report(self._is_ready, take_growth(), _gauges(), HOTTEST.top())
         if self._writer is not None:
             self._writer.write(msgspec.json.encode(report) + b"\n")
 
 
-class Heard:
+class ReportCollector:
     """The parent's end of all children: adds up what they tell."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Heard:
 
     def hottest(self) -> list[Row]:
         """What clients ask all children for most."""
-        return added_up(self._hottest.values())
+        return merge_rows(self._hottest.values())
 
     def _show(self) -> None:
         keys = {key for gauges in self._gauges.values() for key in gauges} | self._shown.keys()
@@ -156,7 +156,7 @@ class Heard:
         add_growth(changes)
 
 
-async def leave_hottest(folder: Path, rows: Callable[[], list[Row]]) -> None:
+async def keep_hottest_file(folder: Path, rows: Callable[[], list[Row]]) -> None:
     """Leave what clients of this node ask for most in its folder, until cancelled."""
     while True:
         await asyncio.sleep(WRITE_EVERY_S)

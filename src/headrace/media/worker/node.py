@@ -25,10 +25,10 @@ from headrace.kernel.logs import logger
 from headrace.media.errors import TooManyConnections
 from headrace.media.model import CONNECTIONS
 from headrace.media.worker.connection import Connection
-from headrace.media.worker.counters import Tally
+from headrace.media.worker.counters import Counters
 from headrace.media.worker.deadlines import BUCKET_S, Deadlines
-from headrace.media.worker.fast_path import Shortcuts
-from headrace.media.worker.request_context import Plane
+from headrace.media.worker.fast_path import FastPath
+from headrace.media.worker.request_context import RequestContext
 from headrace.media.worker.socket_io import Certificate, Channel, PlainChannel
 from headrace.media.worker.timing import Exchange, StageSampler
 
@@ -51,14 +51,14 @@ class Node:
 
     def __init__(
         self,
-        plane: Plane,
+        context: RequestContext,
         listeners: Sequence[socket.socket],
         *,
         tls_listeners: Sequence[socket.socket] = (),
         connections_max: int,
     ) -> None:
-        self.config = plane.config
-        self.plane = plane
+        self.config = context.config
+        self.context = context
         self.is_stopping = False
         self.connections_max = connections_max
         self._loop = asyncio.get_running_loop()
@@ -68,8 +68,8 @@ class Node:
         self._queue: deque[Connection] = deque()
         self._is_run_due = False
         self._sampler = StageSampler()
-        self._tally = Tally()
-        self.shortcuts = self._make_shortcuts()
+        self._counters = Counters()
+        self.fast_path = self._make_fast_path()
         self._listeners = {listener.fileno(): listener for listener in (*listeners, *tls_listeners)}
         self._tls = {listener.fileno() for listener in tls_listeners}
         self._certificate: Certificate | None = None
@@ -82,11 +82,11 @@ class Node:
         """Clients connected now."""
         return len(self._connections)
 
-    def _make_shortcuts(self) -> Shortcuts | None:
-        own = self.plane.store_source
+    def _make_fast_path(self) -> FastPath | None:
+        own = self.context.cache_source
         if own is None:
             return None
-        return Shortcuts(self.plane, own, sampler=self._sampler, tally=self._tally)
+        return FastPath(self.context, own, sampler=self._sampler, counters=self._counters)
 
     def start(self) -> None:
         """Begin to accept. Raises: OSError (ssl.SSLError), if the certificate cannot be read."""
@@ -107,7 +107,7 @@ class Node:
             self._accept(listener, is_tls=descriptor in self._tls)
         self._stop_listening()
         for connection in list(self._connections.values()):
-            self._in_turn(connection, connection.stop)
+            self._run_in_epoch(connection, connection.stop)
         if self._connections:
             self._is_empty.clear()
             try:
@@ -123,7 +123,7 @@ class Node:
             connection.cut("stop")
         if self._tick_handle is not None:
             self._tick_handle.cancel()
-        self._tally.flush()
+        self._counters.flush()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
@@ -136,25 +136,25 @@ class Node:
             began_s,
             now_s=self._loop.time,
             is_sampled=self._sampler.is_next(),
-            traces=self.plane.traces,
+            traces=self.context.traces,
         )
 
     def watch(self, connection: Connection, delay_s: float) -> None:
         """Call `connection.expire` after `delay_s`, instead of at any earlier wish."""
         self._deadlines.watch(connection, self._loop.time() + delay_s)
 
-    def take_turn_later(self, connection: Connection) -> None:
+    def resume_later(self, connection: Connection) -> None:
         """Let `connection` go on after the others had their turn."""
         self._enqueue(connection)
         self._run_queue_soon()
 
-    def take_turn_after(self, connection: Connection, delay_s: float) -> None:
+    def resume_after(self, connection: Connection, delay_s: float) -> None:
         """Let a paced `connection` go on after `delay_s`."""
-        self._loop.call_later(delay_s, self._in_turn, connection, connection.end_pause)
+        self._loop.call_later(delay_s, self._run_in_epoch, connection, connection.end_pause)
 
-    def take_turn(self, connection: Connection) -> None:
+    def resume(self, connection: Connection) -> None:
         """Let `connection` go on now; called by the loop, never inside a turn."""
-        self._in_turn(connection, connection.advance)
+        self._run_in_epoch(connection, connection.advance)
 
     def forget(self, connection: Connection) -> None:
         """`connection` is closing."""
@@ -164,8 +164,8 @@ class Node:
         if not self._connections:
             self._is_empty.set()
 
-    def _in_turn(self, connection: Connection, step: Callable[[], None]) -> None:
-        with self.plane.turn():
+    def _run_in_epoch(self, connection: Connection, step: Callable[[], None]) -> None:
+        with self.context.epoch():
             self._guard(connection, step)
 
     def _guard(self, connection: Connection, step: Callable[[], None]) -> None:
@@ -178,7 +178,7 @@ class Node:
 
     def _on_events(self) -> None:
         accepts: list[int] = []
-        self.plane.enter_turn()
+        self.context.enter_epoch()
         try:
             for descriptor, mask in self._epoll.poll(0, EVENTS_MAX):
                 connection = self._connections.get(descriptor)
@@ -196,7 +196,7 @@ class Node:
                     connection.cut("source")
             self._advance_queued()
         finally:
-            self.plane.leave_turn()
+            self.context.leave_epoch()
             self._run_queue_soon()
         # Last, so that a number freed above cannot be a new client's while its old events are handled.
         for descriptor in accepts:
@@ -263,7 +263,7 @@ class Node:
 
     def _run_queue(self) -> None:
         self._is_run_due = False
-        with self.plane.turn():
+        with self.context.epoch():
             self._advance_queued()
         self._run_queue_soon()
 
@@ -286,8 +286,8 @@ class Node:
 
     def _tick(self) -> None:
         now_s = self._loop.time()
-        self._tally.flush()
-        with self.plane.turn():
+        self._counters.flush()
+        with self.context.epoch():
             for connection in self._deadlines.take_due(now_s):
                 self._guard(connection, connection.expire)
         if self._certificate is not None and now_s > self._certificate_seen_s + CERTIFICATE_LOOK_S:

@@ -16,13 +16,13 @@ from typing import Final
 from headrace.kernel.trace import onward
 from headrace.media.answers import HIT, MISS
 from headrace.media.errors import ObjectUnknown, SourceCut
-from headrace.media.id3 import START_BYTES, Piece, Tagged, tag_key
+from headrace.media.id3 import START_BYTES, Piece, TaggedTrack, tag_key
 from headrace.media.model import Shape
 from headrace.media.ranges import Decision, decide
 from headrace.media.requests import Request
-from headrace.media.sources import Source, Span, StoreSource, open_object, store_down
+from headrace.media.sources import CacheSource, Source, Span, open_object, store_down
 from headrace.media.worker.bodies import BlockBody, Body, FileBody
-from headrace.media.worker.request_context import Admitted, Plane
+from headrace.media.worker.request_context import Admitted, RequestContext
 
 _OWN: Final = {
     "hit": HIT,
@@ -51,31 +51,44 @@ class Answer:
             body.close()
 
 
-class Opening:
+class OpenRequest:
     """Finds the answer to one request; nothing is left open when it raises or is closed."""
 
-    __slots__ = ("_admitted", "_answer", "_plane", "_request", "_source", "_told", "_wake")
+    __slots__ = (
+        "_admitted",
+        "_answer",
+        "_context",
+        "_request",
+        "_source",
+        "_trace_fields",
+        "_wake",
+    )
 
     def __init__(
-        self, plane: Plane, request: Request, admitted: Admitted, *, wake: Callable[[], None]
+        self,
+        context: RequestContext,
+        request: Request,
+        admitted: Admitted,
+        *,
+        wake: Callable[[], None],
     ) -> None:
-        self._plane = plane
+        self._context = context
         self._request = request
         self._admitted = admitted
         self._wake = wake
-        self._told = plane.told(admitted)
+        self._trace_fields = context.trace_fields(admitted)
         self._source: Source | None = None
         self._answer: Answer | None = None
 
     def now(self) -> Answer | None:
         """The answer, if it can begin in this turn. Raises: as `later`."""
-        if self._plane.folder is not None:
+        if self._context.folder is not None:
             try:
-                return self._open_files(self._plane.folder)
+                return self._open_files(self._context.folder)
             except ObjectUnknown:
-                self._plane.require_store()
+                self._context.require_store()
                 raise
-        source = self._source = self._plane.source(self._admitted.key, self._admitted)
+        source = self._source = self._context.source(self._admitted.key, self._admitted)
         shape = source.shape_now(self._admitted.key)
         if shape is None or self._admitted.grant.tag is not None:
             return None
@@ -88,7 +101,7 @@ class Opening:
     async def later(self) -> Answer:
         """The answer, its first bytes ready. Raises: ObjectUnknown, StoreUnavailable."""
         # In the request's own task: what is asked of the object store from here on says for whom.
-        onward.set(self._told)
+        onward.set(self._trace_fields)
         try:
             try:
                 return await self._wait()
@@ -114,7 +127,7 @@ class Opening:
         assert source is not None, "now comes first"
         if self._answer is None:
             key = self._admitted.key
-            coming = self._plane.fresh_shape(source, key) if is_fresh else source.shape(key)
+            coming = self._context.fresh_shape(source, key) if is_fresh else source.shape(key)
             shape = await coming
             if tag is None:
                 self._answer = self._plan(shape)
@@ -122,7 +135,7 @@ class Opening:
                 self._answer = self._plan_tagged(await self._tagged(source, shape, tag))
             if not is_fresh and self._is_doubted(self._answer):
                 raise SourceCut("a node of the cluster knows another version of the object")
-            with self._plane.turn():
+            with self._context.epoch():
                 is_ready = self._is_ready(self._answer)
             if is_ready:
                 return self._hand_out()
@@ -162,7 +175,7 @@ class Opening:
         source = self._source
         assert source is not None
         key, shape = answer.begins
-        if not isinstance(source, StoreSource) or not shape.size_bytes:
+        if not isinstance(source, CacheSource) or not shape.size_bytes:
             return answer.cache_status
         stored = source.store.stored_frame(source.store.key(key, shape, 0))
         return HIT if stored is not None else MISS
@@ -177,12 +190,12 @@ class Opening:
             body = BlockBody(
                 self._source, self._admitted.key, shape,
                 start=decision.start, length_bytes=decision.length_bytes, wake=self._wake,
-                told=self._told,
+                trace_fields=self._trace_fields,
             )  # fmt: skip
             answer.bodies.append(body)
         return answer
 
-    def _plan_tagged(self, tagged: Tagged) -> Answer:
+    def _plan_tagged(self, tagged: TaggedTrack) -> Answer:
         shape = tagged.shape
         decision = self._decide(shape)
         begins = (tag_key(tagged.tag_id), tagged.tag)
@@ -209,7 +222,7 @@ class Opening:
                 self._source_of(piece.key),
                 piece.key, piece.shape,
                 start=piece.start, length_bytes=piece.length_bytes, wake=self._wake,
-                told=self._told,
+                trace_fields=self._trace_fields,
             )  # fmt: skip
             bodies.append(body)
         return Answer(shape, decision, bodies, _OTHERS.get(self._source.name, HIT), begins)
@@ -218,17 +231,17 @@ class Opening:
         """A tag may be kept by other nodes than its track."""
         assert self._source is not None
         is_track = key == self._admitted.key
-        return self._source if is_track else self._plane.source(key, self._admitted)
+        return self._source if is_track else self._context.source(key, self._admitted)
 
-    async def _tagged(self, source: Source, shape: Shape, tag: str) -> Tagged:
-        plane, key = self._plane, self._admitted.key
-        tag_shape = await plane.source(tag_key(tag), self._admitted).shape(tag_key(tag))
-        skipped = plane.own_tags.find(key, shape)
+    async def _tagged(self, source: Source, shape: Shape, tag: str) -> TaggedTrack:
+        context, key = self._context, self._admitted.key
+        tag_shape = await context.source(tag_key(tag), self._admitted).shape(tag_key(tag))
+        skipped = context.own_tags.find(key, shape)
         if skipped is None:
             span = Span(0, min(START_BYTES, shape.size_bytes))
             start = await source.block(key, shape, 0, span) if span.end else b""
-            skipped = plane.own_tags.keep(key, shape, start)
-        return Tagged(tag_id=tag, tag=tag_shape, key=key, track=shape, skipped_bytes=skipped)
+            skipped = context.own_tags.keep(key, shape, start)
+        return TaggedTrack(tag_id=tag, tag=tag_shape, key=key, track=shape, skipped_bytes=skipped)
 
     # Files of a local store
 
@@ -251,7 +264,7 @@ class Opening:
             bodies: list[Body] = [
                 FileBody(
                     opened.pop(piece.key), piece.start, piece.length_bytes,
-                    readers=self._plane.readers, wake=self._wake,
+                    readers=self._context.readers, wake=self._wake,
                 )
                 for piece in wanted
             ]  # fmt: skip
@@ -260,14 +273,16 @@ class Opening:
                 os.close(descriptor)
         return Answer(shape, decision, bodies, HIT, (key, shape))
 
-    def _tagged_file(self, opened: dict[str, int], folder: Path, shape: Shape, tag: str) -> Tagged:
+    def _tagged_file(
+        self, opened: dict[str, int], folder: Path, shape: Shape, tag: str
+    ) -> TaggedTrack:
         key = self._admitted.key
         tag_shape = _open_into(opened, folder, tag_key(tag))
-        skipped = self._plane.own_tags.find(key, shape)
+        skipped = self._context.own_tags.find(key, shape)
         if skipped is None:
             start = os.pread(opened[key], START_BYTES, 0)
-            skipped = self._plane.own_tags.keep(key, shape, start)
-        return Tagged(tag_id=tag, tag=tag_shape, key=key, track=shape, skipped_bytes=skipped)
+            skipped = self._context.own_tags.keep(key, shape, start)
+        return TaggedTrack(tag_id=tag, tag=tag_shape, key=key, track=shape, skipped_bytes=skipped)
 
 
 def _open_into(opened: dict[str, int], folder: Path, key: str) -> Shape:

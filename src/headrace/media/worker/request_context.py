@@ -17,18 +17,18 @@ from headrace.engines.blobs import BlobsDown
 from headrace.kernel.secrets import Key, derive_key
 from headrace.media import signing, tracing
 from headrace.media.answers import Cors
-from headrace.media.cache import Store
+from headrace.media.cache import BlockCache
 from headrace.media.cluster import Cluster, Generations, Hop
-from headrace.media.cluster.cluster_config import Polled, is_reserved
+from headrace.media.cluster.cluster_config import FollowedDocument, is_reserved
 from headrace.media.cluster.hop import KEY_USE, HopGate
 from headrace.media.cluster.routing import Router
 from headrace.media.errors import ObjectUnknown
-from headrace.media.hottest import ASKED
+from headrace.media.hottest import HOTTEST
 from headrace.media.id3 import OwnTags
 from headrace.media.model import Shape
 from headrace.media.requests import Request, key_of
 from headrace.media.service import Media
-from headrace.media.sources import OriginSource, Source, StoreSource, store_down
+from headrace.media.sources import CacheSource, OriginSource, Source, store_down
 from headrace.media.worker.socket_io import Channel
 
 READERS: Final = 4
@@ -47,7 +47,7 @@ class Admitted(NamedTuple):
     trace: tracing.TraceTag | None
 
 
-class Plane:
+class RequestContext:
     """One worker's own: settings, keys, sources. Made by `open_plane`."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Plane:
         traces: tracing.TraceLog | None = None,
     ) -> None:
         self.config = media.config
-        self.folder = files_of(media)
+        self.folder = served_folder(media)
         self._blobs = media.blobs
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="media-read")
         self.own_tags = OwnTags()
@@ -69,7 +69,7 @@ class Plane:
             lambda: media.objects.url_keys, is_required=media.config.signed == "required"
         )
         self._own = own
-        self._frames = own if isinstance(own, StoreSource) else None
+        self._frames = own if isinstance(own, CacheSource) else None
         self._granted: dict[str, signing.Grant] = {}
         self._cluster = cluster
 
@@ -81,7 +81,7 @@ class Plane:
             raise store_down(error) from error
 
     @property
-    def store_source(self) -> StoreSource | None:
+    def cache_source(self) -> CacheSource | None:
         """Our own disks, if there are any."""
         return self._frames
 
@@ -90,9 +90,9 @@ class Plane:
         """What says who keeps which key: another object as soon as it says anything else."""
         return self._cluster.router.table if self._cluster is not None else None
 
-    def is_kept_here(self, key: str) -> bool:
+    def is_replica(self, key: str) -> bool:
         """Whether this node is one of those that `placement` names for `key`."""
-        return self._cluster is None or self._cluster.router.is_kept_here(key)
+        return self._cluster is None or self._cluster.router.is_replica(key)
 
     @property
     def router(self) -> Router | None:
@@ -117,7 +117,7 @@ class Plane:
         if hop is None and is_reserved(key):
             raise ObjectUnknown("no object of this key is stored")
         if hop is None:
-            ASKED.note(key)
+            HOTTEST.note(key)
         return Admitted(key, grant, hop, self._trace(request, key, grant))
 
     def _grant(self, target: str, channel: Channel | None) -> signing.Grant:
@@ -142,7 +142,7 @@ class Plane:
         onward = tracing.onward_fields(admitted.trace) if admitted.trace is not None else ()
         return self._cluster.router.source(key, admitted.hop, onward=onward)
 
-    def told(self, admitted: Admitted) -> tuple[tuple[str, str], ...]:
+    def trace_fields(self, admitted: Admitted) -> tuple[tuple[str, str], ...]:
         """What the object store is told of a request that somebody looks into."""
         tag = admitted.trace
         is_wanted = self.traces is not None and tag is not None and self.traces.is_wanted(tag)
@@ -161,28 +161,28 @@ class Plane:
 
         Raises: ObjectUnknown, StoreUnavailable.
         """
-        if isinstance(source, StoreSource):
+        if isinstance(source, CacheSource):
             return await source.store.shape_now(key)
         return await source.shape(key)
 
-    def enter_turn(self) -> None:
+    def enter_epoch(self) -> None:
         """Frames are looked at and sent until `leave_turn`."""
         if self._frames is not None:
-            self._frames.enter_turn()
+            self._frames.enter_epoch()
 
-    def leave_turn(self) -> None:
+    def leave_epoch(self) -> None:
         """No frame of this turn is used any more."""
         if self._frames is not None:
-            self._frames.leave_turn()
+            self._frames.leave_epoch()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def epoch(self) -> Iterator[None]:
         """A turn of its own, for what happens outside the epoll's."""
-        self.enter_turn()
+        self.enter_epoch()
         try:
             yield
         finally:
-            self.leave_turn()
+            self.leave_epoch()
 
     def close(self) -> None:
         """End the threads that read."""
@@ -197,9 +197,9 @@ class Plane:
 
 
 @asynccontextmanager
-async def open_plane(
+async def open_request_context(
     media: Media, *, number: int, run: Path | None, boot: str, listen: tuple[str, int]
-) -> AsyncIterator[Plane]:
+) -> AsyncIterator[RequestContext]:
     """What worker `number` of a node needs, open; `run` is the node's folder, `listen` what it serves on, `boot`
     names this start of the node to its store.
 
@@ -208,42 +208,42 @@ async def open_plane(
     config = media.config
     own: Source = OriginSource(media.blobs, timeout_s=config.origin_timeout_s)
     if run is None:
-        plane = Plane(media, own)
+        context = RequestContext(media, own)
         try:
-            yield plane
+            yield context
         finally:
-            plane.close()
+            context.close()
         return
-    generations, watched = Generations(), Polled(tracing.TRACE)
-    store: Store | None = None
+    generations, watched = Generations(), FollowedDocument(tracing.TRACE)
+    store: BlockCache | None = None
     if config.disks:
-        store = Store.open(
+        store = BlockCache.open(
             run,
             worker=number,
             boot=boot,
             timeout_s=config.origin_timeout_s,
             generation=generations.generation,
         )
-        own = StoreSource(store)
+        own = CacheSource(store)
     cluster = Cluster(
         config, media.blobs,
         own=own, keys=_hop_keys(media), folder=run, also=[watched], generations=generations,
     )  # fmt: skip
     traces = tracing.TraceLog(lambda: watched.value.watches, node=config.node or "")
-    plane = Plane(media, own, cluster=cluster, traces=traces)
+    context = RequestContext(media, own, cluster=cluster, traces=traces)
     try:
         await cluster.start(listen)
         if store is not None:
-            await store.wait_told(within_s=DISKS_WAIT_S)
-        yield plane
+            await store.wait_for_disks(within_s=DISKS_WAIT_S)
+        yield context
     finally:
         await cluster.close()
         if store is not None:
             await store.close()
-        plane.close()
+        context.close()
 
 
-def files_of(media: Media) -> Path | None:
+def served_folder(media: Media) -> Path | None:
     """The folder whose files are sent as they are; None where a node keeps blocks or the store is no folder."""
     is_plain = not media.config.disks and media.config.node is None
     return media.blobs.folder if is_plain else None

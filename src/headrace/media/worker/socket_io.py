@@ -270,28 +270,32 @@ def raise_file_limit() -> int:
     return hard
 
 
-def clients_a_process(files_max: int, *, files_a_client: int) -> int:
+def clients_per_process(files_max: int, *, files_per_client: int) -> int:
     """How many clients a process of `files_max` descriptors can hold."""
     if files_max == resource.RLIM_INFINITY:
         return 2**31
-    return max(16, (files_max - FILES_KEPT_BACK) // files_a_client)
+    return max(16, (files_max - FILES_KEPT_BACK) // files_per_client)
 
 
-def workers_wanted(config: MediaConfig, *, cores: int, files_max: int, files_a_client: int) -> int:
+def workers_wanted(
+    config: MediaConfig, *, cores: int, files_max: int, files_per_client: int
+) -> int:
     """As many as configured, else one a core; more where the limit of files would refuse clients."""
     if config.workers:
         return min(config.workers, WORKERS_MAX)
-    held = clients_a_process(files_max, files_a_client=files_a_client)
+    held = clients_per_process(files_max, files_per_client=files_per_client)
     needed = (
         -(-int(config.connections_max * UNEVEN) // held) if config.connections_max > held else 1
     )
     return min(WORKERS_MAX, max(cores, needed))
 
 
-def connections_of_worker(wished: int, *, workers: int, files_max: int, files_a_client: int) -> int:
+def connections_of_worker(
+    wished: int, *, workers: int, files_max: int, files_per_client: int
+) -> int:
     """How many of `wished` clients one of `workers` processes may hold."""
     share = wished if workers == 1 else min(wished, int(wished / workers * UNEVEN) + 16)
-    held = clients_a_process(files_max, files_a_client=files_a_client)
+    held = clients_per_process(files_max, files_per_client=files_per_client)
     if held < share:
         log.warning("connections_limited", wished=share, allowed=held, files_max=files_max)
     return min(share, held)

@@ -41,8 +41,14 @@ from headrace.kernel.metrics import bound
 from headrace.media.cluster.membership import member_of
 from headrace.media.model import CHILD_DEATHS, DiskConfig, MediaConfig
 from headrace.media.service import Media
-from headrace.media.worker.ipc_reports import LINE_BYTES_MAX, Heard, Orders, Report, leave_hottest
-from headrace.media.worker.serving import files_a_client, serve
+from headrace.media.worker.ipc_reports import (
+    LINE_BYTES_MAX,
+    ChildConfig,
+    Report,
+    ReportCollector,
+    keep_hottest_file,
+)
+from headrace.media.worker.serving import files_per_client, serve
 from headrace.media.worker.socket_io import (
     Certificate,
     listening_sockets,
@@ -115,18 +121,18 @@ async def run_node(
     stop: asyncio.Event,
     on_ready: Callable[[str, int], None],
     *,
-    orders: Orders,
+    child_config: ChildConfig,
 ) -> None:
     """Serve as a whole node until `stop`: in this process where one is enough, else as the parent of several.
 
     `orders` is what all children go by. Raises: InvalidConfig, InvalidNode, ListenFailed, ChildFailed.
     """
     require_servable(media.config)
-    crew = Crew(media, orders)
-    if crew.workers == 1 and not media.config.disks:
+    supervisor = Supervisor(media, child_config)
+    if supervisor.workers == 1 and not media.config.disks:
         await serve(media, stop, on_ready, run=media.folder)
     else:
-        await crew.run(stop, on_ready)
+        await supervisor.run(stop, on_ready)
 
 
 @dataclass(slots=True, eq=False)
@@ -135,26 +141,26 @@ class Child:
 
     name: str
     kind: str
-    orders: Orders
+    child_config: ChildConfig
     files: Sequence[int] = ()
     process: asyncio.subprocess.Process | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Crew:
+class Supervisor:
     """Keeps a node's processes; see `run_node`."""
 
-    def __init__(self, media: Media, orders: Orders) -> None:
+    def __init__(self, media: Media, child_config: ChildConfig) -> None:
         self._config: MediaConfig = media.config
         self._folder = media.folder
-        self._orders = msgspec.structs.replace(orders, boot=secrets.token_hex(16))
-        self._heard = Heard()
+        self._child_config = msgspec.structs.replace(child_config, boot=secrets.token_hex(16))
+        self._reports = ReportCollector()
         self._stopping = asyncio.Event()
         self.workers = workers_wanted(
             media.config,
             cores=len(os.sched_getaffinity(0)),
             files_max=raise_file_limit(),
-            files_a_client=files_a_client(media),
+            files_per_client=files_per_client(media),
         )
         self._listeners: list[socket.socket] = []
         self._children: list[Child] = []
@@ -178,7 +184,7 @@ class Crew:
         stopping = asyncio.create_task(stop.wait())
         keeping = [asyncio.create_task(self._keep(child)) for child in self._children]
         assert self._folder is not None, "a node of several processes has a folder"
-        leaving = asyncio.create_task(leave_hottest(self._folder, self._heard.hottest))
+        leaving = asyncio.create_task(keep_hottest_file(self._folder, self._reports.hottest))
         try:
             if await self._wait_ready([*keeping, stopping]):
                 on_ready(*plain[0].getsockname()[:2])
@@ -207,20 +213,20 @@ class Crew:
                 wait.cancel()
 
     def _filler(self) -> Child:
-        return Child("filler", "filler", self._orders)
+        return Child("filler", "filler", self._child_config)
 
     def _worker(
         self, number: int, plain: Sequence[socket.socket], tls: Sequence[socket.socket]
     ) -> Child:
         files = [sockets[number].fileno() for sockets in (plain, tls) if sockets]
-        orders = msgspec.structs.replace(
-            self._orders,
+        child_config = msgspec.structs.replace(
+            self._child_config,
             number=number,
             workers=self.workers,
             listener=files[0],
             tls_listener=files[1] if tls else None,
         )
-        return Child(f"worker-{number}", "worker", orders, files)
+        return Child(f"worker-{number}", "worker", child_config, files)
 
     # One child
 
@@ -261,7 +267,7 @@ class Crew:
         child.process = process
         if self._stopping.is_set():
             process.terminate()
-        hearing = asyncio.create_task(self._hear(child, ours))
+        hearing = asyncio.create_task(self._on_response(child, ours))
         try:
             return await process.wait()
         finally:
@@ -270,15 +276,15 @@ class Crew:
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await hearing
-            self._heard.forget(child.name)
+            self._reports.forget(child.name)
 
-    async def _hear(self, child: Child, control: socket.socket) -> None:
+    async def _on_response(self, child: Child, control: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=control, limit=LINE_BYTES_MAX)
         try:
-            writer.write(msgspec.json.encode(child.orders) + b"\n")
+            writer.write(msgspec.json.encode(child.child_config) + b"\n")
             while line := await reader.readline():
                 report = msgspec.json.decode(line, type=Report)
-                self._heard.take(child.name, report)
+                self._reports.take(child.name, report)
                 if report.is_ready and not child.ready.is_set():
                     child.ready.set()
         except ConnectionError:
@@ -298,7 +304,7 @@ class Crew:
         await self._end_group(workers, self._config.stop_timeout_s + STOP_MARGIN_S)
         await self._end_group(fillers, FILLER_STOP_S)
 
-    async def _end_group(self, group: Sequence[Child], patience_s: float) -> None:
+    async def _end_group(self, group: Sequence[Child], timeout_s: float) -> None:
         running = [child.process for child in group if child.process is not None]
         for process in running:
             with suppress(ProcessLookupError):
@@ -306,7 +312,7 @@ class Crew:
         if not running:
             return
         waits = [asyncio.ensure_future(process.wait()) for process in running]
-        _, late = await asyncio.wait(waits, timeout=patience_s)
+        _, late = await asyncio.wait(waits, timeout=timeout_s)
         if late:
             log.warning("children_killed_at_stop", count=len(late))
         for process in running:
