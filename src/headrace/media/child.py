@@ -1,9 +1,10 @@
-"""A child of a media node: `python -m headrace.media.child worker|filler <descriptor of its control socket>`.
+"""The entry point of a child process: `python -m headrace.media.child worker|filler DESCRIPTOR`.
 
-Started anew, not forked: the object store's client has threads, which no fork survives. What it is to do comes as the
-first line of its control socket (`telling.Orders`), so no secret and no setting stands on a command line. It imports no
-application, no commands and no engine but the object store: a node that was killed waits for its children's imports before
-it serves again, and those of the whole program took 0.9 s of CPU each (2026-11-22, 2 cores), these a third of it.
+DESCRIPTOR is the control socket. Children are started, not forked, because the client of the object
+store has threads. The configuration is the first line on the control socket
+(`ipc_reports.ChildConfig`), so no secret is on a command line. This module imports no application,
+no commands and no engine except the object store, because a restarted node waits for these imports
+before it serves.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ Body = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def main(kind: str, control: int) -> int:
-    """Be a worker or the filler until SIGTERM or the end of the parent; Ctrl-C is the parent's. The exit code."""
+    """Run a worker or the filler until SIGTERM or the end of the parent. Return the exit code.
+
+    Ctrl-C is handled by the parent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sender = ReportSender(socket.socket(fileno=control))
     config = sender.read_config()
@@ -41,7 +45,8 @@ def main(kind: str, control: int) -> int:
     try:
         media = media_of(config)
         body = _fill(media, config, sender) if kind == "filler" else _serve(media, config, sender)
-        # The standard loop: the data plane is an epoll of its own, and TLS writes are faster on it.
+        # The standard loop: clients are served by a separate epoll, and TLS writes are faster on
+        # it.
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
             runner.run(_run(media, body))
     except HeadraceError as error:
@@ -51,7 +56,7 @@ def main(kind: str, control: int) -> int:
 
 
 def media_of(config: ChildConfig) -> Media:
-    """The room as the parent configured it. Raises: InvalidConfig."""
+    """The services with the configuration of the parent. Raises: InvalidConfig."""
     sections = {"blobs": BlobsConfig, "media": MediaConfig}
     loaded = load_config(sections, env={}, flags=config.settings)
     record = None

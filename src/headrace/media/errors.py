@@ -1,6 +1,7 @@
-"""What the verbs of media refuse. The answers of the data plane are in `model`, beside its statuses.
+"""The errors of media.
 
-[store/errors.py] What the store refuses: a disk, a command, a second filler.
+HTTP statuses that are finer than the eleven kinds of errors (405, 408, 412, 414, 416, 431, 501,
+505) are set on the error itself, so that the table of errors lists every answer.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from headrace.kernel.errors import (
 
 
 class ObjectUnknown(NotFound):
-    """No object of that key is stored, or the path can name none."""
+    """No object of this key is stored, or the path is no valid key."""
 
     code = "media.object_unknown"
 
 
 class BadRequest(Malformed):
-    """The bytes are no request that can be framed without doubt; the connection is closed."""
+    """The bytes are no valid request; the connection is closed."""
 
     code = "media.bad_request"
 
@@ -46,7 +47,7 @@ class PreconditionFailed(Conflict):
 
 
 class TargetTooLong(TooLarge):
-    """The path is over its bound."""
+    """The path is too long."""
 
     code, status = "media.target_too_long", 414
 
@@ -58,19 +59,19 @@ class RangeUnsatisfiable(InvalidInput):
 
 
 class HeadTooLarge(TooLarge):
-    """The header fields are over their bounds."""
+    """The header fields are too large."""
 
     code, status = "media.head_too_large", 431
 
 
 class TransferCodingUnknown(Malformed):
-    """The request has a Transfer-Encoding that is not known here."""
+    """The request has an unsupported Transfer-Encoding."""
 
     code, status = "media.transfer_coding_unknown", 501
 
 
 class VersionUnknown(Malformed):
-    """The request is of another HTTP version than 1.0 or 1.1."""
+    """The HTTP version of the request is not 1.0 or 1.1."""
 
     code, status = "media.version_unknown", 505
 
@@ -88,25 +89,25 @@ class SourceCut(Unavailable):
 
 
 class ListenFailed(Conflict):
-    """The address to serve on cannot be taken."""
+    """The listen address cannot be used."""
 
     code = "media.listen_failed"
 
 
 class WrongContentAddress(InvalidInput):
-    """The bytes are not those whose hash the key names."""
+    """The bytes do not have the hash in the key."""
 
     code = "media.wrong_content_address"
 
 
 class TooManyConnections(Unavailable):
-    """This node holds as many clients as it may."""
+    """This node has reached its limit of clients."""
 
     code = "media.too_many_connections"
 
 
 class ReservedKey(InvalidInput):
-    """The key lies in the folder of the object store that the product keeps for itself."""
+    """The key is in the reserved folder of the object store."""
 
     code = "media.reserved_key"
 
@@ -118,31 +119,31 @@ class InvalidPurge(InvalidInput):
 
 
 class NoNodes(Conflict):
-    """The cluster has no node that could do it."""
+    """The cluster has no node that takes partitions."""
 
     code = "media.no_nodes"
 
 
 class InvalidSimulation(InvalidInput):
-    """A simulated cluster that cannot be, or a node in it that is not there."""
+    """A simulated cluster is invalid, or names a node that it does not have."""
 
     code = "media.invalid_simulation"
 
 
 class NodeNotHere(Conflict):
-    """The verb is about the node of this data folder, and none with disks runs on it."""
+    """No node with disks runs on this data folder."""
 
     code = "media.node_not_here"
 
 
 class InvalidDiskSize(InvalidInput):
-    """The size of a disk is not written as sizes are."""
+    """The size of a disk is not in the notation of sizes."""
 
     code = "media.invalid_disk_size"
 
 
 class DiskRefused(Conflict):
-    """The disk cannot be used as it is: it holds something else, or another node has it."""
+    """The disk cannot be used: it has other content, or another node uses it."""
 
     code = "media.disk_refused"
 
@@ -154,7 +155,7 @@ class DiskTooSmall(InvalidInput):
 
 
 class DiskUnknown(NotFound):
-    """No disk of that id or path belongs to this node."""
+    """No disk of this id or path belongs to this node."""
 
     code = "media.disk_unknown"
 
@@ -166,18 +167,18 @@ class CommandUnknown(InvalidInput):
 
 
 class FillerRunning(Conflict):
-    """Another filler keeps this node's store."""
+    """Another filler uses this node's cache."""
 
     code = "media.filler_running"
 
 
 class FillerAway(StoreUnavailable):
-    """The process that fills this node's store does not answer."""
+    """The filler of this node does not answer."""
 
     code = "media.filler_away"
 
 
 class SharedMemoryLost(Conflict):
-    """The memory that this node's processes share was removed under them."""
+    """The shared memory of this node's processes was removed while it runs."""
 
     code = "media.shared_memory_lost"

@@ -1,29 +1,17 @@
-"""ID3v2 tags written virtually in front of tracks: one buyer's copy of an MP3 without a stored copy.
+"""ID3v2 tags in front of tracks: one buyer's copy of an MP3 without a stored copy.
 
-A tag (title, artist, album, cover, buyer) is rendered once, into the bytes of an ID3v2.4 tag, and stored under
-the SHA-256 of them; a signed URL names it. What a client reads is that object followed by the track without
-its own tag: two spans of two ordinary objects, so blocks of the track are shared by all buyers, a slow
-client holds no memory, and length, ETag and every range are known before a byte is read.
+A tag (title, artist, album, cover, buyer) is rendered once as an ID3v2.4 tag and stored under its
+SHA-256. A signed URL names it. The client receives that object followed by the track without the
+track's own tag: two spans of two ordinary objects. So all buyers share the blocks of the track, and
+length, ETag and every range are determined before a byte is read.
 
-A track that begins with an ID3v2 tag of its own loses it (its bytes are skipped): of two tags in a row readers
-show the first, the second or both. An ID3v1 tag at the end stays: readers prefer ID3v2.
+A track's own ID3v2 tag is skipped, because readers handle two tags in a row differently. An ID3v1
+tag at the end stays, because readers prefer ID3v2.
 
-frames    tags as bytes and back; their limits
-joined    two objects as one: shape, spans, the length of a track's own tag
-
-
-[id3/frames.py] ID3v2.4 tags as bytes and back, strictly: what is read again is what was written, or Corrupt.
-
-Only what buyers see and sellers need: title, artist, album, cover, and the buyer's mark twice, as text (TXXX) that
-people find and as identifier (UFID) that editors of tags leave alone. The bytes are the same for the same
-values, so a tag's hash is its id. No padding, no unsynchronisation: every reader of this century skips a tag by
-its length. Source: id3.org, ID3 tag version 2.4.0, main structure and native frames.
-
-
-[id3/joined.py] A tag and a track as one object: its shape, and which bytes of the two any range of it is.
-
-Pure: shapes and the first bytes of a track go in, spans come out. `Tagged.pieces` is used for every answer, so
-the same arithmetic gives a whole file, a middle range and the end of the tag with the start of the music.
+The buyer is written twice: as text (TXXX) for people, and as identifier (UFID), which tag editors
+keep. Equal values give equal bytes, so a tag's hash is its id. There is no padding and no
+unsynchronization. `read_tags` is strict: it accepts only bytes that `tag_bytes` makes. Source:
+id3.org, ID3 tag version 2.4.0, main structure and native frames.
 """
 
 from __future__ import annotations
@@ -42,7 +30,7 @@ from headrace.media.ranges import Decision
 TAG_BYTES_MAX: Final = 512 * 1024
 TEXT_CHARACTERS_MAX: Final = 256
 BUYER_CHARACTERS_MAX: Final = 64
-"""What a UFID frame may hold."""
+"""The limit of a UFID frame."""
 HEADER_BYTES: Final = 10
 OWNER: Final = b"headrace"
 BUYER_NAME: Final = b"HEADRACE_BUYER"
@@ -55,20 +43,20 @@ _PICTURES: Final = {b"\xff\xd8\xff": b"image/jpeg", b"\x89PNG\r\n\x1a\n": b"imag
 
 
 class TagInvalid(InvalidInput):
-    """A tag cannot be written as it was given; every fault is listed."""
+    """A tag cannot be written; all problems are listed."""
 
     code = "media.tag_invalid"
 
 
 class TagCorrupt(Corrupt):
-    """A stored tag is not what a tag of its id was when it was stored."""
+    """A stored tag is damaged."""
 
     code = "media.tag_corrupt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tags:
-    """What is written in front of a track; `cover` is the bytes of a JPEG or PNG, `buyer` an id of the caller's."""
+    """The contents of a tag. `cover` is a JPEG or PNG file, `buyer` an id of the application."""
 
     title: str | None = None
     artist: str | None = None
@@ -78,7 +66,7 @@ class Tags:
 
 
 def tag_bytes(tags: Tags) -> bytes:
-    """`tags` as a whole ID3v2.4 tag. Raises: TagInvalid, with every fault."""
+    """`tags` as a complete ID3v2.4 tag. Raises: TagInvalid, with every problem."""
     problems = list(_problems(tags))
     if problems:
         told = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
@@ -94,7 +82,7 @@ def tag_bytes(tags: Tags) -> bytes:
 
 
 def read_tags(data: bytes) -> Tags:
-    """What `tag_bytes` was given to make `data`. Raises: TagCorrupt for any other bytes."""
+    """The tags that `tag_bytes` rendered as `data`. Raises: TagCorrupt for any other bytes."""
     found: dict[str, str | bytes] = {}
     for name, content in _split(data):
         if name in _TEXTS:
@@ -166,7 +154,7 @@ def _split(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     at = HEADER_BYTES
     while at + HEADER_BYTES <= len(data):
         size_bytes = int.from_bytes(data[at + 4 : at + 8])
-        # Seven bits a byte; what is no such number ends in a comparison that fails.
+        # Seven bits per byte. Other bytes make the comparison in `read_tags` fail.
         content_bytes = sum(((size_bytes >> 8 * i) & 0x7F) << 7 * i for i in range(4))
         end = at + HEADER_BYTES + content_bytes
         yield data[at : at + 4], data[at + HEADER_BYTES : end]
@@ -179,7 +167,7 @@ def _syncsafe(number: int) -> bytes:
 
 TAGS_PREFIX: Final = "_headrace/media/tags/"
 START_BYTES: Final = 10
-"""What of a track's beginning tells the length of its own tag."""
+"""Bytes at a track's start that give the length of its own tag."""
 KNOWN_MAX: Final = 65_536
 _FOOTER: Final = 0x10
 
@@ -190,14 +178,15 @@ def tag_id(tag: bytes) -> str:
 
 
 def tag_key(identifier: str) -> str:
-    """The key that the tag of this id is stored under."""
+    """The key of the tag with this id."""
     return TAGS_PREFIX + identifier
 
 
 def own_tag_bytes(start: bytes, size_bytes: int) -> int:
-    """How long the ID3v2 tag is that a track of `size_bytes` begins with, by its first bytes; 0: it has none.
+    """The length of the ID3v2 tag that a track of `size_bytes` begins with; 0: it has none.
 
-    A tag that claims more bytes than there are is none: rather a few wrong bytes in front than music lost.
+    A tag that is longer than the track is ignored: a few wrong bytes in front are better than lost
+    music.
     """
     if len(start) < START_BYTES or start[:3] != b"ID3" or start[3] not in (2, 3, 4):
         return 0
@@ -210,17 +199,17 @@ def own_tag_bytes(start: bytes, size_bytes: int) -> int:
 
 
 class OwnTags:
-    """How long the own tags of tracks are, by version; remembered for KNOWN_MAX of them, since most are asked often."""
+    """The lengths of tracks' own tags, cached for KNOWN_MAX versions."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], int] = {}
 
     def find(self, key: str, track: Shape) -> int | None:
-        """The length in bytes, or None: read the first START_BYTES of the track and `keep` them."""
+        """The length in bytes; None: read the first START_BYTES of the track and `keep` them."""
         return self._known.get((key, track.etag))
 
     def keep(self, key: str, track: Shape, start: bytes) -> int:
-        """Remember it by the track's first bytes; returns it."""
+        """Compute the length from the track's first bytes, cache it and return it."""
         if len(self._known) >= KNOWN_MAX:
             del self._known[next(iter(self._known))]
         found = own_tag_bytes(start, track.size_bytes)
@@ -250,7 +239,7 @@ class TaggedTrack:
 
     @property
     def shape(self) -> Shape:
-        """Of the whole as clients see it."""
+        """The shape of the whole as clients see it."""
         named = f"{self.tag_id}\n{self.track.etag}\n{self.skipped_bytes}"
         return Shape(
             self.tag.size_bytes + self.track.size_bytes - self.skipped_bytes,
@@ -260,7 +249,7 @@ class TaggedTrack:
         )
 
     def pieces(self, decision: Decision) -> tuple[Piece, ...]:
-        """The spans that make up the answer, in order; none is empty."""
+        """The spans of the answer in order; none is empty."""
         start, end = decision.start, decision.start + decision.length_bytes
         seam = self.tag.size_bytes
         found = []

@@ -1,8 +1,4 @@
-"""What the media room speaks of: settings, errors, series, and what is known of one object.
-
-Statuses that HTTP defines more finely than the eleven kinds (405, 408, 412, 414, 416, 431, 501, 505) are
-set on the error itself, so that the table of errors still names every answer this room can give.
-"""
+"""Settings, object shapes and metrics of media."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from headrace.kernel.metrics import FINE_BUCKETS_S, counter, gauge, histogram
 from headrace.kernel.secrets import ROOT_CHARACTERS_MIN
 
 BLOCK_BYTES: Final = 256 * 1024
-"""What is stored in a frame, asked of an origin at once, and looked at for being in memory at once."""
+"""The size of a frame, of a read of the origin, and of a check for cached pages."""
 
 LIST_OBJECTS_MAX: Final = 1000
 WEIGHT_MAX: Final = 100
@@ -34,11 +30,12 @@ WEIGHT_MIN: Final = 0.01
 WORKERS_MAX: Final = 64
 REPLICAS_MAX: Final = 8
 REPLICAS_PER_CENTRE: Final = 2
-"""The default: a lost centre and a node of each other one leave a replica of every key, half of all requests enter at one."""
+"""The default. If one data center and one node of each other fail, a replica of every key is left.
+"""
 CONNECTIONS_LIMIT: Final = 10_000_000
 DISK_BYTES_MIN: Final = 16 * 2**20
 DISK_BYTES_MAX: Final = 256 * 2**40
-"""More than any disk has; 35 GB of memory for its table."""
+"""More than any disk has. Its table would need 35 GB of memory."""
 ANY_ORIGIN: Final = "*"
 _ORIGIN: Final = re.compile(
     r"https?://(?:[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[1-9][0-9]{0,4})?"
@@ -66,19 +63,19 @@ CONTENT_TYPES: Final = {
     "mp4": "video/mp4",
     "webm": "video/webm",
 }
-"""Nothing a browser would run (html, svg, xml, js) may enter: users' uploads are served from here."""
+"""Only types that browsers do not execute (no html, svg, xml, js), because users upload objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
-    """A folder or a block device that blocks are kept on, and how much of it."""
+    """A folder or block device to cache blocks on, and how much of it to use."""
 
     path: Path
     size_bytes: int
 
 
 def parse_disks(text: str) -> tuple[DiskConfig, ...]:
-    """Disks of `/var/cache/a:100GiB, /dev/sdb:1TiB`; the empty text is none. Raises: ValueError."""
+    """Parse disks such as `/var/cache/a:100GiB, /dev/sdb:1TiB`; empty: none. Raises: ValueError."""
     disks: list[DiskConfig] = []
     for part in (p.strip() for p in text.split(",") if p.strip()):
         path, _, size = part.rpartition(":")
@@ -94,7 +91,7 @@ def parse_disks(text: str) -> tuple[DiskConfig, ...]:
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """`*`, or origins such as `https://a.example, http://localhost:3000`; the empty text is none. Raises: ValueError."""
+    """Parse `*`, or origins such as `https://a.example`; empty: none. Raises: ValueError."""
     found = tuple(part.strip().lower() for part in text.split(",") if part.strip())
     if found != (ANY_ORIGIN,) and not all(_ORIGIN.fullmatch(origin) for origin in found):
         raise ValueError(
@@ -104,14 +101,14 @@ def parse_origins(text: str) -> tuple[str, ...]:
 
 
 def parse_signed(text: str) -> str:
-    """`off` or `required`. Raises: ValueError."""
+    """Parse `off` or `required`. Raises: ValueError."""
     if text.strip() not in ("off", "required"):
         raise ValueError("off or required")
     return text.strip()
 
 
 def parse_secrets(text: str) -> tuple[str, ...]:
-    """Secrets separated by commas; the empty text is none. Raises: ValueError."""
+    """Parse secrets separated by commas; empty: none. Raises: ValueError."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if any(len(secret) < ROOT_CHARACTERS_MIN for secret in found):
         raise ValueError(
@@ -121,21 +118,21 @@ def parse_secrets(text: str) -> tuple[str, ...]:
 
 
 def parse_weight(text: str) -> float:
-    """A weight from 0.01 to 100, such as `0.5`. Raises: ValueError."""
+    """Parse a weight from 0.01 to 100, such as `0.5`. Raises: ValueError."""
     if not _WEIGHT.fullmatch(text.strip()) or not WEIGHT_MIN <= float(text) <= WEIGHT_MAX:
         raise ValueError(f"a weight from {WEIGHT_MIN:g} to {WEIGHT_MAX} such as 1 or 0.5")
     return float(text)
 
 
 def parse_node(text: str) -> str:
-    """A node's name, which stands in hops, logs and commands. Raises: ValueError."""
+    """Parse a node's name, which is used in hops, logs and commands. Raises: ValueError."""
     if not _NODE_NAME.fullmatch(text.strip()):
         raise ValueError("a name of 1 to 64 of A-Z a-z 0-9 . _ - such as n1")
     return text.strip()
 
 
 def parse_time_s(text: str) -> float:
-    """A duration that is not nothing: with none every client would be cut. Raises: ValueError."""
+    """Parse a duration above zero; zero would cut every client. Raises: ValueError."""
     if not (time_s := parse_duration_s(text)):
         raise ValueError("a duration of more than nothing such as 10s")
     return time_s
@@ -253,7 +250,7 @@ class MediaConfig:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an object's answer is decided from. `etag` is bare; `is_immutable`: the name is its hash."""
+    """The facts that an answer depends on. `etag` is unquoted; `is_immutable`: the key is the hash."""
 
     size_bytes: int
     etag: str
@@ -263,7 +260,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class MediaObject:
-    """One object as people see it."""
+    """One object as users see it."""
 
     key: str
     size_bytes: int
@@ -274,13 +271,13 @@ class MediaObject:
 
 
 def content_address(key: str) -> str | None:
-    """The SHA-256 in the name of a content-addressed object, or None for any other key."""
+    """The SHA-256 in the key of a content-addressed object, or None for any other key."""
     match = _CONTENT_ADDRESS.fullmatch(key)
     return match[3] if match else None
 
 
 def content_type(key: str) -> str:
-    """The type to serve `key` with: from its extension, out of a list of harmless ones."""
+    """The content type of `key`, from its extension and a list of harmless types."""
     return CONTENT_TYPES.get(key.rpartition(".")[2].lower(), "application/octet-stream")
 
 

@@ -1,13 +1,4 @@
-"""Commands about the cluster's nodes: `headrace media nodes ls|rm`, `drain`, `undrain`, `weight`.
-
-[cli/partitions.py] Commands `headrace media partitions show|plan|simulate`: who owns what, and what a change would do.
-
-
-[cli/disks.py] Commands about the disks of this machine's node: `headrace media disks ...`, `verify`.
-
-
-[cli/hottest.py] The command `headrace media hottest`: what clients ask this machine's node for most.
-"""
+"""Commands about nodes, partitions and the disks of this machine's node."""
 
 from __future__ import annotations
 
@@ -30,13 +21,13 @@ from headrace.media.simulate.plot import lines_svg, loads_svg
 
 @click.group("nodes")
 def nodes() -> None:
-    """The cluster's cache nodes."""
+    """The cache nodes of the cluster."""
 
 
 @nodes.command("ls", short_help="List the nodes.")
 @click.pass_obj
 def list_nodes(terminal: Terminal) -> None:
-    """List every node: address, centre, weight, state, and its share of partitions."""
+    """List all nodes with address, data center, weight, state and share of partitions."""
     found = terminal.run(Media, lambda media: media.nodes.list())
     head = ("node", "address", "centre", "weight", "state", "share", "rises since")
     terminal.show(
@@ -49,7 +40,10 @@ def list_nodes(terminal: Terminal) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show what would be forgotten.")
 @click.pass_obj
 def remove_node(terminal: Terminal, node: str, *, dry_run: bool) -> None:
-    """Forget NODE: drain it, stop it, then forget it. One that still runs enters again with its next start."""
+    """Remove NODE from the cluster: drain it and stop it first.
+
+    A node that still runs registers again at its next start.
+    """
 
     async def remove(media: Media) -> NodeInfo:
         found = await media.nodes.get(node)
@@ -67,9 +61,9 @@ def remove_node(terminal: Terminal, node: str, *, dry_run: bool) -> None:
 @click.argument("node")
 @click.pass_obj
 def drain(terminal: Terminal, node: str) -> None:
-    """Give NODE no partitions any more: for a restart, a repair, its end. It serves what comes to it.
+    """Stop assigning partitions to NODE, for a restart or a repair. It still serves requests.
 
-    What that does to the others: `headrace media partitions plan --drain NODE`.
+    See the effect on the other nodes with `headrace media partitions plan --drain NODE`.
     """
     _change_node(terminal, lambda media: media.nodes.drain(node))
 
@@ -78,7 +72,7 @@ def drain(terminal: Terminal, node: str) -> None:
 @click.argument("node")
 @click.pass_obj
 def undrain(terminal: Terminal, node: str) -> None:
-    """Give NODE its partitions again, rising to its weight."""
+    """Assign partitions to NODE again. Its share ramps up to its weight."""
     _change_node(terminal, lambda media: media.nodes.undrain(node))
 
 
@@ -87,7 +81,7 @@ def undrain(terminal: Terminal, node: str) -> None:
 @click.argument("weight", type=float)
 @click.pass_obj
 def set_weight(terminal: Terminal, node: str, weight: float) -> None:
-    """Let NODE have WEIGHT times the partitions of a node of weight 1."""
+    """Give NODE a share of partitions of WEIGHT times that of a node of weight 1."""
     _change_node(terminal, lambda media: media.nodes.set_weight(node, weight))
 
 
@@ -112,7 +106,7 @@ def partitions() -> None:
 @click.argument("key")
 @click.pass_obj
 def show_owners(terminal: Terminal, key: str) -> None:
-    """Show the partition of KEY, stored or not, and its owners in the order in which they are asked."""
+    """Show the partition of KEY and its owners in the order of requests. KEY need not be stored."""
     found = terminal.run(Media, lambda media: media.partitions.show(key))
     rows = [(one.name, one.address, one.dc, one.state) for one in found.owners]
     told = f"{found.key}: partition {found.partition}"
@@ -130,7 +124,7 @@ def plan(
     drained: tuple[str, ...],
     weights: tuple[str, ...],
 ) -> None:
-    """Show each node's share of all requests now and after a change. Nothing is changed."""
+    """Show each node's share of all requests now and after a change. No changes are made."""
     heavier = dict(map(_parse_weight, weights))
     found = terminal.run(
         Media,
@@ -161,10 +155,10 @@ def simulate_losses(
     lost: tuple[str, ...],
     plot: Path | None,
 ) -> None:
-    """Show the load of each node of a cluster that is not there: whole, with losses, in a roll-out.
+    """Show the load of each node of an invented cluster: complete, with losses, in a roll-out.
 
-    Without --lose: a centre lost, a node of each centre lost, both, and all nodes drained in turn. Asks no
-    server.
+    Without --lose: one data center lost, one node of each data center lost, both, and all nodes
+    drained in turn. Contacts no server.
     """
     cluster = Cluster(centres=centres, nodes=nodes, load_gbit=gbit, replicas=replicas)
     found = simulate(cluster, lost=lost)
@@ -229,19 +223,19 @@ def _describe_simulation(found: Simulation) -> str:
 
 SIZES: Final = (10_000, 50_000, 150_000, 500_000)
 SCALE: Final = 100
-"""Tracks and cache are divided alike, which leaves the shares as they are."""
+"""Divides tracks and cache size alike, which keeps the hit ratios."""
 POLICIES: Final = ("SIEVE in sets of 16", "LRU", "global SIEVE", "best static choice")
 
 
 @click.group("disks")
 def disks() -> None:
-    """The disks of the node whose data folder this is."""
+    """The disks of the node that uses this data folder."""
 
 
 @disks.command("ls", short_help="List the disks.")
 @click.pass_obj
 def list_disks(terminal: Terminal) -> None:
-    """List every disk: its id, size, frames, how many hold blocks, how many blocks rotted, and its state."""
+    """List all disks with id, size, frames, stored and corrupt blocks, and state."""
     found = terminal.run(Media, lambda media: media.disks.list())
     head = ("disk", "path", "GiB", "frames", "used", "rotten", "state", "")
     terminal.show(found, table(head, map(_disk_row, found)) if found else "no disks")
@@ -252,9 +246,9 @@ def list_disks(terminal: Terminal) -> None:
 @click.argument("size")
 @click.pass_obj
 def add_disk(terminal: Terminal, path: Path, size: str) -> None:
-    """Take the folder or block device PATH into use with SIZE, such as 900GiB, while the node runs.
+    """Add the folder or block device PATH with SIZE, such as 900GiB, while the node runs.
 
-    The node remembers it for its next starts.
+    The node keeps the disk for its next starts.
     """
     try:
         size_bytes = parse_size_bytes(size)
@@ -267,7 +261,7 @@ def add_disk(terminal: Terminal, path: Path, size: str) -> None:
 @click.argument("disk")
 @click.pass_obj
 def drain_disk(terminal: Terminal, disk: str) -> None:
-    """Fill nothing more on DISK (its id or path); what it has is served still."""
+    """Stop placing blocks on DISK (its id or path). Its blocks are still served."""
     _change_disk(terminal, lambda media: media.disks.drain(disk))
 
 
@@ -275,7 +269,7 @@ def drain_disk(terminal: Terminal, disk: str) -> None:
 @click.argument("disk")
 @click.pass_obj
 def undrain_disk(terminal: Terminal, disk: str) -> None:
-    """Fill DISK (its id or path) again."""
+    """Resume placing blocks on DISK (its id or path)."""
     _change_disk(terminal, lambda media: media.disks.undrain(disk))
 
 
@@ -284,10 +278,10 @@ def undrain_disk(terminal: Terminal, disk: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show which disk it is and what it holds.")
 @click.pass_obj
 def retire_disk(terminal: Terminal, disk: str, *, dry_run: bool) -> None:
-    """Take DISK (its id or path) out of use, so that it may be pulled: its blocks are misses from then on.
+    """Take DISK (its id or path) out of use, so that it can be removed. Its blocks become misses.
 
-    One that failed or was refused is taken off the list by it, and alerts about it end; as long as the settings
-    name it the next start tries it again.
+    This also removes a failed or refused disk from the list and ends alerts about it. While the
+    settings name it, the next start tries it again.
     """
     if dry_run:
         found = terminal.run(Media, lambda media: media.disks.get(disk))
@@ -308,10 +302,11 @@ def retire_disk(terminal: Terminal, disk: str, *, dry_run: bool) -> None:
 def simulate_hits(
     terminal: Terminal, *, sizes: tuple[int, ...], plays: int, plot: Path | None
 ) -> None:
-    """Show the share of plays that a cache of a size hits: ours, LRU, and the best there is without foresight.
+    """Show the hit ratio of plays for a cache size: this cache, LRU, and the best without
+    foresight.
 
-    The popularity is that of a large music site, where 140 tracks of 10 million are a tenth of all plays and
-    500,000 are nine tenths. Asks no server; some seconds a size.
+    The popularity is that of a large music site: 140 of 10 million tracks get a tenth of all plays,
+    500,000 get nine tenths. Contacts no server; takes some seconds for each size.
     """
     require_extra("media", "xxhash")
     from headrace.media.simulate.eviction import simulate
@@ -338,9 +333,9 @@ def simulate_hits(
 )  # fmt: skip
 @click.pass_obj
 def verify(terminal: Terminal, share: float) -> None:
-    """Read the blocks that this node stores and compare their sums; wrong ones are forgotten.
+    """Compare the stored blocks of this node with their checksums and drop the wrong ones.
 
-    Exits with 8 where some were wrong or could not be read.
+    Exits with 8 if some were wrong or could not be read.
     """
     found = terminal.run(Media, lambda media: media.disks.verify(share))
     told = f"{found.blocks} blocks, {found.right} right, {found.wrong} wrong, {found.unread} not readable"
@@ -371,8 +366,9 @@ def _disk_row(disk: Disk) -> tuple[str, ...]:
 )  # fmt: skip
 @click.pass_obj
 def hottest(terminal: Terminal, objects_max: int) -> None:
-    """List the objects that clients ask the node of this data folder for most: requests a second, the last minutes
-    counting most, out of a sample.
+    """List the objects requested most from the node of this data folder, in requests per second.
+
+    The rates are sampled; the last minutes count most.
     """
     found = terminal.run(Media, lambda media: media.hottest.list(objects_max=objects_max))
     rows = [(one.key, f"{one.requests_per_s:,.1f}") for one in found]

@@ -1,13 +1,4 @@
-"""Commands about stored objects: `headrace media ls|info|url|put|rm`.
-
-[cli/purging.py] Commands `headrace media purge|warm`: what caches must forget, and what they should have already.
-
-
-[cli/signing.py] Commands `headrace media sign` and `headrace media tag ...`.
-
-
-[cli/tracing.py] Commands `headrace media trace ...`.
-"""
+"""Commands about objects: store, sign, tag, purge, warm, trace."""
 
 from __future__ import annotations
 
@@ -45,7 +36,7 @@ def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
 @click.argument("key")
 @click.pass_obj
 def show_info(terminal: Terminal, key: str) -> None:
-    """Show size, type, ETag and address of KEY."""
+    """Show size, type, ETag and URL of KEY."""
     found = terminal.run(Media, lambda media: media.objects.info(key))
     terminal.show(found, describe(found))
 
@@ -54,7 +45,7 @@ def show_info(terminal: Terminal, key: str) -> None:
 @click.argument("key")
 @click.pass_obj
 def show_url(terminal: Terminal, key: str) -> None:
-    """Print the address of KEY, stored or not."""
+    """Print the URL of KEY. KEY need not be stored."""
 
     async def find(media: Media) -> str:
         return media.objects.url(key)
@@ -68,9 +59,9 @@ def show_url(terminal: Terminal, key: str) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.pass_obj
 def put_object(terminal: Terminal, key: str, file: Path) -> None:
-    """Store FILE under KEY, durably; an object of that key is replaced.
+    """Store FILE durably under KEY. An existing object of that key is replaced.
 
-    Nodes serve the new one within a minute, or at once after `headrace media purge KEY`.
+    Nodes serve the new object within a minute, or at once after `headrace media purge KEY`.
     """
     found = terminal.run(Media, lambda media: media.objects.put(key, file.read_bytes()))
     terminal.show(found, describe(found))
@@ -81,9 +72,9 @@ def put_object(terminal: Terminal, key: str, file: Path) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.pass_obj
 def remove_object(terminal: Terminal, key: str, *, dry_run: bool) -> None:
-    """Remove KEY. Nodes forget it within a minute, or at once after `headrace media purge KEY`.
+    """Remove KEY. Nodes drop it within a minute, or at once after `headrace media purge KEY`.
 
-    Clients that hold a copy may show it until it is stale.
+    Clients that cached a copy may use it until it expires.
     """
 
     async def remove(media: Media) -> MediaObject:
@@ -111,9 +102,9 @@ def describe(found: MediaObject) -> str:
 @click.option("--dry-run", is_flag=True, help="Only show what would be purged.")
 @click.pass_obj
 def purge(terminal: Terminal, keys: tuple[str, ...], *, prefix: str | None, dry_run: bool) -> None:
-    """Let the caches of all nodes forget KEYS, or all keys of a prefix, within 2 seconds.
+    """Purge KEYS, or all keys with a prefix, from the caches of all nodes within 2 seconds.
 
-    Objects in the object store stay. What is asked for again is read anew.
+    Objects in the object store stay; nodes read them again on request.
     """
 
     async def change(media: Media) -> Purged:
@@ -129,9 +120,9 @@ def purge(terminal: Terminal, keys: tuple[str, ...], *, prefix: str | None, dry_
 @click.argument("keys", nargs=-1, required=True)
 @click.pass_obj
 def warm(terminal: Terminal, keys: tuple[str, ...]) -> None:
-    """Have every node that owns one of KEYS read it from the object store, whole.
+    """Have every node that owns one of KEYS read it completely from the object store.
 
-    Exits with 7 where a node did not.
+    Exits with 7 if a node failed.
     """
     done = terminal.run(Media, lambda media: media.warming.warm(keys))
     rows = [(row.node, row.blocks, row.failed, row.fault or "") for row in done.nodes]
@@ -141,7 +132,7 @@ def warm(terminal: Terminal, keys: tuple[str, ...]) -> None:
 
 
 class Written(click.ParamType[Any]):
-    """A value written as in settings: `30m`, `64KiB`."""
+    """A value in the notation of settings: `30m`, `64KiB`."""
 
     def __init__(self, name: str, parse: Any) -> None:
         self.name = name
@@ -174,14 +165,14 @@ SIZE = Written("size", parse_size_bytes)
 @click.option("--trace", help="Whom it is for, such as user=42,request=r7.")
 @click.pass_obj
 def sign(terminal: Terminal, /, key: str, **options: Any) -> None:
-    """Print a URL that allows to read KEY for a while, stored or not."""
+    """Print a URL that allows reading KEY for a while. KEY need not be stored."""
     signed = terminal.run(Media, lambda media: media.objects.sign(key, **options))
     terminal.show(signed, signed.url)
 
 
 @click.group("tag")
 def tag() -> None:
-    """ID3 tags that signed URLs write in front of tracks."""
+    """ID3 tags that signed URLs put in front of tracks."""
 
 
 @tag.command("put", short_help="Store a tag.")
@@ -196,7 +187,7 @@ def tag() -> None:
 )
 @click.pass_obj
 def put_tag(terminal: Terminal, /, cover: Path | None, **texts: str | None) -> None:
-    """Store a tag and print its id, for `headrace media sign --tag`; the same tag has the same id."""
+    """Store a tag and print its id for `headrace media sign --tag`. Equal tags have equal ids."""
     data = cover.read_bytes() if cover is not None else None
 
     async def put(media: Media) -> StoredTag:
@@ -210,7 +201,7 @@ def put_tag(terminal: Terminal, /, cover: Path | None, **texts: str | None) -> N
 @click.argument("identifier", metavar="ID")
 @click.pass_obj
 def show_tag(terminal: Terminal, identifier: str) -> None:
-    """Show what tag ID says."""
+    """Show the contents of tag ID."""
     stored = terminal.run(Media, lambda media: media.tags.get(identifier))
     terminal.show(stored, describe_tag(stored))
 
@@ -220,7 +211,7 @@ def show_tag(terminal: Terminal, identifier: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.pass_obj
 def remove_tag(terminal: Terminal, identifier: str, *, dry_run: bool) -> None:
-    """Remove tag ID: URLs that name it find nothing any more, on a node that has it cached within a minute."""
+    """Remove tag ID. URLs with this tag get 404, on nodes that have it cached within a minute."""
 
     async def remove(media: Media) -> None:
         await media.tags.require(identifier)
@@ -257,9 +248,11 @@ def trace() -> None:
 @click.option("--for", "for_s", type=DURATION, default="10m", show_default=True, help="How long.")
 @click.pass_obj
 def start_trace(terminal: Terminal, selector: str, for_s: float) -> None:
-    """Let every node log each request with this tag: a line an answer, with the time of each stage.
+    """Have all nodes log each request with this tag: one line per answer, with the time of each
+    stage.
 
-    The lines are events `request_traced` in the logs of the nodes; one trace id finds those of all nodes.
+    The lines are events `request_traced` in the logs of the nodes. One trace id finds the lines of
+    all nodes.
     """
     watch = terminal.run(Media, lambda media: media.traces.start(selector, for_s=for_s))
     terminal.show(watch, describe_watches([watch]))
@@ -269,7 +262,7 @@ def start_trace(terminal: Terminal, selector: str, for_s: float) -> None:
 @click.option("--tag", "selector", help="Which; all, if left out.")
 @click.pass_obj
 def stop_trace(terminal: Terminal, selector: str | None) -> None:
-    """End one watch, or all; each ends by itself at its time."""
+    """Stop one trace, or all. Each also ends at its set time."""
     ended = terminal.run(Media, lambda media: media.traces.stop(selector))
     terminal.show(ended, describe_watches(ended) if ended else "nothing was traced")
 
@@ -277,7 +270,7 @@ def stop_trace(terminal: Terminal, selector: str | None) -> None:
 @trace.command("show", short_help="Show what is traced.")
 @click.pass_obj
 def show_traces(terminal: Terminal) -> None:
-    """Show which requests all nodes log now, and until when."""
+    """Show which requests all nodes log, and until when."""
     found = terminal.run(Media, lambda media: media.traces.list())
     terminal.show(found, describe_watches(found) if found else "nothing is traced")
 

@@ -1,9 +1,9 @@
-"""A worker's part in the cluster: it follows the shared documents, probes its peers, keeps its router true.
+"""A worker's part in the cluster: follow the shared documents, probe peers, update the router.
 
-Each worker of a node has one; they share nothing but the copies of the documents in the node's folder. A
-change of members makes a new table beside the traffic, in steps of 2 ms, and the old one serves until
-it is there. Nodes that have different tables for that moment ask each other once more, and no wrong byte
-comes of it: a hop is answered by whoever gets it.
+Each worker of a node has one. They share only the copies of the documents in the node's folder.
+After a change of members a new partition table is built in steps of 2 ms, and the old one serves
+until it is complete. Nodes with different tables at that moment send one more request to each
+other; bytes stay correct, because every node answers the requests of its peers.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ REGISTER_TIMEOUT_S: Final = 10.0
 REGISTER_RETRY_S: Final = 2.0
 DUPLICATE_RETRY_S: Final = 5.0
 HOP_MARGIN_S: Final = 2.0
-"""What a hop may take beyond the origin's own time: the peer may have to read it first."""
+"""Time limit of a request to a peer beyond the origin's, since the peer may have to read the
+origin.
+"""
 PEERS: Final = gauge(
     "media_peers", "Other nodes of the cluster, by whether they are asked.", state=("in", "out")
 )
 
 
 class Cluster:
-    """What a worker knows of the others. Owner of its tasks: `start`, then `close`."""
+    """A worker's part in the cluster. Owns its tasks: call `start`, then `close`."""
 
     def __init__(
         self,
@@ -96,9 +98,12 @@ class Cluster:
         self._duplicate_reports = ReportInterval()
 
     async def start(self, listen: tuple[str, int] | None = None) -> None:
-        """Follow the cluster, and enter this node where `media.node` is set; `listen` is what it serves on.
+        """Follow the cluster, and register this node if `media.node` is set.
 
-        Raises: InvalidNode, OSError (the folder). A store that is away is waited for beside.
+        `listen` is its address.
+
+        Waits in the background while the object store is unavailable. Raises: InvalidNode, OSError
+        (the folder).
         """
         if self._config.node:
             self._listen = listen or self._config.listen
@@ -124,7 +129,7 @@ class Cluster:
         task.add_done_callback(self._tasks.discard)
 
     def _register_soon(self, member: Member) -> None:
-        """Enter this node beside. One process of it is enough, and the one that asks the store is one."""
+        """Register this node in the background, in the one process that polls the object store."""
         is_under_way = self._registering is not None and not self._registering.done()
         if self._polling.leads and not is_under_way:
             task = self._registering = asyncio.get_running_loop().create_task(
@@ -134,7 +139,7 @@ class Cluster:
             task.add_done_callback(self._tasks.discard)
 
     async def _register(self, member: Member) -> None:
-        """Enter this node, however long the store is away or another one has its name."""
+        """Register this node; retry while the store is unavailable or another node has its name."""
         roster = Roster(self._blobs)
         while True:
             try:
@@ -155,7 +160,7 @@ class Cluster:
                 return
 
     async def _tend(self) -> None:
-        """Keep peers and table as the membership and the moment say."""
+        """Keep peers and partition table up to date with the membership."""
         while True:
             try:
                 membership = self.members.value
@@ -171,7 +176,10 @@ class Cluster:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _tend_entry(self, membership: Membership) -> None:
-        """Put our own entry right, where a node of our name came and went; one that was removed stays so."""
+        """Register again if a node of the same name replaced the entry.
+
+        A removed entry stays removed.
+        """
         assert self._member is not None, "only a node of the cluster tends to it"
         entered = membership.member(self._member.name)
         if entered is not None and entered.address != self._member.address:
@@ -205,7 +213,7 @@ class Cluster:
             await asyncio.sleep(PROBE_EVERY_S * random.uniform(0.9, 1.1))
 
     async def _probe(self, peer: Peer) -> None:
-        """Probe, once more if that fails: one lost packet takes nobody out."""
+        """Probe a peer, and again if that fails, so that one lost packet has no effect."""
         if await peer.probe() or await peer.probe():
             if peer.health.probe_succeeded():
                 log.info("peer_back", node=peer.name)
@@ -215,7 +223,7 @@ class Cluster:
         peer.drop()
 
     def _probe_soon(self, peer: Peer) -> None:
-        """A request to `peer` waits, or failed, perhaps with one worker of it alone: look, once for all."""
+        """Probe a peer to which a request is slow or failed, once for all such requests."""
         name = f"probe {peer.name}"
         if all(task.get_name() != name for task in self._tasks):
             task = asyncio.get_running_loop().create_task(self._probe(peer), name=name)
@@ -227,7 +235,7 @@ class Cluster:
 
 
 async def _build_slowly(candidates: Sequence[Candidate], replicas: int) -> PartitionTable:
-    """A table, made while everything else goes on."""
+    """Build a table without blocking the event loop."""
     steps = build_in_steps(candidates, replicas)
     while True:
         try:

@@ -1,24 +1,20 @@
-"""Small shared truths of the media cluster: versioned JSON documents in the object store.
+"""The shared configuration of the media cluster: versioned JSON documents in the object store.
 
-The object store is the only thing that all nodes see, and it can compare and set (If-Match; for a folder a
-lock file), so it holds what they must agree on: who is a member, what was purged, what is traced. Each
-document counts its versions; a change reads, changes, and puts back only if nobody did so in between. A
-change must give the same result when it is made twice: a put whose answer was lost is made again.
+All nodes see the object store, and it supports compare-and-set (If-Match; for a folder a lock
+file). So it stores what they must agree on: members, purges, traces. Each document counts its
+versions. A change reads the document, changes it, and stores it only if it is unchanged since. A
+change must be idempotent: a put whose reply was lost is repeated. Users can neither read nor write
+these keys.
 
-These keys are never served, listed or put by users.
+Of a node's processes, the one that holds the lock file polls the object store every two seconds
+with conditional reads, and keeps the newest valid copy in the node's folder. The others check that
+file ten times a second. So the number of workers does not matter, a dead process is replaced at
+once (the kernel drops its lock), and a node that starts without the object store uses its last
+copy.
 
-
-[cluster/polling.py] How a node's processes follow the shared documents: one asks the store, all read its copy.
-
-Whoever of the node's processes holds the lock file asks the object store every two seconds (a conditional
-read: nothing is sent while nothing changed) and keeps the newest good copy in the node's folder, on the
-disk; the others look at that file ten times a second. So a node of eight workers asks like one, a dead
-process is followed by another at once (the kernel drops its lock), and a node that starts while the object
-store is away begins with what it last knew.
-
-Only a newer version is ever taken, and only a valid one: what is missing, damaged or older changes nothing,
-and is told in the log once. What is missing or older is put back as the next version, since the store must
-have lost it (a restored backup): otherwise all changes made there would go unheard until they caught up.
+Only newer, valid versions are accepted. Missing, damaged or older documents are ignored and logged
+once. If a document is missing or older, as after a restored backup, it is stored again as the next
+version; otherwise later changes would be ignored until their version catches up.
 """
 
 from __future__ import annotations
@@ -49,19 +45,19 @@ DOCUMENT_BYTES_MAX: Final = 4 * 2**20
 
 
 class DocumentDamaged(Corrupt):
-    """A document that the cluster shares is no such document."""
+    """A shared document of the cluster is damaged."""
 
     code = "media.document_damaged"
 
 
 class DocumentContended(Unavailable):
-    """Others changed a shared document each time this change was about to be stored."""
+    """A shared document could not be changed, because of concurrent changes."""
 
     code = "media.document_contended"
 
 
 class Versioned(Protocol):
-    """What a document holds: a frozen msgspec struct that counts its versions."""
+    """The contents of a document: a frozen msgspec struct with a version."""
 
     @property
     def version(self) -> int: ...
@@ -71,13 +67,13 @@ V = TypeVar("V", bound=Versioned)
 
 
 def is_reserved(key: str) -> bool:
-    """Whether `key` is the cluster's own and none of the users'."""
+    """Whether `key` is reserved for the cluster."""
     return key == RESERVED or key.startswith(f"{RESERVED}/")
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentType(Generic[V]):
-    """A document's name, its type, and what it is before anybody wrote it."""
+    """A document's name, its type, and its value before the first change."""
 
     name: str
     type: type[V]
@@ -85,7 +81,7 @@ class DocumentType(Generic[V]):
 
     @property
     def key(self) -> str:
-        """Where it is stored."""
+        """The key that it is stored under."""
         return f"{PREFIX}{self.name}.json"
 
     def decode(self, data: bytes) -> V:
@@ -102,18 +98,19 @@ class DocumentType(Generic[V]):
 
 
 class Document(Generic[V]):
-    """A document in the object store, to be read and changed."""
+    """A document in the object store that can be read and changed."""
 
     def __init__(self, blobs: Blobs, kind: DocumentType[V]) -> None:
         self._blobs = blobs
         self.kind = kind
 
     async def read(self) -> V:
-        """What is stored now. Raises: DocumentDamaged, BlobsDown."""
+        """The stored value. Raises: DocumentDamaged, BlobsDown."""
         return (await self._find())[0]
 
     async def restore(self, newer: V) -> V:
-        """Put back `newer` where the store has an older version or none, as after a restored backup.
+        """Store `newer` again where the store has an older version or none, as after a restored
+        backup.
 
         Raises: as `change`.
         """
@@ -122,11 +119,10 @@ class Document(Generic[V]):
         )
 
     async def change(self, change: Callable[[V], V], *, after: int = 0) -> V:
-        """Store `change` of the newest version as the next one; unchanged contents store nothing.
+        """Store `change` of the newest version as the next version. Equal contents store nothing.
 
-        The version stored is higher than `after` as well.
-
-        Raises: DocumentDamaged, DocumentContended, BlobsDown, and what `change` raises.
+        The new version is also higher than `after`. Raises: DocumentDamaged, DocumentContended,
+        BlobsDown, and the errors of `change`.
         """
         for attempt in range(TRIES_MAX):
             old, etag = await self._find()
@@ -155,7 +151,7 @@ class Document(Generic[V]):
 
 
 def with_version(value: V, version: int) -> V:
-    """A copy of `value` that is this version."""
+    """A copy of `value` with this version."""
     changed: Any = msgspec.structs.replace(value, version=version)  # type: ignore[type-var]
     copy: V = changed
     return copy
@@ -177,7 +173,7 @@ POLLS: Final = counter(
 
 
 class FollowedDocument(Generic[V]):
-    """The newest good version of one document that this process knows."""
+    """The newest valid version of one document in this process."""
 
     def __init__(self, kind: DocumentType[V], on_change: Callable[[V], None] | None = None) -> None:
         self.kind = kind
@@ -185,7 +181,7 @@ class FollowedDocument(Generic[V]):
         self._on_change = on_change
 
     def accept(self, data: bytes) -> bool:
-        """Take `data` if it is newer; whether it was. Raises: DocumentDamaged."""
+        """Accept `data` if it is newer. Return whether it was. Raises: DocumentDamaged."""
         found = self.kind.decode(data)
         if found.version <= self.value.version:
             return False
@@ -194,13 +190,13 @@ class FollowedDocument(Generic[V]):
         return True
 
     def changed(self, value: V) -> None:
-        """Tell whoever waits that `value` is the newest now."""
+        """Notify the subscriber that `value` is the newest version."""
         if self._on_change is not None:
             self._on_change(value)
 
 
 class _DocumentState:
-    """One document and where this process stands with it."""
+    """One document and the state of its polling."""
 
     def __init__(self, polled: FollowedDocument[Any], folder: Path) -> None:
         self.polled = polled
@@ -212,7 +208,7 @@ class _DocumentState:
 
 
 class DocumentPoller:
-    """Follows documents for one process. Owner of its task: `start`, then `close`."""
+    """Follows documents for one process. Owns its task: call `start`, then `close`."""
 
     def __init__(
         self,
@@ -232,7 +228,8 @@ class DocumentPoller:
         self._refreshing: SingleFlight[str, None] = SingleFlight()
 
     async def start(self) -> None:
-        """Take the copies of this node, ask the store for a second at most, go on beside.
+        """Load the copies of this node, wait up to a second for a poll, then poll in the
+        background.
 
         Raises: OSError (the folder).
         """
@@ -246,7 +243,7 @@ class DocumentPoller:
                     await self._is_asked.wait()
 
     async def close(self) -> None:
-        """End, and let another process of the node ask."""
+        """Stop polling; another process of the node takes over."""
         await self._refreshing.cancel()
         if self._task is not None:
             self._task.cancel()
@@ -257,7 +254,7 @@ class DocumentPoller:
             self._lock = None
 
     async def refresh(self, name: str) -> None:
-        """Ask the store for one document now; at most five times a second, however many ask."""
+        """Poll one document now. Concurrent callers share one poll; at most five polls a second."""
         followed = self._followed[name]
         elapsed_s = asyncio.get_running_loop().time() - followed.asked_s
         if name in self._refreshing or elapsed_s >= REFRESH_GAP_S:
@@ -279,11 +276,14 @@ class DocumentPoller:
 
     @property
     def leads(self) -> bool:
-        """Whether it is this process that asks the store for the node."""
+        """Whether this process polls the object store for the node."""
         return self._lock is not None
 
     def _lead(self) -> bool:
-        """Ask the store from now on unless another process of the node does; whether it is us."""
+        """Take the lock unless another process of the node has it.
+
+        Return whether this process has it.
+        """
         if self._lock is None:
             descriptor = os.open(self._folder / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o600)
             try:
@@ -352,14 +352,14 @@ class DocumentPoller:
                 self._tell_once(followed, "copy_refused", str(error))
 
     def _tell_once(self, followed: _DocumentState, event: str, reason: str) -> None:
-        """Log, unless it is what was logged last: a store may be away for hours."""
+        """Log an event unless it equals the last one: the store may be unavailable for hours."""
         if followed.told != (told := f"{event} {reason}"):
             followed.told = told
             log.warning(event, document=followed.polled.kind.name, reason=reason)
 
 
 def _keep(copy: Path, data: bytes) -> None:
-    """Write the copy so that a power cut leaves the old or the new one, whole."""
+    """Write the copy atomically, so that a power loss leaves the old or the new one."""
     draft = copy.with_suffix(f".draft-{os.getpid()}")
     with draft.open("wb") as file:
         file.write(data)

@@ -1,7 +1,7 @@
-"""Whether a member's entry is another node's that lives: two nodes of one name would take it from each other for ever.
+"""Detect another live node with the same name. Both would replace each other's entry repeatedly.
 
-The address in the entry is asked by a hop, as peers ask. Only a node of this cluster's secret and of that very name proves
-an answer to it; a stranger who has the address by now does not, nor does another node of the cluster.
+The address in the entry gets an authenticated request. Only a node with this cluster's secret and
+that name can sign the reply; another server at the address or another node of the cluster cannot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WILD: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 class NodeNameTaken(Conflict):
-    """Another node that runs has this node's name."""
+    """Another running node has this node's name."""
 
     code = "media.node_name_taken"
 
@@ -33,7 +33,7 @@ class NodeNameTaken(Conflict):
 async def require_unique_name(
     entered: Member, own: Member, signer: HopSigner, listen: tuple[str, int]
 ) -> None:
-    """Raises: NodeNameTaken, where `entered`, the entry of our name, is another node's that answers."""
+    """Raise NodeNameTaken if `entered`, the entry of this name, belongs to another live node."""
     if entered.address == own.address or await asyncio.to_thread(is_local, entered.address, listen):
         return
     if await _answers(entered, signer):
@@ -44,7 +44,7 @@ async def require_unique_name(
 
 
 def is_local(address: str, listen: tuple[str, int]) -> bool:
-    """Whether what is sent to `address` comes to us, who listen at `listen`."""
+    """Whether `address` leads to this node, which listens at `listen`."""
     host, port = parse_listen(address)
     if port != listen[1]:
         return False
@@ -67,6 +67,6 @@ async def _answers(entered: Member, signer: HopSigner) -> bool:
         return False
     finally:
         peer.close()
-    # A full one, and one that misses its store, prove nothing: it is asked again before its name is taken.
+    # A reply of 503 is not signed; the request is repeated before the name is taken over.
     proof = answer.fields.get(REPLY_FIELD, "")
     return answer.status == 503 or signer.is_authentic(answer.mac, proof, NOTHING)

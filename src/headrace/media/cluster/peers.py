@@ -1,10 +1,11 @@
-"""Another node as this worker asks it: kept-alive connections, one exchange at a time on each.
+"""Another node: persistent connections with one exchange at a time each.
 
-An answer is here with its head; its body comes in straight into its own memory (BufferedProtocol: one copy) while whoever
-asked passes on what is there. So the first byte of a block waits for the peer's first byte, not for its last. What
-comes is taken at the peer's pace: it is one block at most. Every wait has its bound: connecting, the whole exchange, and
-half a second without the whole answer makes `on_slow` be called, which probes the peer; `drop` ends all exchanges with a
-peer that was found dead.
+A response is returned once its head is received. Its body is received directly into its own memory
+(BufferedProtocol: one copy) while the caller passes on the received part. So the first byte of a
+block waits only for the peer's first byte. A body is one block at most.
+
+Every wait is bounded: connecting, and the whole exchange. An exchange of over half a second calls
+`on_slow`, which probes the peer. `drop` ends all exchanges with a dead peer.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from headrace.media.sources import PartialBlock
 CONNECT_TIMEOUT_S: Final = 0.5
 SLOW_S: Final = 0.5
 CONNECTIONS_MAX: Final = 128
-"""Exchanges with one peer at once; more wait."""
+"""Concurrent exchanges with one peer; more wait."""
 IDLE_MAX: Final = 32
 FIRST_BYTES: Final = 20 * 1024
-"""What is received at once while the head is not known: it and a small body with it."""
+"""Receive buffer until the head is complete: it fits the head and a small body."""
 BODY_BYTES_MAX: Final = BLOCK_BYTES
 NO_BODY: Final = frozenset({204, 304})
 _NO_CALLER: Final = "nobody waits for the answer any more"
 
 
 class PeerLost(Unavailable):
-    """A node of the cluster did not answer as a node does; the next one is asked."""
+    """A peer failed to answer as a node does; the next replica is used."""
 
     code = "media.peer_lost"
 
@@ -49,7 +50,7 @@ class PeerLost(Unavailable):
 
 
 Head = tuple[int, dict[str, str], PartialBlock]
-"""Status, fields and the body on its way."""
+"""Status, fields and body."""
 PLAIN_HEAD: Final = re.compile(
     rb"HTTP/1\.1 206 Partial Content\r\nDate: [\x20-\x7e]+\r\nETag: ([\x21-\x7e]+)\r\n"
     rb"Last-Modified: [\x20-\x7e]+\r\nAccept-Ranges: bytes\r\nCache-Control: [\x20-\x7e]+\r\n"
@@ -57,11 +58,11 @@ PLAIN_HEAD: Final = re.compile(
     rb"Content-Length: ([0-9]{1,9})\r\nContent-Range: (bytes [0-9]{1,18}-[0-9]{1,18}/[0-9]{1,18})\r\n"
     rb"X-Headrace-Reply: ([0-9a-f]{64})"
 )
-"""How a node of ours answers a hop for a part of an object: read in a tenth of the time."""
+"""The head with which a node answers a hop for a part. Matching it is faster than parsing."""
 
 
 class PeerResponse(NamedTuple):
-    """What a peer said; names of fields are in lower case. `mac` is that of the hop that asked."""
+    """A peer's response; field names are in lower case. `mac` is that of the hop field."""
 
     status: int
     fields: dict[str, str]
@@ -70,19 +71,19 @@ class PeerResponse(NamedTuple):
 
 
 class PeerRequest(NamedTuple):
-    """One request to a peer: `span` and `if_match` are the values of the fields Range and If-Match."""
+    """A request to a peer. `span` and `if_match` are the values of Range and If-Match."""
 
     method: str
     target: str
     span: str = ""
     if_match: str = ""
     fields: tuple[tuple[str, str], ...] = ()
-    """More fields, which the hop does not vouch for."""
+    """Additional fields, not covered by the hop's signature."""
     generation: int = 0
 
 
 class PeerConnection(asyncio.BufferedProtocol):
-    """One connection. Bytes that nobody asked for end it."""
+    """One connection. It is closed when the peer sends unrequested bytes."""
 
     def __init__(self, signing: HopSequence, on_lost: Callable[[PeerConnection], None]) -> None:
         self.signing = signing
@@ -91,9 +92,9 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._tell: Callable[[Head | PeerLost], None] | None = None
-        """Who waits for the head of the exchange under way."""
+        """Callback for the head of the current exchange."""
         self._on_end: Callable[[PeerConnection], None] | None = None
-        """Called once, when the exchange under way is over; None: none is."""
+        """Called once at the end of the current exchange; None: there is none."""
         self._is_head_request = False
         self._head = bytearray(FIRST_BYTES)
         self._filled = 0
@@ -107,7 +108,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         is_head_request: bool,
         on_end: Callable[[PeerConnection], None],
     ) -> None:
-        """Send a request; `tell` hears once of its status, fields and body to come, or why there are none."""
+        """Send a request; `tell` is called once with the head and body, or with the error."""
         assert self._on_end is None, "one exchange at a time"
         self._tell = tell
         self._is_head_request, self._on_end = is_head_request, on_end
@@ -118,14 +119,14 @@ class PeerConnection(asyncio.BufferedProtocol):
     def request(
         self, head: bytes, *, is_head_request: bool, on_end: Callable[[PeerConnection], None]
     ) -> asyncio.Future[Head]:
-        """The same to be awaited. Raises (from the future): PeerLost."""
+        """Send a request. The future raises: PeerLost."""
         coming: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
         tell = partial(_settle, coming)
         self.begin(head, tell, is_head_request=is_head_request, on_end=on_end)
         return coming
 
     def close(self) -> None:
-        """End it now, whatever is under way."""
+        """Close the connection and end its exchange."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
@@ -163,7 +164,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._on_lost(self)
 
     def _take_head(self) -> None:
-        """Begin the body, once the head is complete."""
+        """Start the body once the head is complete."""
         end = self._head.find(b"\r\n\r\n", 0, self._filled)
         if end < 0:
             if self._filled == len(self._head):
@@ -191,7 +192,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._end()
 
     def fail(self, error: PeerLost) -> None:
-        """End it, with `error` for whoever waits."""
+        """Close the connection and pass `error` to the callers."""
         tell, self._tell = self._tell, None
         body, self._body = self._body, None
         self.close()
@@ -208,7 +209,7 @@ class PeerConnection(asyncio.BufferedProtocol):
 
 
 class PendingRequest:
-    """An exchange that somebody waits for without a task."""
+    """An exchange that is driven by callbacks instead of a task."""
 
     __slots__ = ("_line", "_mac", "_tell")
 
@@ -220,20 +221,20 @@ class PendingRequest:
         self._tell: Callable[[PeerResponse | PeerLost], None] | None = tell
 
     def take(self, head: Head | PeerLost) -> None:
-        """The head is here, or lost."""
+        """Pass on the head or the error."""
         tell, self._tell = self._tell, None
         if tell is not None:
             tell(head if isinstance(head, PeerLost) else PeerResponse(*head, self._mac))
 
     def cancel(self) -> None:
-        """Nobody waits for the head any more; nothing once it is here."""
+        """End the exchange. Has no effect once the head was received."""
         if self._tell is not None:
             self._tell = None
             self._line.fail(PeerLost(_NO_CALLER))
 
 
 class Peer:
-    """One other node: its connections and what is known of its health."""
+    """One other node: its connections and its health."""
 
     def __init__(
         self,
@@ -256,11 +257,10 @@ class Peer:
         self._busy: set[PeerConnection] = set()
 
     async def request(self, request: PeerRequest) -> PeerResponse:
-        """Its answer, whatever the status, once the head is here.
+        """The response, whatever its status, once its head is received.
 
-        Asked once more where a kept connection ended unheard: the other side may have found it idle too long.
-
-        Raises: PeerLost.
+        The request is repeated if a persistent connection ended without a response, since the peer
+        may have closed it as idle. Raises: PeerLost.
         """
         await self._take_slot()
         connection = self._take_idle()
@@ -281,9 +281,10 @@ class Peer:
     def request_now(
         self, request: PeerRequest, tell: Callable[[PeerResponse | PeerLost], None]
     ) -> PendingRequest | None:
-        """Ask on a kept connection, if one is free: `tell` hears what `ask` returns or raises. None: nothing was done.
+        """Send a request on a free persistent connection; None: there is none, nothing was sent.
 
-        One that was lost unheard is told as well: the caller then asks again.
+        `tell` is called with what `request` returns or raises. If the connection ended without a
+        response, the caller must repeat the request.
         """
         connection = self._take_idle() if not self._slots.locked() else None
         if connection is None:
@@ -296,12 +297,12 @@ class Peer:
         connection.begin(
             head, asking.take, is_head_request=is_head_request, on_end=self._end_exchange
         )
-        # Last, while the peer is at work.
+        # Last, while the peer processes the request.
         self._begin_exchange(connection)
         return asking
 
     async def probe(self) -> bool:
-        """Whether it says that it serves, over a connection of its own."""
+        """Whether the peer answers its health check, over a new connection."""
         connection: PeerConnection | None = None
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -318,12 +319,12 @@ class Peer:
         return status == 200
 
     def drop(self) -> None:
-        """End every connection: whoever waits asks the next node."""
+        """Close all connections; waiting callers use the next node."""
         for connection in [*self._idle, *self._busy]:
             connection.close()
 
     def close(self) -> None:
-        """End every connection and keep no new one."""
+        """Close all connections and keep no new one."""
         self.health.is_usable = False
         self.drop()
 
@@ -337,7 +338,7 @@ class Peer:
                     self._port,
                 )
         except (OSError, socket.gaierror) as error:
-            # TimeoutError is an OSError: a peer that drops packets is as gone as one that refuses.
+            # TimeoutError is an OSError: a peer that drops packets counts as one that refuses.
             raise PeerLost(
                 f"node {self.name} at {self.address} cannot be reached ({type(error).__name__})",
                 is_gone=not isinstance(error, TimeoutError),
@@ -345,7 +346,7 @@ class Peer:
         return connection
 
     async def _take_slot(self) -> None:
-        """Wait while LINES_MAX exchanges are under way; a timeout is made only where one has to wait."""
+        """Wait for a free slot. The timeout is created only if all are in use."""
         if not self._slots.locked():
             await self._slots.acquire()
             return
@@ -363,7 +364,7 @@ class Peer:
         return None
 
     async def _exchange(self, connection: PeerConnection, request: PeerRequest) -> PeerResponse:
-        """Ask on `line`; the turn is given back when the body is here or lost."""
+        """Send a request on `connection`; its slot is released when the body is complete or lost."""
         head, mac = self._head(connection, request)
         self._begin_exchange(connection)
         coming = connection.request(
@@ -390,7 +391,7 @@ class Peer:
             connection.close()
 
     def _is_slow(self, connection: PeerConnection) -> None:
-        """One timer an exchange: first for whoever wants to know, then as its end."""
+        """Handle the timer of an exchange: first report it as slow, then end it."""
         left_s = max(0.0, self._timeout_s - SLOW_S)
         error = PeerLost(f"node {self.name} did not answer in {self._timeout_s:g} s")
         connection.watch = asyncio.get_running_loop().call_later(left_s, connection.fail, error)
@@ -400,7 +401,7 @@ class Peer:
         method, target, span, if_match, fields, generation = request
         covered = covered_text(method, target, span, if_match)
         value, mac = connection.signing.sign(self.name, covered, generation)
-        # Spelled as players spell it, and the hop last: what differs between two requests stands in two lines.
+        # In the order that players use, with the hop last: only two lines differ between requests.
         text = f"{method} {target} HTTP/1.1\r\nHost: {self.address}\r\n"
         if if_match:
             text += f"If-Match: {if_match}\r\n"
@@ -416,11 +417,11 @@ class Peer:
 
 
 def _nothing(_: PeerConnection) -> None:
-    """A probe's connection is closed by whoever probes."""
+    """A probe closes its connection itself."""
 
 
 def target_of(key: str) -> str:
-    """The path of `key`; keys hold nothing that a path would escape."""
+    """The path of `key`; keys need no escaping."""
     return f"/m/{key}"
 
 
@@ -434,9 +435,9 @@ def _settle(coming: asyncio.Future[Head], head: Head | PeerLost) -> None:
 
 
 def parse_answer_head(data: bytes) -> tuple[int, dict[str, str]]:
-    """Status and fields of an answer's head without its empty line. Raises: ValueError.
+    """Status and fields of a head without its empty line. Raises: ValueError.
 
-    Of the head that a hop for a part is answered with, only the fields that say which part it is and prove it.
+    For the head that answers a hop, only the fields that describe and sign the part.
     """
     plain = PLAIN_HEAD.fullmatch(data)
     if plain is not None:

@@ -1,22 +1,21 @@
-"""A block that one client asks of another node, without a task.
+"""Routing: where a worker gets an object from.
 
-The question goes out in the turn that the client's was read in, and its answer goes on in the turn that it comes in:
-two turns of the loop, where a task that waits for a question that waits for a connection takes four. Others
-who ask for the same block meanwhile wait for it as for any other. A task is made only where the first node does not give it.
+This node serves a key from its own disks if it is one of the replicas of the key's partition
+(`media.partitions`), if no replica is usable, or if the request came by a hop. Otherwise it sends
+one authenticated hop to a replica: first those of its own data center, then in the partition's
+order, without peers that `health` excludes. So the keys of a dead node go to their second replicas,
+which are spread over all others. A failed hop is repeated with the next replica and finally with
+the origin; clients notice nothing.
 
+Of a peer only shapes are cached, for two seconds and only for the key's current generation. Its
+bytes are passed through as they are received. Concurrent requests for the same bytes share one
+request. Bytes are passed on only from a signed answer of the requested version and span (see
+`hop`). If a peer is lost within a block, the rest is requested from the next one, in the same
+version.
 
-[cluster/routing.py] Where a worker takes an object from: its own disks, or the node that keeps it; then the next, then the origin.
-
-A key is ours when its partition's replicas (`media.partitions`) name us, when nobody is left to ask, or when
-the request came by a hop. Everything else is asked of the replicas by one authenticated hop: first those of
-our own data centre, then in the partition's order, leaving out whom `health` holds for dead, so the keys of
-a dead node go to their second replicas, which are spread over all others. A hop that fails is
-repeated with the next replica, the last one straight from the origin; a client sees none of it.
-
-Of a peer nothing is kept but shapes, for two seconds and no longer than the key's generation: its bytes pass
-through, as they come. What many clients ask for at once is asked once. Bytes are passed on only from an answer that
-proves itself, of the version and span that was asked for (see `hop`). A peer that is lost half-way through a block costs
-no client anything: the rest is asked of the next one, of the same version.
+`DirectFetch` requests a block without a task: the request is sent in the epoch in which the
+client's request was read, and the answer is passed on in the epoch in which it is received. A task
+is created only if the first peer fails.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ from headrace.media.sources import Source
 
 
 class BlockRequest(NamedTuple):
-    """Which bytes are asked for."""
+    """The bytes of a block to fetch."""
 
     key: str
     etag: str
@@ -67,7 +66,7 @@ class BlockRequest(NamedTuple):
 
 
 class PeerFetch(NamedTuple):
-    """A flight that has begun: of which shape, from whom, since when."""
+    """A fetch in progress: its shape, its peer, its start."""
 
     request: BlockRequest
     shape: Shape
@@ -76,14 +75,14 @@ class PeerFetch(NamedTuple):
 
 
 class PeerReply(NamedTuple):
-    """What a peer answered, or how it was lost, before anybody could wait for it."""
+    """A peer's response or failure, received before a task could wait for it."""
 
     peer: Peer
     answer: PeerResponse | PeerLost
 
 
 class DirectFetch:
-    """A block that is asked for without a task, as long as its first peer gives it; `is_begun`: a connection was free."""
+    """A block fetch without a task, while its first peer answers. `is_begun`: a request was sent."""
 
     __slots__ = ("_asked", "_asking", "_flying", "_source", "_task", "_tell", "is_begun")
 
@@ -101,7 +100,7 @@ class DirectFetch:
             source.block_requests.begin(fetch.request)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more; nothing once it was told."""
+        """Cancel the fetch. Has no effect once the result was passed on."""
         self._tell = _nobody
         if self._task is not None:
             self._task.cancel()
@@ -126,7 +125,7 @@ class DirectFetch:
             self._source.block_requests.finish(fetch.request, answer.body)
 
     def _end(self, task: asyncio.Task[PartialBlock]) -> None:
-        """What came of the other nodes; a task may be cancelled before its first step, so this is no part of it."""
+        """Pass on the result of the task, which may have been cancelled before its first step."""
         request, block_requests = self._flying.request, self._source.block_requests
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
@@ -138,7 +137,7 @@ class DirectFetch:
 
 
 def _nobody(_: PartialBlock | None) -> None:
-    """Who asked is gone."""
+    """The caller was cancelled."""
 
 
 log = logger(__name__)
@@ -161,7 +160,7 @@ _COUNTED: Final = {o: bound(HOPS, "media_hops_total", outcome=o) for o in OUTCOM
 
 
 class _Kept(NamedTuple):
-    """A shape, until when it counts, and under which generation of its key."""
+    """A shape, its expiry, and the generation of its key."""
 
     shape: Shape
     until_s: float
@@ -169,11 +168,11 @@ class _Kept(NamedTuple):
 
 
 def _nothing(*_: object) -> None:
-    """Where nobody is to be told."""
+    """A callback that does nothing."""
 
 
 class Router:
-    """One worker's way to every object. `table` and `peers` are kept up to date by the cluster."""
+    """Where one worker gets objects from. The cluster keeps `table` and `peers` up to date."""
 
     def __init__(
         self,
@@ -196,7 +195,7 @@ class Router:
         self.shape_requests: SingleFlight[str, Shape] = SingleFlight()
         self.block_requests: SingleFlight[BlockRequest, PartialBlock] = SingleFlight()
         self.coming: dict[BlockRequest, PartialBlock] = {}
-        """Blocks that come in: whoever asks for one of them meanwhile shares it."""
+        """Blocks being received, which concurrent requests share."""
         self.repairs: set[asyncio.Task[Any]] = set()
         self.signer = signer
         self.on_peer_out = on_peer_out
@@ -204,17 +203,17 @@ class Router:
         self.peer_source = PeerSource(self)
 
     def source(self, key: str, hop: Hop | None, onward: Sequence[tuple[str, str]] = ()) -> Source:
-        """Where to take `key` from; `onward` are fields that a hop made for this request carries."""
+        """The source of `key`. `onward` holds fields for hops made for this request."""
         if hop is not None or not self.others(key):
             return self.own
         return PeerSource(self, tuple(onward)) if onward else self.peer_source
 
     def is_replica(self, key: str) -> bool:
-        """Whether this node is one of the replicas of `key`, whoever else lives."""
+        """Whether this node is a replica of `key`."""
         return self.table is None or self.name in self.table.owners(partition_of(key))
 
     def others(self, key: str) -> list[Peer]:
-        """The replicas of `key` to be asked, in order; none where it is ours or nobody is left."""
+        """The usable replicas of `key` in the order of requests; none if this node is a replica."""
         if self.table is None:
             return []
         names = self.table.owners(partition_of(key))
@@ -227,7 +226,7 @@ class Router:
         return usable
 
     def keep_shape(self, key: str, shape: Shape) -> None:
-        """Remember `shape` for a moment; the oldest give way."""
+        """Cache `shape` for a short time; the oldest entry is dropped."""
         generation = self.generations.generation(key)
         self.shapes.pop(key, None)
         self.shapes[key] = _Kept(shape, time.monotonic() + SHAPE_KEPT_S, generation)
@@ -236,7 +235,7 @@ class Router:
 
 
 class PeerSource:
-    """Objects as the other nodes have them; implements `sources.Source`."""
+    """Objects from the other nodes; implements `sources.Source`."""
 
     name = "peer"
 
@@ -246,7 +245,7 @@ class PeerSource:
 
     @property
     def block_requests(self) -> SingleFlight[BlockRequest, PartialBlock]:
-        """Blocks that are being asked for."""
+        """Block requests in progress."""
         return self._router.block_requests
 
     def shape_now(self, key: str) -> Shape | None:
@@ -269,7 +268,7 @@ class PeerSource:
         return await coming.whole()
 
     async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:
-        """The bytes of `span` of a block, as soon as a peer's answer has proved itself; they come in meanwhile.
+        """The bytes of `span` of a block, returned once a peer's answer is verified.
 
         Raises: SourceCut, StoreUnavailable.
         """
@@ -284,9 +283,10 @@ class PeerSource:
     def request_now(
         self, request: BlockRequest, shape: Shape, tell: Callable[[PartialBlock | None], None]
     ) -> DirectFetch | None:
-        """`begin_block` without a task: `tell` hears what comes in, or None: it is to be asked for in the usual way.
+        """`begin_block` without a task: `tell` gets the block, or None if it must be requested
+        again.
 
-        None: nothing was done, since others ask for the same or no kept connection is free.
+        Return None if nothing was sent: the block is requested already, or no connection is free.
         """
         router = self._router
         if request in router.coming or request in router.block_requests:
@@ -299,7 +299,7 @@ class PeerSource:
     async def fetch_block(
         self, request: BlockRequest, shape: Shape, reply: PeerReply | None = None
     ) -> PartialBlock:
-        """The bytes of whoever of the replicas gives them; `heard` is what one of them said already."""
+        """The bytes from the first replica that answers; `reply` is an answer received earlier."""
         began_s = time.perf_counter()
         for peer in self._router.others(request.key):
             coming = await self._request_block(peer, request, reply)
@@ -309,7 +309,7 @@ class PeerSource:
         return PartialBlock.of(await self._router.origin.block(key, shape, number, span))
 
     def follow(self, coming: PartialBlock, fetch: PeerFetch) -> bool:
-        """Let others share what comes in, and see to its end; False: it is lost already."""
+        """Share a block being received, and handle its end. Return False if it is lost already."""
         if not coming.is_over:
             self._router.coming[fetch.request] = coming
             coming.on_end = partial(self._end_flight, coming, fetch)
@@ -323,7 +323,7 @@ class PeerSource:
     def _end_flight(
         self, coming: PartialBlock, fetch: PeerFetch, fault: HeadraceError | None
     ) -> None:
-        """All is here; or the peer was lost on the way, and the rest is taken from others."""
+        """Record the end of a block; if its peer was lost, request the rest from others."""
         del self._router.coming[fetch.request]
         if fault is None:
             _note_whole(fetch.peer, fetch.began_s)
@@ -332,7 +332,7 @@ class PeerSource:
         self.begin_task(self._repair(coming, fetch))
 
     def begin_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do it beside, as long as the cluster is followed."""
+        """Run `work` as a task that the cluster cancels at its end."""
         task = asyncio.get_running_loop().create_task(work)
         self._router.repairs.add(task)
         task.add_done_callback(self._router.repairs.discard)
@@ -344,14 +344,14 @@ class PeerSource:
         except HeadraceError as error:
             coming.fail(error)
         except BaseException as error:
-            # Told, and the clients are cut: they must not wait for ever.
+            # Fail the block, so that its clients do not wait forever.
             cut = SourceCut("the object's source failed while it was sent")
             cut.__cause__ = error
             coming.fail(cut)
             raise
 
     async def _rest(self, coming: PartialBlock, fetch: PeerFetch) -> bytes:
-        """What is missing, of the next peer or the origin. Raises: SourceCut, StoreUnavailable."""
+        """The missing bytes from the next peer or the origin. Raises: SourceCut, StoreUnavailable."""
         key, _, number, span = fetch.request
         rest = Span(span.start + coming.filled_bytes, span.end)
         for peer in self._router.others(key):
@@ -385,7 +385,7 @@ class PeerSource:
         return shape
 
     def asked_for(self, request: BlockRequest) -> PeerRequest:
-        """What a peer is asked for the bytes of `flight`."""
+        """The request to a peer for the bytes of `request`."""
         key, etag, number, span = request
         start = number * BLOCK_BYTES
         bytes_asked = f"bytes={start + span.start}-{start + span.end - 1}"
@@ -397,7 +397,7 @@ class PeerSource:
     async def _request_block(
         self, peer: Peer, request: BlockRequest, reply: PeerReply | None = None
     ) -> PartialBlock | None:
-        """What `peer` gives of a block, on its way; None: ask the next. Raises: SourceCut."""
+        """A peer's bytes of a block; None: try the next peer. Raises: SourceCut."""
         key = request.key
         answer = await self._ask(peer, self.asked_for(request), reply)
         if answer is None:
@@ -405,7 +405,7 @@ class PeerSource:
         if answer.status in (404, 412):
             self._router.shapes.pop(key, None)
             if answer.status == 412:
-                # It has just looked at the origin; the other replicas may know the old version still.
+                # This peer has just read the origin; other replicas may still have the old version.
                 with suppress(ObjectUnknown):
                     await self._request_shape(peer, key)
             raise SourceCut("the object was replaced or removed while it was sent")
@@ -414,7 +414,7 @@ class PeerSource:
     async def _ask(
         self, peer: Peer, asked: PeerRequest, reply: PeerReply | None = None
     ) -> PeerResponse | None:
-        """A peer's answer that can be believed, or None: ask the next."""
+        """A verified response of a peer; None: try the next peer."""
         known = reply.answer if reply is not None and reply.peer is peer else None
         for _ in range(AHEAD_TRIES):
             began_s = time.perf_counter()
@@ -434,12 +434,12 @@ class PeerSource:
                 _note_whole(peer, began_s)
             return answer
         if outcome not in ("ahead", "busy"):
-            # One that is full, stops or misses its store says so at once, and its probes judge it.
+            # A peer that is full, stopping or without its store reports so; its probes decide.
             self._count_failure(peer, f"{outcome}, status {answer.status}", is_gone=False)
         return None
 
     def _outcome_of(self, answer: PeerResponse, asked: PeerRequest) -> str:
-        """The outcome of one exchange, out of OUTCOMES."""
+        """The outcome of one exchange, one of OUTCOMES."""
         if answer.status == 412 and asked.method == "GET":
             return "changed"
         if answer.status in (200, 206, 404):
@@ -453,7 +453,7 @@ class PeerSource:
         return _OTHER_OUTCOMES.get(answer.status, "failed")
 
     def is_good(self, answer: PeerResponse, asked: PeerRequest) -> bool:
-        """Whether it is the bytes that were asked for; counted if so."""
+        """Whether the response holds the requested bytes; if so it is counted."""
         is_ok = self._outcome_of(answer, asked) == "ok"
         if is_ok:
             _COUNTED["ok"].inc()
@@ -472,7 +472,7 @@ class PeerSource:
 async def _on_response(
     peer: Peer, asked: PeerRequest, known: PeerResponse | PeerLost | None
 ) -> PeerResponse:
-    """What `peer` said, or its answer now. Raises: PeerLost."""
+    """The known response of `peer`, or a new one. Raises: PeerLost."""
     if isinstance(known, PeerLost) and not (known.is_unheard and peer.health.is_usable):
         raise known
     return known if isinstance(known, PeerResponse) else await peer.request(asked)
@@ -484,7 +484,7 @@ def _note_whole(peer: Peer, began_s: float) -> None:
 
 
 def _told_by(answer: PeerResponse, asked: PeerRequest) -> AnswerSpan | None:
-    """What a believable answer to `asked` carries; None if it says something else."""
+    """The span that a valid response to `asked` carries; None: it is another one."""
     if answer.status == 404:
         return NOTHING
     etag = answer.fields.get("etag", "").strip('"')

@@ -1,13 +1,4 @@
-"""Routes about the cluster's nodes.
-
-[http/partitions.py] Routes about partitions: who owns a key, what a change would do, what losses do to a made-up cluster.
-
-
-[http/disks.py] Routes about the disks of the node that runs on the API's own machine and data folder.
-
-
-[http/hottest.py] The route about what is asked for most of the node on the API's own machine.
-"""
+"""Routes about nodes, partitions and the disks of the node on the API's machine and data folder."""
 
 from __future__ import annotations
 
@@ -29,14 +20,14 @@ from headrace.media.simulate.cluster import Cluster, Simulation, SimulationBusy,
 
 
 class Weight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A node's part against a node of weight 1."""
+    """A node's share relative to a node of weight 1."""
 
     weight: float
 
 
 @get("/v1/media/nodes", operation_id="listMediaNodes", summary="List the cache nodes", opt=READ)
 async def list_nodes(media: NamedDependency[Media]) -> Sequence[NodeInfo]:
-    """Every node of the cluster by name: address, centre, weight, state, and its share of partitions."""
+    """All nodes of the cluster by name, with address, data center, weight, state and share."""
     return await media.nodes.list()
 
 
@@ -59,7 +50,7 @@ async def get_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeIn
     status_code=200,
 )
 async def drain_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeInfo:
-    """Let the others serve what the node keeps; it goes on answering. May be repeated."""
+    """Let other nodes serve the node's keys; it still answers requests. Idempotent."""
     return await media.nodes.drain(node)
 
 
@@ -71,7 +62,7 @@ async def drain_node(media: NamedDependency[Media], node: FromPath[str]) -> Node
     status_code=200,
 )
 async def undrain_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeInfo:
-    """Let the node serve its keys again. May be repeated."""
+    """Let the node serve its keys again. Idempotent."""
     return await media.nodes.undrain(node)
 
 
@@ -84,7 +75,7 @@ async def undrain_node(media: NamedDependency[Media], node: FromPath[str]) -> No
 async def put_weight(
     media: NamedDependency[Media], node: FromPath[str], data: JSONBody[Weight]
 ) -> NodeInfo:
-    """Let the node have `weight` times the partitions of a node of weight 1."""
+    """Give the node a share of partitions of `weight` times that of a node of weight 1."""
     return await media.nodes.set_weight(node, data.weight)
 
 
@@ -95,18 +86,18 @@ async def put_weight(
     opt=WRITE,
 )
 async def remove_node(media: NamedDependency[Media], node: FromPath[str]) -> None:
-    """Forget a node; one that still runs enters again with its next start."""
+    """Remove a node. A node that still runs registers again at its next start."""
     await media.nodes.remove(node)
 
 
 NODES_MAX: Final = 100
 SIMULATED_MAX: Final = 16
-"""Nodes of a simulated cluster over HTTP: a table for each, some ten seconds of one core."""
+"""Nodes of a simulated cluster over HTTP; it takes some ten seconds of one core."""
 Names = Annotated[list[str], msgspec.Meta(max_length=NODES_MAX)]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nodes or centres that die, that are drained, and nodes with another weight."""
+    """Nodes or data centers that die or are drained, and nodes with another weight."""
 
     lost: Names = []
     drained: Names = []
@@ -114,7 +105,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class MadeUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cluster that is not there, and which of its nodes (c1-n1) or centres (c1) die."""
+    """An invented cluster, and which of its nodes (c1-n1) or data centers (c1) die."""
 
     centres: Annotated[int, msgspec.Meta(ge=1, le=SIMULATED_MAX)] = 3
     nodes: Annotated[int, msgspec.Meta(ge=1, le=SIMULATED_MAX)] = 4
@@ -130,7 +121,7 @@ class MadeUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     opt=READ,
 )
 async def get_owners(media: NamedDependency[Media], key: FromPath[str]) -> Ownership:
-    """The partition of `key`, stored or not, and its owners in the order in which they are asked."""
+    """The partition of `key` and its owners in the order of requests. It need not be stored."""
     return await media.partitions.show(key.removeprefix("/"))
 
 
@@ -142,7 +133,7 @@ async def get_owners(media: NamedDependency[Media], key: FromPath[str]) -> Owner
     status_code=200,
 )
 async def plan(media: NamedDependency[Media], data: JSONBody[Change]) -> Plan:
-    """Each node's share of all requests now and after a change. Nothing is changed."""
+    """Each node's share of all requests now and after a change. No changes are made."""
     return await media.partitions.plan(lost=data.lost, drained=data.drained, weights=data.weights)
 
 
@@ -154,9 +145,10 @@ async def plan(media: NamedDependency[Media], data: JSONBody[Change]) -> Plan:
     status_code=200,
 )
 async def simulate_losses(request: Request[Any, Any, Any], data: JSONBody[MadeUp]) -> Simulation:
-    """The load of each node of a cluster that is not there: whole, with losses, and in a roll-out.
+    """The load of each node of an invented cluster: complete, with losses, and in a roll-out.
 
-    At most 16 nodes in all and 30 seconds, one caller at a time, in a process of its own; ended when the caller leaves.
+    At most 16 nodes and 30 seconds, one caller at a time, in a separate process. It ends when the
+    caller disconnects.
     """
     if data.centres * data.nodes > SIMULATED_MAX:
         raise InvalidSimulation(
@@ -179,27 +171,27 @@ async def simulate_losses(request: Request[Any, Any, Any], data: JSONBody[MadeUp
 
 
 async def _wait_left(request: Request[Any, Any, Any]) -> None:
-    """Return when the caller has gone."""
+    """Return when the caller has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         continue
 
 
 class DiskToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A folder or block device, and how much of it."""
+    """A folder or block device, and how much of it to use."""
 
     path: str
     size_bytes: Annotated[int, msgspec.Meta(gt=0)]
 
 
 class ToVerify(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many of all blocks, picked evenly."""
+    """The share of all blocks to verify, picked at random."""
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
 
 
 @get("/v1/media/disks", operation_id="listMediaDisks", summary="List a node's disks", opt=READ)
 async def list_disks(media: NamedDependency[Media]) -> Sequence[Disk]:
-    """Every disk of the node on the API's machine, by path."""
+    """All disks of the node on the API's machine, by path."""
     return await media.disks.list()
 
 
@@ -211,7 +203,7 @@ async def list_disks(media: NamedDependency[Media]) -> Sequence[Disk]:
     status_code=200,
 )
 async def add_disk(media: NamedDependency[Media], data: JSONBody[DiskToAdd]) -> Disk:
-    """Take a disk into use while the node runs; it remembers it for its next starts."""
+    """Add a disk while the node runs. The node keeps it for its next starts."""
     return await media.disks.add(data.path, data.size_bytes)
 
 
@@ -223,7 +215,7 @@ async def add_disk(media: NamedDependency[Media], data: JSONBody[DiskToAdd]) -> 
     status_code=200,
 )
 async def drain_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
-    """Fill nothing more on the disk of that id; what it has is served still. May be repeated."""
+    """Stop placing blocks on the disk of this id. Its blocks are still served. Idempotent."""
     return await media.disks.drain(disk)
 
 
@@ -235,7 +227,7 @@ async def drain_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk
     status_code=200,
 )
 async def undrain_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
-    """Fill the disk of that id again. May be repeated."""
+    """Resume placing blocks on the disk of this id. Idempotent."""
     return await media.disks.undrain(disk)
 
 
@@ -247,7 +239,7 @@ async def undrain_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Di
     status_code=200,
 )
 async def retire_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk:
-    """Take the disk of that id out of use, so that it may be pulled; its blocks are misses from then on."""
+    """Take the disk of this id out of use, so that it can be removed. Its blocks become misses."""
     return await media.disks.retire(disk)
 
 
@@ -259,7 +251,10 @@ async def retire_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Dis
     status_code=200,
 )
 async def verify(media: NamedDependency[Media], data: JSONBody[ToVerify]) -> Verified:
-    """Read a share of the node's blocks and compare their sums; wrong ones are forgotten. Answered when done."""
+    """Compare a share of the node's blocks with their checksums and drop wrong ones.
+
+    The answer is sent when all are checked.
+    """
     return await media.disks.verify(data.share)
 
 
@@ -273,7 +268,10 @@ async def list_hottest(
     media: NamedDependency[Media],
     limit: Annotated[int, QueryParameter(ge=1, le=OBJECTS_MAX)] = 20,
 ) -> Sequence[HotObject]:
-    """The objects that clients ask the node of the API's machine for most, by requests a second of the last minutes."""
+    """The objects requested most from the node on the API's machine, in requests per second.
+
+    The rates are sampled; the last minutes count most.
+    """
     return await media.hottest.list(objects_max=limit)
 
 

@@ -1,16 +1,4 @@
-"""Scopes of the routes of media.
-
-[http/objects.py] Routes about stored objects.
-
-
-[http/purging.py] Routes that tell caches what to forget and what to fetch.
-
-
-[http/signing.py] Routes that sign URLs of objects and keep the ID3 tags that such URLs name.
-
-
-[http/tracing.py] Routes about what all nodes trace.
-"""
+"""Routes about objects: store, sign, tag, purge, warm, trace."""
 
 from __future__ import annotations
 
@@ -43,7 +31,10 @@ WRITE: Final = {"scope": "media:write"}
 
 
 UPLOAD_BYTES_MAX: Final = 64 * 2**20
-"""Of an upload over HTTP, which is held in memory; larger ones go to the object store by themselves."""
+"""Limit of an upload over HTTP, which is held in memory.
+
+Put larger objects directly into the store.
+"""
 
 
 class ObjectAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +49,7 @@ class ObjectAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects of one folder; `is_cut` when there are more than were asked for."""
+    """Objects of one folder; `is_cut`: there are more than requested."""
 
     objects: list[ObjectAnswer]
     is_cut: bool
@@ -66,7 +57,7 @@ class ObjectsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class UploadOperation(Operation):
-    """An operation whose body is an object's bytes, which no parameter of the handler shows."""
+    """An operation with an object's bytes as body, which no parameter of the handler shows."""
 
     def __post_init__(self) -> None:
         """Describe the body."""
@@ -89,7 +80,7 @@ async def list_objects(
     prefix: FromQuery[str] = "",
     limit: Annotated[int, QueryParameter(ge=1, le=LIST_OBJECTS_MAX - 1)] = 100,
 ) -> ObjectsAnswer:
-    """List the objects in the folder `prefix`, in no order, at most `limit`."""
+    """The objects in the folder `prefix`, in no order, at most `limit`."""
     found = await media.objects.ls(prefix, objects_max=limit + 1)
     objects = [_shown(item) for item in found[:limit]]
     return ObjectsAnswer(objects=objects, is_cut=len(found) > limit)
@@ -102,7 +93,7 @@ async def list_objects(
     opt=READ,
 )
 async def get_object(media: NamedDependency[Media], key: FromPath[str]) -> ObjectAnswer:
-    """Say what is stored under `key` and where it is served."""
+    """Describe the object stored under `key`, and its URL."""
     return _shown(await media.objects.info(key.removeprefix("/")))
 
 
@@ -117,7 +108,7 @@ async def get_object(media: NamedDependency[Media], key: FromPath[str]) -> Objec
 async def put_object(
     request: Request[Any, Any, Any], media: NamedDependency[Media], key: FromPath[str]
 ) -> ObjectAnswer:
-    """Store the body under `key`, durably; an object of that key is replaced. At most 64 MiB."""
+    """Store the body durably under `key`, replacing an existing object. At most 64 MiB."""
     return _shown(await media.objects.put(key.removeprefix("/"), await request.body()))
 
 
@@ -128,7 +119,7 @@ async def put_object(
     opt=WRITE,
 )
 async def remove_object(media: NamedDependency[Media], key: FromPath[str]) -> None:
-    """Remove the object. Nodes forget it within a minute, or at once after a purge of `key`."""
+    """Remove the object. Nodes drop it within a minute, or at once after a purge of `key`."""
     await media.objects.rm(key.removeprefix("/"))
 
 
@@ -141,7 +132,7 @@ Keys = Annotated[list[str], msgspec.Meta(max_length=KEYS_MAX)]
 
 
 class ToPurge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys, or a prefix; the empty prefix is everything."""
+    """Keys, or a prefix; the empty prefix means everything."""
 
     keys: Keys = []
     prefix: str | None = None
@@ -162,7 +153,7 @@ class ToWarm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     status_code=200,
 )
 async def purge(media: NamedDependency[Media], data: JSONBody[ToPurge]) -> Purged:
-    """Let the caches of all nodes forget `keys`, or all keys of `prefix`, within 2 seconds. May be repeated."""
+    """Purge `keys`, or all keys with `prefix`, from all caches within 2 seconds. Idempotent."""
     return await media.purges.purge(data.keys, prefix=data.prefix, is_dry_run=data.dry_run)
 
 
@@ -174,12 +165,18 @@ async def purge(media: NamedDependency[Media], data: JSONBody[ToPurge]) -> Purge
     status_code=200,
 )
 async def warm(media: NamedDependency[Media], data: JSONBody[ToWarm]) -> Warmed:
-    """Have every node that owns one of `keys` read it whole; answered when all have, or could not. May be repeated."""
+    """Have every node that owns one of `keys` read it completely. Idempotent.
+
+    The answer is sent when all nodes have finished or failed.
+    """
     return await media.warming.warm(data.keys)
 
 
 class UrlToSign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a signed URL allows. `rate` in bytes a second; `grid_s`: the end is rounded up to a multiple of it."""
+    """The permissions of a signed URL. `rate` is in bytes per second.
+
+    The expiry is rounded up to a multiple of `grid_s`.
+    """
 
     key: str
     ttl_s: float | None = None
@@ -191,7 +188,7 @@ class UrlToSign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SignedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A URL that is good until a moment."""
+    """A URL and its expiry."""
 
     key: str
     url: str
@@ -199,7 +196,7 @@ class SignedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagToPut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An ID3 tag; `cover` is a JPEG or PNG file in base64."""
+    """An ID3 tag. `cover` is a JPEG or PNG file in base64."""
 
     title: str | None = None
     artist: str | None = None
@@ -209,7 +206,7 @@ class TagToPut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class TagAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored tag; `size_bytes` is what it adds to a track."""
+    """A stored tag. `size_bytes` is the size it adds to a track."""
 
     id: str
     size_bytes: int
@@ -228,7 +225,10 @@ class TagAnswer(msgspec.Struct, frozen=True, kw_only=True):
     status_code=200,
 )
 async def sign_url(media: NamedDependency[Media], data: JSONBody[UrlToSign]) -> SignedAnswer:
-    """Make a URL that allows to read the object for `ttl_s` seconds (the setting `media.url_ttl`), stored or not."""
+    """A URL that allows reading the object for `ttl_s` seconds (default: `media.url_ttl`).
+
+    The object need not be stored.
+    """
     given = msgspec.structs.asdict(data)
     signed = await media.objects.sign(given.pop("key"), **given)
     return msgspec.convert(signed, SignedAnswer, from_attributes=True)
@@ -241,7 +241,7 @@ async def sign_url(media: NamedDependency[Media], data: JSONBody[UrlToSign]) -> 
     opt=WRITE,
 )
 async def put_tag(media: NamedDependency[Media], data: JSONBody[TagToPut]) -> TagAnswer:
-    """Store a tag that signed URLs write in front of tracks; the same tag has the same id, so a call may be repeated."""
+    """Store a tag that signed URLs put in front of tracks. Equal tags have equal ids."""
     return _shown_tag(await media.tags.put(**msgspec.structs.asdict(data)))
 
 
@@ -255,7 +255,7 @@ async def get_tag(
     media: NamedDependency[Media],
     id: FromPath[str],  # noqa: A002 - as it is called in the path
 ) -> TagAnswer:
-    """Say what a stored tag says."""
+    """The contents of a stored tag."""
     return _shown_tag(await media.tags.get(id))
 
 
@@ -269,7 +269,7 @@ async def delete_tag(
     media: NamedDependency[Media],
     id: FromPath[str],  # noqa: A002 - as it is called in the path
 ) -> None:
-    """Remove a tag: URLs that name it find nothing from then on."""
+    """Remove a tag. URLs with this tag get 404."""
     await media.tags.rm(id)
 
 
@@ -278,7 +278,10 @@ def _shown_tag(found: StoredTag) -> TagAnswer:
 
 
 class TraceToStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which requests: `user=42`, `request=r7`, `object=tracks/a.mp3` or `trace=<32 hex digits>`; and for how long."""
+    """The requests to log and for how long.
+
+    `tag` is `user=42`, `request=r7`, `object=tracks/a.mp3` or `trace=<32 hex digits>`.
+    """
 
     tag: str
     for_s: float = 600.0
@@ -291,7 +294,7 @@ class TraceToStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     opt=READ,
 )
 async def list_traces(media: NamedDependency[Media]) -> Sequence[Watch]:
-    """Say which requests all nodes log now, and until when."""
+    """The requests that all nodes log, and until when."""
     return await media.traces.list()
 
 
@@ -303,7 +306,10 @@ async def list_traces(media: NamedDependency[Media]) -> Sequence[Watch]:
     status_code=200,
 )
 async def start_trace(media: NamedDependency[Media], data: JSONBody[TraceToStart]) -> Watch:
-    """Let every node log the requests with this tag, a line an answer; one that is traced already gets the new end."""
+    """Have all nodes log the requests with this tag, one line per answer.
+
+    If it is traced already, the new end applies.
+    """
     return await media.traces.start(data.tag, for_s=data.for_s)
 
 
@@ -317,7 +323,7 @@ async def start_trace(media: NamedDependency[Media], data: JSONBody[TraceToStart
 async def stop_traces(
     media: NamedDependency[Media], tag: FromQuery[str | None] = None
 ) -> Sequence[Watch]:
-    """End the watch on `tag`, or all where it is left out; the answer is those that were ended."""
+    """Stop the trace of `tag`, or all traces. The answer lists the stopped ones."""
     return await media.traces.stop(tag)
 
 

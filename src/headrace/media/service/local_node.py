@@ -1,10 +1,7 @@
-"""The disks of the node whose data folder this is: asked of its filler, over its own socket.
+"""The node that uses this data folder: its disks and its most requested objects.
 
-The filler alone writes to disks, so it alone says what is on them; a verb here is a message to it. On
-another machine the same command is run there.
-
-
-[service/hottest.py] The objects that clients ask the node of this data folder for most.
+Only the filler writes to disks, so each method sends it a command over its socket. For another
+machine, run the command there.
 """
 
 from __future__ import annotations
@@ -27,11 +24,11 @@ SOCKET: Final = "filler.sock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """One disk of a node. `id` is the one in its superblock; `frames` are its places for blocks.
+    """One disk of a node. `id` is the one in its superblock; a refused disk has none.
 
-    `queue`: fills that wait for it. `is_copied`: blocks are copied instead of sent out of the page cache,
-    since the probe at the start saw this disk change bytes under way. `rotten`: blocks that changed on the disk after they
-    were proved, since it was opened. A refused disk has no id.
+    `queue` is the number of waiting fills. `is_copied`: blocks are copied instead of sent from the
+    page cache, because the probe at the start failed. `rotten` counts the blocks that changed on
+    the disk after they were verified, since it was opened.
     """
 
     id: str
@@ -48,7 +45,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What reading stored blocks gave. Neither right nor wrong: replaced while they were read."""
+    """The result of verifying blocks. Blocks that are neither were replaced meanwhile."""
 
     blocks: int
     right: int
@@ -57,18 +54,18 @@ class Verified:
 
 
 class Disks:
-    """Verbs about the disks of one node, while it runs."""
+    """The disks of one running node."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     async def list(self) -> Sequence[Disk]:
-        """Every disk, by path. Raises: NodeNotHere, FillerAway."""
+        """All disks by path. Raises: NodeNotHere, FillerAway."""
         rows = msgspec.convert(await self._ask("disks"), list[Disk])
         return sorted(rows, key=lambda disk: disk.path)
 
     async def get(self, disk: str) -> Disk:
-        """The disk of that id or path. Raises: DiskUnknown, NodeNotHere, FillerAway."""
+        """The disk of this id or path. Raises: DiskUnknown, NodeNotHere, FillerAway."""
         from headrace.media.errors import DiskUnknown
 
         for one in await self.list():
@@ -77,29 +74,29 @@ class Disks:
         raise DiskUnknown(f"no disk {disk!r} on this node: see `headrace media disks ls`")
 
     async def add(self, path: str, size_bytes: int) -> Disk:
-        """Take a folder or block device into use; what an earlier use left on it is taken too.
+        """Add a folder or block device, including blocks that it holds from an earlier use.
 
-        Raises: NodeNotHere, FillerAway, and what the disk makes of it.
+        Raises: NodeNotHere, FillerAway, DiskRefused, DiskTooSmall.
         """
         return await self._change("add", path=path, size_bytes=size_bytes)
 
     async def drain(self, disk: str) -> Disk:
-        """Fill nothing more on `disk` (its id or path); what it has is served. Raises: as `add`."""
+        """Stop placing blocks on `disk` (its id or path). Its blocks are served. Raises: as `add`."""
         return await self._change("drain", id=disk)
 
     async def undrain(self, disk: str) -> Disk:
-        """Fill `disk` again. Raises: as `add`."""
+        """Resume placing blocks on `disk`. Raises: as `add`."""
         return await self._change("undrain", id=disk)
 
     async def retire(self, disk: str) -> Disk:
-        """Take `disk` out of use, so that it may be pulled; its blocks are misses from then on.
+        """Take `disk` out of use, so that it can be removed. Its blocks become misses.
 
         Raises: as `add`.
         """
         return await self._change("retire", id=disk)
 
     async def verify(self, share: float = 1.0) -> Verified:
-        """Read `share` of all stored blocks and compare their sums; wrong ones are forgotten.
+        """Compare `share` of all stored blocks with their checksums and drop wrong ones.
 
         Raises: NodeNotHere, FillerAway.
         """
@@ -116,7 +113,8 @@ class Disks:
                 " or run this where the node runs"
             )
         require_extra("media", "xxhash")
-        # Late: only a node with disks needs what sums blocks, and every command imports this module.
+        # Imported here, because only nodes with disks need xxhash, and every command imports this
+        # module.
         from headrace.media.cache import control
 
         return await control(socket, command, **arguments)
@@ -127,7 +125,7 @@ OBJECTS_MAX: Final = ROWS_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HotObject:
-    """An object and how often clients ask for it: requests a second of the last minutes, out of a sample."""
+    """An object and its rate of requests: a sample of the last minutes."""
 
     key: str
     requests_per_s: float

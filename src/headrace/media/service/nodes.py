@@ -1,12 +1,7 @@
-"""The cluster's nodes: who is there, what share each serves, and what an operator changes.
+"""The nodes of the cluster, the owners of keys, planned changes, and warming.
 
-[service/partitions.py] Who owns a key, and what a change of the cluster would do to each node's load before it is made.
-
-
-[service/warming.py] Fetching keys before they are asked for: each owner is asked for one byte of each block.
-
-So a node needs to understand nothing new, and a byte a block is all that goes over the network: the node
-reads the block whole from the object store, as it does for any client who begins there.
+Warming requests one byte of each block from each owner. The node then reads the whole block from
+the object store, as for any client, and only a byte per block crosses the network.
 """
 
 from __future__ import annotations
@@ -30,9 +25,9 @@ from headrace.media.simulate.cluster import Load, Situation, loads_of
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """One node as people see it. `share`: of the partitions, those that it serves first.
+    """One node as users see it. `share` is the part of the partitions that it serves first.
 
-    `started_at`: when it began to take its share, by tenths over five minutes; None: it had all at once.
+    `started_at` is the start of its ramp-up over five minutes; None: it had none.
     """
 
     name: str
@@ -45,14 +40,14 @@ class NodeInfo:
 
 
 class Nodes:
-    """Members of the cluster, out of the one membership object."""
+    """The members of the cluster."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._roster = Roster(blobs)
         self._kept: tuple[tuple[Candidate, ...], int, PartitionTable] | None = None
 
     async def list(self) -> Sequence[NodeInfo]:
-        """Every node by name. Raises: BlobsDown."""
+        """All nodes by name. Raises: BlobsDown."""
         membership = await self._roster.read()
         shares = await asyncio.to_thread((await self.table(membership)).shares)
         return [
@@ -76,17 +71,17 @@ class Nodes:
         raise NodeUnknown(f"no media node {name!r}: see `headrace media nodes ls`")
 
     async def drain(self, name: str) -> NodeInfo:
-        """Give `name` no partitions any more; it serves what comes to it. Raises: NodeUnknown, BlobsDown."""
+        """Stop assigning partitions to `name`; it still serves. Raises: NodeUnknown, BlobsDown."""
         await self._roster.drain(name)
         return await self.get(name)
 
     async def undrain(self, name: str) -> NodeInfo:
-        """Give `name` its partitions again. Raises: NodeUnknown, BlobsDown."""
+        """Assign partitions to `name` again. Raises: NodeUnknown, BlobsDown."""
         await self._roster.undrain(name)
         return await self.get(name)
 
     async def set_weight(self, name: str, weight: float) -> NodeInfo:
-        """Let `name` have `weight` times the partitions of a node of weight 1.
+        """Give `name` a share of partitions of `weight` times that of a node of weight 1.
 
         Raises: NodeUnknown, InvalidNode, BlobsDown.
         """
@@ -94,18 +89,18 @@ class Nodes:
         return await self.get(name)
 
     async def remove(self, name: str) -> None:
-        """Forget a node that is gone for good; one that still runs enters again with its next start.
+        """Remove a node. A node that still runs registers again at its next start.
 
         Raises: NodeUnknown, BlobsDown.
         """
         await self._roster.remove(name)
 
     async def membership(self) -> Membership:
-        """The document itself. Raises: BlobsDown."""
+        """The membership document. Raises: BlobsDown."""
         return await self._roster.read()
 
     async def table(self, membership: Membership) -> PartitionTable:
-        """Who owns which partition now: 0.3 s of computing where the nodes are others than last time."""
+        """The current partition table, which is computed again only after a change of nodes."""
         candidates, replicas = membership.candidates(time.time()), membership.replicas
         if self._kept is None or self._kept[:2] != (candidates, replicas):
             table = await asyncio.to_thread(PartitionTable.build, candidates, replicas)
@@ -129,7 +124,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Where a key belongs; `owners` in the order in which they are asked."""
+    """The partition of a key; `owners` in the order of requests."""
 
     key: str
     partition: int
@@ -138,9 +133,9 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Each node's part of all requests now and after a change.
+    """Each node's share of all requests now and after a change.
 
-    `filled_share`: of all blocks kept, those that their new owners have to read from the object store.
+    `filled_share` is the part of all cached blocks that new owners must read from the object store.
     """
 
     nodes: tuple[Load, ...]
@@ -149,13 +144,16 @@ class Plan:
 
 
 class Partitions:
-    """The map from keys to nodes."""
+    """The assignment of keys to nodes."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
 
     async def show(self, key: str) -> Ownership:
-        """Who owns `key`, stored or not. Raises: InvalidBlobKey, NoNodes, BlobsDown."""
+        """The owners of `key`, which need not be stored.
+
+        Raises: InvalidBlobKey, NoNodes, BlobsDown.
+        """
         require_key(key)
         membership = await self._nodes.membership()
         known = {member.name: member for member in membership.members}
@@ -176,10 +174,9 @@ class Partitions:
         drained: Sequence[str] = (),
         weights: Mapping[str, float] | None = None,
     ) -> Plan:
-        """What it would do if nodes (or whole centres) in `lost` died, those in `drained` were drained,
-        or others had another weight. Nothing is changed.
+        """The effect of losing or draining nodes or data centers, or of other weights.
 
-        Raises: NodeUnknown, NoNodes, BlobsDown.
+        No changes are made. Raises: NodeUnknown, NoNodes, BlobsDown.
         """
         membership = await self._nodes.membership()
         now = list(membership.candidates(time.time()))
@@ -202,7 +199,7 @@ class Partitions:
 
 
 def _named(candidates: Sequence[Candidate], names: Sequence[str]) -> frozenset[str]:
-    """The nodes that `names` mean: a node by its name, or all of a centre. Raises: NodeUnknown."""
+    """The nodes of these names; a data center means all its nodes. Raises: NodeUnknown."""
     found: set[str] = set()
     for name in names:
         meant = {one.name for one in candidates if name in (one.name, one.dc)}
@@ -215,13 +212,13 @@ def _named(candidates: Sequence[Candidate], names: Sequence[str]) -> frozenset[s
 
 
 CONNECTIONS: Final = 4
-"""To each node: several blocks are on their way from the object store, and clients still come first."""
+"""Connections to each node: enough for several reads of the object store, few beside clients."""
 ANSWER_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeWarmed:
-    """What one node has now; `fault` is its first, told once."""
+    """The blocks that one node has now; `fault` is its first error."""
 
     node: str
     blocks: int
@@ -231,7 +228,7 @@ class NodeWarmed:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """How many keys there were, and what each node made of the blocks that it owns of them."""
+    """The number of keys, and the result of each node for its blocks."""
 
     keys: int
     nodes: tuple[NodeWarmed, ...]
@@ -239,14 +236,14 @@ class Warmed:
 
 @dataclass(frozen=True, slots=True)
 class _WarmRequest:
-    """One key that a node is to have."""
+    """A key that a node is to cache."""
 
     target: str
     blocks: int
 
 
 class Warming:
-    """Asks the nodes that own keys to fetch them. `target_of`: path and query that they accept."""
+    """Has owners of keys read them. `target_of` returns a path and query that nodes accept."""
 
     def __init__(
         self, blobs: Blobs, nodes: Nodes, config: MediaConfig, target_of: Callable[[str], str]
@@ -257,9 +254,9 @@ class Warming:
         self._target_of = target_of
 
     async def warm(self, keys: Sequence[str]) -> Warmed:
-        """Have every owner of each key fetch all its blocks; those it has cost it nothing.
+        """Have every owner of each key read all its blocks; cached blocks cost it nothing.
 
-        Nodes that do not answer are told in the result. Raises: ObjectUnknown, InvalidBlobKey, NoNodes,
+        The result reports nodes that fail. Raises: ObjectUnknown, InvalidBlobKey, NoNodes,
         BlobsDown.
         """
         requests: dict[tuple[str, str, int], list[_WarmRequest]] = {}
@@ -281,7 +278,7 @@ class Warming:
         return _WarmRequest(self._target_of(key), -(-info.size_bytes // BLOCK_BYTES))
 
     async def _addresses(self) -> Callable[[str], list[tuple[str, str, int]]]:
-        """Of a key: name, host and port of its owners; a node without a cluster owns all."""
+        """For a key: name, host and port of its owners. A single node owns all keys."""
         membership = await self._nodes.membership()
         if not membership.members:
             host, port = self._config.listen
@@ -303,7 +300,7 @@ class Warming:
 
 
 async def _warm_node(node: tuple[str, str, int], requests: list[_WarmRequest]) -> NodeWarmed:
-    """All wishes of one node over a few connections; a connection that fails costs its one wish."""
+    """Warm one node over several connections; a failing connection costs its current key."""
     name, host, port = node
     left = list(reversed(requests))
     counts: Counter[str] = Counter()
@@ -326,7 +323,7 @@ async def _warm_node(node: tuple[str, str, int], requests: list[_WarmRequest]) -
 
 
 async def _asked(host: str, port: int, request: _WarmRequest) -> AsyncIterator[int]:
-    """Each block's number, once its first byte has come."""
+    """Each block's number, once its first byte was received."""
     async with _connected(host, port) as (reader, writer):
         for number in range(request.blocks):
             start = number * BLOCK_BYTES

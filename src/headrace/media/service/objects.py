@@ -1,17 +1,6 @@
-"""Where objects are served, plainly or by signed URLs.
+"""Objects, their URLs, ID3 tags and purges.
 
-[service/media.py] `Media`: where an object is served and what is stored; the other verbs are its attributes.
-
-app.media.objects.url("tracks/a.mp3")          await app.media.objects.put(key, data)
-await app.media.purges.purge([key])    await app.media.warming.warm([key])
-await app.media.nodes.drain("n1")      await app.media.partitions.plan(lost=["n1"])
-await app.media.disks.verify()         await app.media.hottest.list()     of the node whose data folder this is
-
-
-[service/tags.py] ID3 tags in the object store: rendered once, named by their bytes, read by nodes as any object.
-
-
-[service/purging.py] What the caches of all nodes must forget: by key, by prefix, everywhere within a poll.
+Tags are rendered once and stored under their hash; nodes read them as any object.
 """
 
 from __future__ import annotations
@@ -49,7 +38,7 @@ TAGGED_TYPE: Final = "audio/mpeg"
 
 @dataclass(frozen=True, slots=True)
 class SignedUrl:
-    """A URL that allows one object until a moment."""
+    """A URL that allows one object until it expires."""
 
     key: str
     url: str
@@ -57,7 +46,7 @@ class SignedUrl:
 
 
 class SignOptions(TypedDict, total=False):
-    """What `Media.sign` may be told; None is as good as leaving it out."""
+    """Options of `Objects.sign`; None is the same as leaving one out."""
 
     ttl_s: float | None
     grid_s: float
@@ -125,7 +114,7 @@ class Objects:
         return "/m/" + self.url(key).partition("/m/")[2]
 
     async def put(self, key: str, data: bytes) -> MediaObject:
-        """Store `data`, durably; replaces an object of that key.
+        """Store `data` durably, replacing an existing object.
 
         Raises: InvalidBlobKey, ReservedKey, WrongContentAddress, BlobsDown.
         """
@@ -133,7 +122,7 @@ class Objects:
             raise ReservedKey(f"key {key!r} is the product's own: use one outside _headrace/")
         address = content_address(key)
         if address is not None and hashlib.sha256(data).hexdigest() != address:
-            # Such keys are cached by clients for a year: other bytes under them could not be recalled.
+            # Clients cache such keys for a year, so wrong bytes could not be recalled.
             raise WrongContentAddress(
                 f"object {key}: its name is a SHA-256 that these {len(data)} bytes do not have;"
                 " use the right hash, or a key outside photos/xx/yy/"
@@ -142,7 +131,7 @@ class Objects:
         return await self.info(key)
 
     async def info(self, key: str) -> MediaObject:
-        """What is stored under `key`. Raises: ObjectUnknown, BlobsDown."""
+        """Describe the object stored under `key`. Raises: ObjectUnknown, BlobsDown."""
         try:
             if not is_reserved(key):
                 return self._seen(await self._blobs.info(key))
@@ -154,7 +143,7 @@ class Objects:
         ) from cause
 
     async def ls(self, prefix: str = "", *, objects_max: int = 100) -> list[MediaObject]:
-        """Objects in the folder `prefix`, at most `objects_max` (to 1,000), in no order.
+        """The objects in the folder `prefix`, at most `objects_max` (to 1,000), in no order.
 
         Raises: InvalidBlobKey, BlobsDown.
         """
@@ -170,7 +159,7 @@ class Objects:
         return found
 
     async def rm(self, key: str) -> None:
-        """Remove the object; what caches hold of it is served until `purges.purge`, at most a minute.
+        """Remove the object. Caches serve it until `purges.purge`, or for a minute at most.
 
         Raises: ObjectUnknown, BlobsDown.
         """
@@ -178,7 +167,7 @@ class Objects:
         await self._blobs.delete(key)
 
     def _plain_url(self, key: str) -> str:
-        """Where `key` is served, unsigned. Raises: InvalidBlobKey."""
+        """The unsigned URL of `key`. Raises: InvalidBlobKey."""
         host, port = self._config.listen
         own = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         base = (self._config.public_url or own).rstrip("/")
@@ -236,14 +225,14 @@ _ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class TagUnknown(NotFound):
-    """No ID3 tag of that id is stored."""
+    """No ID3 tag of this id is stored."""
 
     code = "media.tag_unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTag:
-    """A tag as people see it; `size_bytes` is what it adds to a track."""
+    """A tag as users see it; `size_bytes` is the size it adds to a track."""
 
     id: str
     size_bytes: int
@@ -255,7 +244,7 @@ class StoredTag:
 
 
 class TagStore:
-    """Tags to be written in front of tracks; `Media.tags`."""
+    """Tags that signed URLs put in front of tracks."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -269,10 +258,11 @@ class TagStore:
         cover: bytes | None = None,
         buyer: str | None = None,
     ) -> StoredTag:
-        """Store a tag, durably; one that is there already stays, so a call may be repeated.
+        """Store a tag durably. An existing equal tag is kept, so the call is idempotent.
 
-        `cover` is a JPEG or PNG file, `buyer` an id of the caller's of at most 64 characters. Its id goes into
-        `Media.sign(..., tag=id)`. Raises: TagInvalid, with every fault; BlobsDown.
+        `cover` is a JPEG or PNG file, `buyer` an id of the application with at most 64 characters.
+        Pass the tag's id to `objects.sign(..., tag=id)`. Raises: TagInvalid, with every problem;
+        BlobsDown.
         """
         tags = Tags(title=title, artist=artist, album=album, cover=cover, buyer=buyer)
         data = await asyncio.to_thread(tag_bytes, tags)
@@ -290,7 +280,7 @@ class TagStore:
         return _seen(identifier, read_tags(data), len(data))
 
     async def require(self, identifier: str) -> None:
-        """Look whether it is stored. Raises: TagUnknown, BlobsDown."""
+        """Check that a tag is stored. Raises: TagUnknown, BlobsDown."""
         if _ID.fullmatch(identifier) is None:
             raise _unknown(identifier)
         try:
@@ -299,7 +289,7 @@ class TagStore:
             raise _unknown(identifier) from error
 
     async def rm(self, identifier: str) -> None:
-        """Remove a tag: URLs that name it are answered 404 from then on. Raises: TagUnknown, BlobsDown."""
+        """Remove a tag; URLs with it get 404. Raises: TagUnknown, BlobsDown."""
         await self.require(identifier)
         await self._blobs.delete(tag_key(identifier))
 
@@ -312,7 +302,7 @@ class TagStore:
             raise _unknown(identifier) from error
 
     async def _is_stored(self, key: str, size_bytes: int) -> bool:
-        # Not put again: another file of the same bytes is another version to the caches.
+        # Not stored again, because a new file of the same bytes is another version for the caches.
         try:
             return (await self._blobs.info(key)).size_bytes == size_bytes
         except BlobMissing:
@@ -339,7 +329,7 @@ def _unknown(identifier: str) -> TagUnknown:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What was purged, and the generation that every node must reach; 0: nothing was changed."""
+    """The purged keys and their new generation; 0: no changes."""
 
     keys: tuple[str, ...]
     prefix: str | None
@@ -347,7 +337,7 @@ class Purged:
 
 
 class Purging:
-    """Purges of the whole cluster."""
+    """Purges on all nodes of the cluster."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._purges = Purges(blobs)
@@ -355,11 +345,11 @@ class Purging:
     async def purge(
         self, keys: Sequence[str] = (), *, prefix: str | None = None, is_dry_run: bool = False
     ) -> Purged:
-        """Let every node forget `keys`, or everything whose key begins with `prefix`.
+        """Purge `keys`, or all keys that begin with `prefix`, from all caches.
 
-        Nodes look every 2 s; one that cannot reach the object store does it when it can. Nothing is
-        deleted from disks: what is asked for again is read anew under the next generation.
-        Raises: InvalidPurge, InvalidBlobKey, BlobsDown.
+        Nodes poll every 2 s; a node without access to the object store purges later. No blocks are
+        deleted: under the new generation objects are read again. Raises: InvalidPurge,
+        InvalidBlobKey, BlobsDown.
         """
         if bool(keys) == (prefix is not None):
             raise InvalidPurge("nothing or both to purge: expected keys, or one prefix")

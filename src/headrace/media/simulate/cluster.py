@@ -1,21 +1,16 @@
-"""Each node's part of all requests before and after a change, by the rules that nodes route by.
+"""The load of each node before and after changes of a cluster.
 
-Clients are sent to a centre (geo DNS, anycast), by the weight of its nodes, and there evenly to one that
-lives; a centre without one is left out. A node that keeps the key serves it; any other asks the first live replica of its own centre, else the first live one in the partition's order;
-where no replica lives it goes to the object store itself. So two parts are told of each node: what it
-*serves* (out of its store, or of the object store), and what it *sends* (to clients who entered there, and to peers who asked),
-which is what its network card carries.
+Clients are sent to a data center (geo DNS, anycast) by the weight of its nodes, and there evenly to
+its live nodes; data centers without live nodes get none. A replica of the key serves it. Any other
+node requests it from the first live replica of its own data center, otherwise from the first live
+one in the partition's order, or from the object store if no replica lives. So each node has two
+shares: what it serves from its cache or the object store, and what it sends to its clients and to
+peers, which is the load of its network card.
 
-
-[simulate/cluster.py] A made-up cluster through losses and a roll-out: what each node has to carry at every step.
-
-The example that the defaults stand for: 3 centres of 4 nodes that carry 120 Gbit/s together.
-
-
-[simulate/apart.py] A made-up cluster computed in a process of its own: seconds of CPU that would hold up every other caller of the API.
-
-The process is niced, gets its orders as JSON and ends itself at its time limit, so that it outlives neither its caller's patience
-nor its caller. One runs at a time.
+`simulate` computes an invented cluster through losses and a roll-out. The defaults are an example
+of 3 data centers with 4 nodes that carry 120 Gbit/s together. `simulate_in_process` does so in a
+separate process with low priority and a time limit, one at a time, so that it does not block other
+callers of the API.
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ from headrace.media.partitions import CANDIDATES_MAX, PARTITIONS, Candidate, Par
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One node's shares of all requests. `fair_share`: what its weight entitles it to afterwards."""
+    """One node's shares of all requests. `fair_share` follows from its weight after the change."""
 
     name: str
     dc: str
@@ -53,13 +48,13 @@ class Load:
 
     @property
     def over_fair(self) -> float:
-        """How many times its fair share it serves; 0 for a node that is entitled to nothing."""
+        """The served share relative to the fair share; 0 for a node without a fair share."""
         return self.share_after / self.fair_share if self.fair_share else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A table before and after a change of members, and who is lost or drained after it."""
+    """A table before and after a change, and the nodes lost or drained."""
 
     candidates: tuple[Candidate, ...]
     before: PartitionTable
@@ -69,9 +64,9 @@ class Situation:
 
 
 def loads_of(situation: Situation) -> tuple[tuple[Load, ...], float, float]:
-    """The loads, the share of kept blocks that new owners read once, and the share that nobody keeps any more.
+    """The loads, the share of cached blocks that new owners read, and the share without an owner.
 
-    A drained node is up and clients enter there, but it keeps no keys. About 0.2 s.
+    A drained node is up and receives clients, but keeps no keys.
     """
     candidates, after, lost = situation.candidates, situation.after, situation.lost
     was = _Flow(candidates, situation.before, ())
@@ -96,7 +91,7 @@ def loads_of(situation: Situation) -> tuple[tuple[Load, ...], float, float]:
 
 
 class _Flow:
-    """Who serves what, as shares of all requests."""
+    """The nodes that serve requests, as shares of all requests."""
 
     def __init__(
         self, candidates: Sequence[Candidate], table: PartitionTable, lost: Collection[str]
@@ -115,7 +110,7 @@ class _Flow:
             self.unowned += 0.0 if alive else count / PARTITIONS
 
     def sent(self, name: str) -> float:
-        """What a node sends to clients who entered there and to peers who asked."""
+        """The share that a node sends to its clients and to peers."""
         return self._entering.get(name, 0.0) + self.served[name] - self._own[name]
 
     def _route(self, alive: Sequence[str], share: float) -> None:
@@ -134,12 +129,12 @@ class _Flow:
 
 @lru_cache(maxsize=2)
 def _owner_counts(table: PartitionTable) -> Counter[tuple[str, ...]]:
-    """How many partitions each group of owners has: of twelve nodes there are 132 pairs, not 131,072."""
+    """The number of partitions of each group of owners; there are far fewer groups than partitions."""
     return Counter(map(table.owners, range(PARTITIONS)))
 
 
 def _entering(candidates: Sequence[Candidate], alive: Mapping[str, str]) -> dict[str, float]:
-    """The share of clients that enters at each node that lives."""
+    """The share of clients at each live node."""
     nodes = Counter(alive.values())
     weights: defaultdict[str, float] = defaultdict(float)
     for one in candidates:
@@ -154,7 +149,7 @@ ROLL_OUT: Final = "roll-out"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Nodes `c1-n1` to `cC-nN`, all of one weight; `replicas` of 0: two in each centre."""
+    """Nodes `c1-n1` to `cC-nN` of equal weight; `replicas` of 0: two in each data center."""
 
     centres: int = 3
     nodes: int = 4
@@ -180,7 +175,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """One node at one step: what it serves from its store, what its network card sends, in Gbit/s."""
+    """One node at one step: Gbit/s served from its cache and sent by its network card."""
 
     name: str
     dc: str
@@ -192,10 +187,10 @@ class NodeLoad:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The cluster after one change, seen from the whole one.
+    """The cluster after one change, compared with the complete cluster.
 
-    `over_fair_max`: the most that any node serves, in fair shares. `origin_gbit`: what has lost all its
-    replicas and comes from the object store at each request. `filled_share`: of all blocks kept, those
+    `over_fair_max` is the highest load in fair shares. `origin_gbit` is read from the object store
+    for each request, because all replicas are lost. `filled_share` is the part of all cached blocks
     that new owners read once.
     """
 
@@ -216,15 +211,15 @@ class Simulation:
 
 
 def require_possible(cluster: Cluster, lost: Sequence[str]) -> None:
-    """Raises: InvalidSimulation, where `simulate` would, without its tables."""
+    """Raise InvalidSimulation where `simulate` would, without computing tables."""
     list(_losses(cluster.candidates(), lost))
 
 
 def simulate(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
-    """The cluster whole, then without `lost` (nodes or centres), or without those of the usual questions.
+    """Simulate the complete cluster, then without `lost` (nodes or data centers).
 
-    Those are: a centre lost; a node of each centre lost; both; and the nodes drained one after another.
-    About 0.4 s a table of 12 nodes: 6 s for the example. Raises: InvalidSimulation.
+    Without `lost`: one data center lost, one node of each data center lost, both, and the nodes
+    drained in turn. Raises: InvalidSimulation.
     """
     candidates = cluster.candidates()
     losses = list(_losses(candidates, lost))
@@ -274,7 +269,7 @@ def _step(cluster: Cluster, name: str, situation: Situation) -> Step:
 
 
 def _roll_out(cluster: Cluster, candidates: tuple[Candidate, ...], table: PartitionTable) -> Step:
-    """Each node drained in turn: the most that each other carries, and all that is filled on the way."""
+    """Drain each node in turn: the highest load of each other node, and the sum of blocks read."""
     steps = []
     for one in candidates:
         kept = [other for other in candidates if other is not one]
@@ -309,20 +304,23 @@ _running = asyncio.Lock()
 
 
 class SimulationBusy(Unavailable):
-    """A simulation for somebody else runs."""
+    """A simulation for another caller runs."""
 
     code = "media.simulation_busy"
 
 
 class SimulationInput(msgspec.Struct, frozen=True):
-    """What the process computes."""
+    """The input of the process."""
 
     cluster: Cluster
     lost: tuple[str, ...]
 
 
 async def simulate_in_process(cluster: Cluster, *, lost: Sequence[str] = ()) -> Simulation:
-    """As `simulate`; cancelled, it ends at once. Raises: InvalidSimulation, SimulationBusy."""
+    """Run `simulate` in a separate process, which ends when the call is cancelled.
+
+    Raises: InvalidSimulation, SimulationBusy.
+    """
     require_possible(cluster, lost)
     if _running.locked():
         raise SimulationBusy(
@@ -357,7 +355,7 @@ async def simulate_in_process(cluster: Cluster, *, lost: Sequence[str] = ()) -> 
 
 
 def main() -> None:
-    """Compute what stands on the standard input."""
+    """Simulate the input on standard input."""
     signal.alarm(LIMIT_S)
     os.nice(NICE)
     given = msgspec.json.decode(sys.stdin.buffer.read(), type=SimulationInput)

@@ -1,4 +1,4 @@
-"""Simulations as SVG: bars of each node at each step, lines of hits over the size of a cache."""
+"""Simulations as SVG: bars of each node at each step, and hit ratios by cache size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLE: Final = (
 
 
 def loads_svg(simulation: Simulation) -> str:
-    """A panel a step: what each node serves, its fair share dashed, those that are lost left out."""
+    """A panel for each step: the load of each node, with its fair share dashed."""
     most = max(node.serves_gbit for step in simulation.steps for node in step.nodes) or 1.0
     panels = "".join(
         _panel(step, TOP + place * (PANEL_HEIGHT + GAP) + 14, most)
@@ -35,7 +35,7 @@ def loads_svg(simulation: Simulation) -> str:
 
 
 def lines_svg(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Shares from 0 to 1 over sizes, which are drawn by their logarithm."""
+    """Shares from 0 to 1 by size, on a logarithmic axis."""
     sizes = [log10(size) for points in lines.values() for size, _ in points]
     first, last = min(sizes), max(*sizes, min(sizes) + 1e-9)
     height = 3 * PANEL_HEIGHT
