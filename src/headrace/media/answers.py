@@ -72,9 +72,14 @@ def object_head(
 ) -> bytes:
     """The head of a 200, 206 or 304 answer. `cors` holds lines of `Cors`."""
     lines = steady_lines(
-        decision.status, shape,
-        key=key, grant=grant, cache_status=cache_status, cors=cors, now_s=int(time.time()),
-    )  # fmt: skip
+        decision.status,
+        shape,
+        key=key,
+        grant=grant,
+        cache_status=cache_status,
+        cors=cors,
+        now_s=int(time.time()),
+    )
     if decision.status != 304:
         lines += f"Content-Length: {decision.length_bytes}\r\n"
     if decision.status == 206:

@@ -282,8 +282,25 @@ def content_type(key: str) -> str:
 
 
 STATUSES: Final = (
-    200, 204, 206, 304, 400, 403, 404, 405, 408, 409, 412, 414, 416, 431, 500, 501, 503, 505,
-)  # fmt: skip
+    200,
+    204,
+    206,
+    304,
+    400,
+    403,
+    404,
+    405,
+    408,
+    409,
+    412,
+    414,
+    416,
+    431,
+    500,
+    501,
+    503,
+    505,
+)
 REQUESTS: Final = counter(
     "media_requests_total", "Answers begun, by status.", status=map(str, STATUSES)
 )

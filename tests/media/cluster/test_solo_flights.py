@@ -45,7 +45,7 @@ class Soloist:
         return await coming.whole() if coming is not None else None
 
     def is_over(self) -> bool:
-        return self.flight not in self.source.flights and not self.router.router.coming
+        return self.flight not in self.source.block_requests and not self.router.router.coming
 
 
 @asynccontextmanager

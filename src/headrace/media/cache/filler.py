@@ -374,6 +374,14 @@ class Commands:
 def _refused(path: Path, why: str) -> dict[str, Any]:
     """The row of a disk that could not be opened."""
     return {
-        "id": "", "path": str(path), "size_bytes": 0, "frames": 0, "used": 0, "queue": 0, "rotten": 0,
-        "state": DiskState.OUT.value, "fault": why, "is_copied": False,
-    }  # fmt: skip
+        "id": "",
+        "path": str(path),
+        "size_bytes": 0,
+        "frames": 0,
+        "used": 0,
+        "queue": 0,
+        "rotten": 0,
+        "state": DiskState.OUT.value,
+        "fault": why,
+        "is_copied": False,
+    }

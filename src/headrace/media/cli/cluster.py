@@ -328,9 +328,12 @@ def simulate_hits(
 
 @click.command("verify", short_help="Read stored blocks and compare their sums.")
 @click.option(
-    "--share", default=1.0, type=click.FloatRange(0, 1, min_open=True), show_default=True,
+    "--share",
+    default=1.0,
+    type=click.FloatRange(0, 1, min_open=True),
+    show_default=True,
     help="Of all blocks, picked evenly.",
-)  # fmt: skip
+)
 @click.pass_obj
 def verify(terminal: Terminal, share: float) -> None:
     """Compare the stored blocks of this node with their checksums and drop the wrong ones.
@@ -361,9 +364,13 @@ def _disk_row(disk: Disk) -> tuple[str, ...]:
 
 @click.command("hottest", short_help="List the objects asked for most.")
 @click.option(
-    "--max", "objects_max", default=20, show_default=True, type=click.IntRange(1, OBJECTS_MAX),
+    "--max",
+    "objects_max",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, OBJECTS_MAX),
     help="List at most so many.",
-)  # fmt: skip
+)
 @click.pass_obj
 def hottest(terminal: Terminal, objects_max: int) -> None:
     """List the objects requested most from the node of this data folder, in requests per second.

@@ -19,9 +19,13 @@ from headrace.media.tracing import Watch
 @click.command("ls", short_help="List objects.")
 @click.argument("prefix", default="")
 @click.option(
-    "--max", "objects_max", default=100, type=click.IntRange(1, LIST_OBJECTS_MAX), show_default=True,
+    "--max",
+    "objects_max",
+    default=100,
+    type=click.IntRange(1, LIST_OBJECTS_MAX),
+    show_default=True,
     help="The most to list.",
-)  # fmt: skip
+)
 @click.pass_obj
 def list_objects(terminal: Terminal, prefix: str, objects_max: int) -> None:
     """List the objects in the folder PREFIX, in no order."""
@@ -156,9 +160,13 @@ SIZE = Written("size", parse_size_bytes)
 @click.argument("key")
 @click.option("--ttl", "ttl_s", type=DURATION, help="How long it is good; else media.url_ttl.")
 @click.option(
-    "--grid", "grid_s", type=DURATION, default="1s", show_default=True,
+    "--grid",
+    "grid_s",
+    type=DURATION,
+    default="1s",
+    show_default=True,
     help="Round its end up to a multiple of this: the same URL for so long, which browsers cache.",
-)  # fmt: skip
+)
 @click.option("--address", help="Good from this address or network only, such as 203.0.113.0/24.")
 @click.option("--rate", type=SIZE, help="At most so much a second, such as 64KiB.")
 @click.option("--tag", help="Id of the ID3 tag that the track begins with.")
@@ -242,9 +250,11 @@ def trace() -> None:
 
 @trace.command("on", short_help="Log certain requests for a while.")
 @click.option(
-    "--tag", "selector", required=True,
+    "--tag",
+    "selector",
+    required=True,
     help="Which: user=42, request=r7, object=tracks/a.mp3 or trace=<32 hex digits>.",
-)  # fmt: skip
+)
 @click.option("--for", "for_s", type=DURATION, default="10m", show_default=True, help="How long.")
 @click.pass_obj
 def start_trace(terminal: Terminal, selector: str, for_s: float) -> None:

@@ -147,8 +147,15 @@ SHAPES_MAX: Final = 20_000
 AHEAD_TRIES: Final = 4
 AHEAD_PAUSE_S: Final = 0.05
 OUTCOMES: Final = (
-    "ok", "missing", "changed", "ahead", "busy", "unproven", "refused", "failed",
-)  # fmt: skip
+    "ok",
+    "missing",
+    "changed",
+    "ahead",
+    "busy",
+    "unproven",
+    "refused",
+    "failed",
+)
 _OTHER_OUTCOMES: Final = {403: "refused", 409: "ahead", 503: "busy"}
 HOPS: Final = counter(
     "media_hops_total", "Requests made to other nodes, by outcome.", outcome=OUTCOMES

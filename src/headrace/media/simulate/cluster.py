@@ -329,9 +329,12 @@ async def simulate_in_process(cluster: Cluster, *, lost: Sequence[str] = ()) -> 
         )
     async with _running:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", __name__,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            __name__,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
         try:
             told, _ = await process.communicate(
                 msgspec.json.encode(SimulationInput(cluster, tuple(lost)))

@@ -1,16 +1,16 @@
-"""One client: heads in, answers out, in order, at the pace the client sets.
+"""One client connection: requests in, answers out, in order, at the client's pace.
 
-A connection is a small state machine driven by edges of readiness, without a thread or a coroutine:
+A connection is a state machine driven by edge-triggered readiness, without a thread or a coroutine:
 
-    READING  -> a head is complete -> SENDING, or OPENING where something must be waited for
-    OPENING  -> the object is known and its first block here -> SENDING
-    SENDING  -> the answer is out -> READING, or LINGERING when the connection ends with it
-    LINGERING: our side is shut; what still comes in is thrown away for a moment. Closing at once would
-               send a reset, and a reset may destroy an answer that the client has not read yet.
+    READING   -> a head is complete -> SENDING, or OPENING if something must be awaited
+    OPENING   -> the object and its first block are available -> SENDING
+    SENDING   -> the answer is sent -> READING, or LINGERING if the connection ends with it
+    LINGERING: this side is shut down and input is discarded for a moment. Closing at once would
+               send a reset, which may destroy an answer that the client has not read yet.
 
-While an answer goes out nothing is read, so pipelined requests wait in the kernel and are answered in
-order; what is held of them here is bounded by one receive. A turn moves at most TURN_BYTES, then the
-next client has its turn. A body that cannot be completed rightly is cut by a reset, never ended.
+Nothing is read while an answer is sent, so pipelined requests wait in the kernel and are answered
+in order. At most QUANTUM_BYTES are sent before the next client is served. A body that cannot be
+completed correctly is cut by a reset.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log, often = logger(__name__), SparseLogger(logger(__name__))
 RECEIVE_BYTES: Final = 16 * 1024
 QUANTUM_BYTES: Final = 1024 * 1024
 REQUEST_COST_BYTES: Final = 16 * 1024
-"""What a request weighs in a turn beside its bytes: about the time 16 KiB take."""
+"""The cost of a request in a quantum besides its bytes."""
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 256 * 1024
 HEALTH_TARGET: Final = "/healthz"
@@ -53,7 +53,7 @@ _SENT: Final = {s: bound(SENT_BYTES, "media_bytes_total", source=s) for s in SOU
 
 
 class Connection:
-    """One client's socket and where its answer stands."""
+    """One client's socket and the state of its answer."""
 
     __slots__ = (
         "_acked_mark",
@@ -75,7 +75,7 @@ class Connection:
         "fd",
         "is_queued",
         "state",
-    )  # fmt: skip
+    )
 
     def __init__(self, channel: Channel, worker: WorkerApi) -> None:
         self.fd = channel.fd
@@ -97,10 +97,11 @@ class Connection:
         worker.watch(self, worker.config.header_timeout_s)
 
     def on_event(self, mask: int) -> None:
-        """The socket became ready for more, or is gone."""
+        """Handle a readiness event of the socket."""
         self._channel.is_drained = False
         if mask & _GONE and self.state is LINGERING:
-            # Both sides are shut, while the answer's end may still be in the kernel: no reset here.
+            # Both sides are shut down, but the kernel may still send the answer's end: do not
+            # reset.
             self.close()
         elif mask & _GONE:
             self.cut("client")
@@ -108,7 +109,7 @@ class Connection:
             self.advance()
 
     def advance(self) -> None:
-        """Go as far as the socket, the source and this turn's share allow."""
+        """Proceed as far as the socket, the source and the quantum allow."""
         share_bytes = QUANTUM_BYTES
         while (state := self.state) is not CLOSED and state is not OPENING:
             if share_bytes <= 0:
@@ -123,13 +124,13 @@ class Connection:
             share_bytes -= moved
 
     def refuse(self, error: HeadraceError) -> None:
-        """Answer `error` and end: the bytes after it have no known meaning."""
+        """Answer with `error` and end the connection: the following bytes cannot be interpreted."""
         if self._exchange is None:
             self._exchange = self._worker.begin_exchange(self._worker.now_s())
         self._answer_problem(error, None, keeps_alive=False)
 
     def expire(self) -> None:
-        """The deadline of this state has come."""
+        """Handle the deadline of the current state."""
         if self.state is SENDING:
             self._require_progress()
         elif self.state is READING and self._heads.begun:
@@ -141,16 +142,16 @@ class Connection:
             self.close()
 
     def stop(self) -> None:
-        """Take no request that is not here yet; an answer under way goes on."""
+        """Accept no further requests; an answer in progress continues."""
         if self.state is READING:
-            # To close over a request that has come would be a reset in place of its answer.
+            # Closing over a received request would reset the connection instead of answering.
             self._channel.is_drained = False
             self.advance()
         if self.state is READING and not self._heads.begun:
             self.close()
 
     def cut(self, reason: str) -> None:
-        """Reset the connection; counted when an answer was under way."""
+        """Reset the connection. Counted if an answer was in progress."""
         if self.state is CLOSED:
             return
         if self.state in (SENDING, OPENING):
@@ -160,7 +161,7 @@ class Connection:
         self._channel.reset()
 
     def close(self) -> None:
-        """Give everything back; safe to call again."""
+        """Close the connection and release its resources. Safe to call again."""
         if self.state is not CLOSED:
             self._forget()
             self._channel.close()
@@ -175,12 +176,12 @@ class Connection:
     # Heads
 
     def _read(self) -> int | None:
-        """Take the next request and begin its answer, or receive more; None: wait for the socket."""
+        """Start the next answer, or receive more; None: wait for the socket."""
         is_begun = self._heads.begun
         if is_begun:
             if self._take():
                 return REQUEST_COST_BYTES
-            # The first head's deadline runs from the accept, and no byte of any head moves it.
+            # The first head's deadline starts at the accept; received bytes do not extend it.
             if not self._is_head_due:
                 self._is_head_due = True
                 self._worker.watch(self, self._worker.config.header_timeout_s)
@@ -194,7 +195,7 @@ class Connection:
         return len(data)
 
     def _take(self) -> bool:
-        """Begin the answer to the head that is here, if it is whole."""
+        """Start the answer to a complete head. Return whether there was one."""
         began_s = self._worker.now_s()
         try:
             request = self._heads.take()
@@ -208,7 +209,7 @@ class Connection:
         return True
 
     def _answer_fast(self, data: bytes) -> int:
-        """Answer a head that was understood before; what it cost of the turn, 0: it goes the long way."""
+        """Answer a known head. Return its cost in the quantum; 0: use the full path."""
         worker = self._worker
         if worker.fast_path is None or worker.is_stopping:
             return 0
@@ -227,7 +228,7 @@ class Connection:
         return self._continue_fast(begun) if begun is not None else 0
 
     def _take_proxied(self, passing: PeerProxy) -> None:
-        """The node that was asked answers, or goes the long way."""
+        """Start the answer after the peer replied, or use the full path."""
         self._opening = None
         begun = None
         if not self._worker.is_stopping:
@@ -241,7 +242,7 @@ class Connection:
             self._wake()
 
     def _continue_fast(self, begun: StartedAnswer) -> int:
-        """Send what the socket did not take; what it cost of the turn."""
+        """Send the rest of an answer of the fast path. Return its cost in the quantum."""
         worker = self._worker
         self._sent_bytes += begun.moved_bytes
         if begun.body is None:
@@ -254,7 +255,7 @@ class Connection:
         return REQUEST_COST_BYTES + begun.moved_bytes
 
     def _receive(self) -> bytes | None:
-        """What has come in, or None: nothing now, or the client is gone and so is this connection."""
+        """The received bytes; None: there are none, or the connection is closed."""
         if self._channel.is_drained:
             return None
         try:
@@ -337,14 +338,20 @@ class Connection:
                 admitted.hop, shape.etag, decision.start, decision.length_bytes
             )
             head = answers.object_head(
-                request, decision, shape,
-                key=admitted.key, grant=admitted.grant, cache_status=answer.cache_status,
-                keeps_alive=keeps_alive, cors=self._worker.context.cors.lines(request.fields), extra=proof,
-            )  # fmt: skip
+                request,
+                decision,
+                shape,
+                key=admitted.key,
+                grant=admitted.grant,
+                cache_status=answer.cache_status,
+                keeps_alive=keeps_alive,
+                cors=self._worker.context.cors.lines(request.fields),
+                extra=proof,
+            )
             self._begin(decision.status, head, keeps_alive=keeps_alive)
 
     def _answer_plain(self, request: Request) -> None:
-        """Answer what is about no object: OPTIONS, and the health check."""
+        """Answer OPTIONS and health checks."""
         keeps_alive = request.keeps_alive and not self._worker.is_stopping
         if request.method == "OPTIONS":
             cors = self._worker.context.cors.preflight_lines(request.fields)
@@ -384,7 +391,7 @@ class Connection:
     # Sending
 
     def _send(self, share_bytes: int) -> int | None:
-        """Move what the socket takes; None: wait for it, for the source, or for the rate's next moment."""
+        """Send what the socket takes; None: wait for the socket, the source or the rate limit."""
         try:
             if self._out:
                 return self._send_head()
@@ -403,7 +410,7 @@ class Connection:
 
     def _send_head(self) -> int | None:
         sent = self._channel.send(self._out, is_more=self._bodies is not None)
-        # Not an empty slice: it would keep the whole head, 0.8 KB of each slow client, until its body is out.
+        # Not an empty slice, which would keep the head in memory until the body is sent.
         self._out = self._out[sent:] if sent < len(self._out) else _NOTHING
         self._sent_bytes += sent
         exchange = self._exchange
@@ -436,7 +443,7 @@ class Connection:
         return None if self._channel.is_full else moved
 
     def end_pause(self) -> None:
-        """The rate's next moment has come."""
+        """Continue after a pause for the rate limit."""
         self._is_pausing = False
         self.advance()
 
@@ -470,10 +477,10 @@ class Connection:
         return len(data)
 
     def _require_progress(self) -> None:
-        """Cut a client that takes too little, judged by what it acknowledged.
+        """Cut a client that reads too slowly, judged by the bytes it acknowledged.
 
-        What the kernel has taken says nothing: its buffer may grow to megabytes, and a client that
-        plays a track at 32 KiB/s needs over a minute for those.
+        Bytes in the kernel's buffer do not count: it may grow to megabytes, and a client that plays
+        a track at 32 KiB/s needs over a minute for those.
         """
         config = self._worker.config
         queued = struct.unpack("i", fcntl.ioctl(self.fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
@@ -483,8 +490,8 @@ class Connection:
             wanted = min(wanted, self._rate_limit.expected_bytes(config.send_timeout_s))
         is_ours = self._is_pausing or (self._bodies is not None and self._bodies[0].is_waiting)
         if not is_ours and not queued:
-            # The client has all that was sent. A write was cut short although the socket was not full, as a
-            # signal can do: no edge will come, so go on from here.
+            # The client has all sent bytes. A write may be short although the socket was not full,
+            # for example after a signal. No edge will follow, so continue here.
             self._worker.watch(self, config.send_timeout_s)
             self.advance()
         elif is_ours or acked - self._acked_mark >= wanted:
@@ -494,7 +501,7 @@ class Connection:
             self.cut("stalled")
 
     def _wake(self) -> None:
-        """The source has more; called from the loop, outside a turn."""
+        """Continue when the source has more bytes. Called by the loop, outside an epoch."""
         self._worker.resume(self)
 
     def _drop_bodies(self) -> None:

@@ -1,6 +1,6 @@
-"""Counts of answers that went the short way, kept in plain numbers and added to the series four times a second.
+"""Counts of the fast path, kept in plain numbers and added to the metrics four times a second.
 
-Three increments and an observation of series cost 2.0 us under their locks, in plain numbers 0.3 (`timeit`, 2 cores, 2026-11-22).
+This avoids the locks of the metrics in every request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SENT_ON = bound(SENT_BYTES, "media_bytes_total", source="peer")
 
 
 class Counters:
-    """What one worker has not yet told its series."""
+    """The counts of one worker since the last flush."""
 
     __slots__ = (
         "_answers",
@@ -36,23 +36,23 @@ class Counters:
         self._begin()
 
     def note_answer(self, status: int, first_byte_s: float) -> None:
-        """An answer with `status` has begun, its first byte so long after its head."""
+        """Count an answer with `status` and the time to its first byte."""
         self._answers[status] += 1
         self._firsts[bisect_left(FINE_BUCKETS_S, first_byte_s)] += 1
         self._firsts_s += first_byte_s
 
     def note_hit(self, sent_bytes: int) -> None:
-        """So many bytes of a block on our disks went out of memory."""
+        """Count bytes of a cached block that were sent from memory."""
         self._hits += 1
         self._sent_bytes += sent_bytes
 
     def note_proxied(self, sent_bytes: int) -> None:
-        """So many bytes of a block that a peer gave went out with their head."""
+        """Count bytes of a peer's block that were sent with their head."""
         self._passed += 1
         self._passed_bytes += sent_bytes
 
     def flush(self) -> None:
-        """Add everything to the series."""
+        """Add all counts to the metrics."""
         for status, count in self._answers.items():
             if count:
                 _ANSWERED[status].inc(count)

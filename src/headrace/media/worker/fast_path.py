@@ -1,15 +1,16 @@
-"""Requests that were understood before: a player asks one URL for many ranges of it.
+"""The fast path: answer known request heads in one call.
 
-What is decided of a request follows from its head, and the heads of one player differ in the numbers of their Range alone.
-So what a head means is kept as a `Way` when it comes for the second time, without that line. Looked at each time is what may
-change: that the grant holds, that this node still keeps the key, that the object's shape is known and young, that the
-block stands in a frame of this turn and in memory. Whatever is not the plain case - conditions, traces, tags, rates, a bound
-address, a cold or a missing block - goes the long way, which decides anew. The heads of a node that asks this one differ
-in their proof of the hop as well: it is compared first, and told used up only when the answer is sure to begin.
+A player requests one URL with many ranges, so its heads differ in their Range only. When a head
+without its Range line is received for the second time, its meaning is kept as a `CachedHead`. Each
+request still checks what may change: the URL has not expired, this node still keeps the key, the
+object's shape is fresh, and the block is in a frame of this epoch and in memory. All other requests
+use the full path: conditions, traces, tags, rates, bound addresses, uncached or missing blocks.
+Heads of other nodes also differ in their hop field. Its signature is checked first, and it is
+recorded as used only when the answer is certain.
 
-An answer that the socket takes whole is over within one call; else a body goes on where this one stopped. Up to
-JOINED_BYTES are copied and leave with their head in one call: the read is the look whether they are in memory as well, so
-three calls of the kernel do what five do with sendfile, which pays for longer spans alone.
+If the socket takes the whole answer, it is finished within one call; otherwise a body continues it.
+Up to JOINED_BYTES are copied and sent with their head in one call, since sendfile pays off for
+longer spans only.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _CONDITIONS: Final = ("if-none-match", "if-modified-since", "if-unmodified-since
 
 
 class _Found(NamedTuple):
-    """An answer that can go out now: its head, its span, the frame that the span begins in, and its first bytes if they are few."""
+    """An answer that can be sent now: head, span, the frame of its start, and short first bytes."""
 
     head_info: CachedHead
     shape: Shape
@@ -62,7 +63,7 @@ _Asked = tuple[CachedHead, re.Match[bytes] | None, VerifiedHop | None]
 
 
 class FastPath:
-    """The ways that one worker knows, for objects on its node's disks."""
+    """The known heads of one worker, for objects on its node's disks."""
 
     def __init__(
         self,
@@ -80,15 +81,16 @@ class FastPath:
         self._heads: dict[bytes, CachedHead | None] = {}
         self._hop_heads: dict[bytes, CachedHead | None] = {}
         self._joined = memoryview(bytearray(JOINED_BYTES))
-        """Of one answer at a time: nothing of it is kept after the call."""
+        """A buffer for one answer at a time; its contents are not used after the call."""
 
     def answer(
         self, data: bytes, channel: Channel, *, wake: Callable[[], None], take: Take
     ) -> StartedAnswer | PeerProxy | None:
-        """Begin the answer to `data`, if that is one head that was understood before and its first bytes are at hand.
+        """Start the answer to `data` if it is one known head and its first bytes are in memory.
 
-        Or ask the node that keeps them: `take` is called when it answers. None: nothing was done, it goes the long
-        way. Call it within a turn. Raises: OSError (the client is gone).
+        Or request them from the node that keeps them; `take` is called with its answer. None: use
+        the full path, nothing was done. Call it within an epoch. Raises: OSError (the client
+        disconnected).
         """
         began_s = monotonic()
         at = data.find(HOP_START)
@@ -140,11 +142,11 @@ class FastPath:
                 return None
         status = 206 if is_part else 200
         found = head_info, shape, status, head + reply, start, end - start, *at_hand
-        # Half the time of _Found(...), on the way of every request.
+        # Half the time of _Found(...), in every request.
         return tuple.__new__(_Found, found)
 
     def _asked(self, head: bytes, heads: dict[bytes, CachedHead | None]) -> _Asked | None:
-        """The way of a head, and its Range line."""
+        """The known head and its Range line."""
         at = head.find(RANGE_START)
         line = None
         if at >= 0:
@@ -158,7 +160,10 @@ class FastPath:
         return (head_info, line, None) if head_info is not None else None
 
     def _asked_by_hop(self, head: bytes, at: int) -> _Asked | None:
-        """The same of a head with a hop's line at `at`, and the hop that it proves; None: the long way says why not."""
+        """The known head of a hop whose line is at `at`, and the verified hop;
+
+        None: use the full path.
+        """
         proof = HOP_LINE.match(head, at)
         gate = self._context.gate
         if proof is None or gate is None:
@@ -173,7 +178,7 @@ class FastPath:
         return (head_info, line, proven) if proven is not None else None
 
     def _pass_on(self, data: bytes, asked: _Asked, take: Take, began_s: float) -> PeerProxy | None:
-        """Ask the node that keeps it, if that can be done at once."""
+        """Request the block from the node that keeps it, if that is possible at once."""
         head_info, line, _ = asked
         router = self._context.router
         if router is None or not self._is_good(head_info, time.time()):
@@ -188,13 +193,22 @@ class FastPath:
         if clock is not None:
             clock.mark("find")
         passing = PeerProxy(
-            data, head_info, shape, start=start, end=end, is_part=line is not None, source=router.peer_source,
-            counters=self._counters, take=take, began_s=began_s, clock=clock,
-        )  # fmt: skip
+            data,
+            head_info,
+            shape,
+            start=start,
+            end=end,
+            is_part=line is not None,
+            source=router.peer_source,
+            counters=self._counters,
+            take=take,
+            began_s=began_s,
+            clock=clock,
+        )
         return passing if passing.is_begun else None
 
     def _is_good(self, head_info: CachedHead, now_s: float) -> bool:
-        """Whether the grant holds, the way leads where it led, and nobody looks into requests."""
+        """Whether the URL is valid, the key's owners are unchanged, and no trace is active."""
         if head_info.expires_at is not None and now_s >= head_info.expires_at:
             return False
         context = self._context
@@ -207,7 +221,7 @@ class FastPath:
     def _at_hand(
         self, key: str, shape: Shape, start: int, end: int
     ) -> tuple[Frame, memoryview] | None:
-        """The frame that the span begins in, its bytes in memory; few bytes are read at once."""
+        """The frame of the span's start if its bytes are in memory; short spans are copied."""
         store = self._store
         number, offset = divmod(start, BLOCK_BYTES)
         frame = store.find(store.key(key, shape, number))
@@ -237,19 +251,24 @@ class FastPath:
         start = found.start + moved
         is_begun = bool(moved and start % BLOCK_BYTES)
         return BlockBody(
-            self._own, found.head_info.key, found.shape,
-            start=start, length_bytes=found.length_bytes - moved, wake=wake, is_begun=is_begun,
-        )  # fmt: skip
+            self._own,
+            found.head_info.key,
+            found.shape,
+            start=start,
+            length_bytes=found.length_bytes - moved,
+            wake=wake,
+            is_begun=is_begun,
+        )
 
     def _reply(self, proven: VerifiedHop, span: AnswerSpan) -> bytes:
-        """The end of the head that answers a hop; nothing: it came before."""
+        """The end of the head that answers a hop; empty: the hop was used before."""
         gate = self._context.gate
         assert gate is not None, "it proved the hop"
         reply = gate.accept(proven, span)
         return f"X-Headrace-Reply: {reply}\r\n\r\n".encode("ascii") if reply is not None else b""
 
     def _learn(self, head: bytes, heads: dict[bytes, CachedHead | None]) -> CachedHead | None:
-        """The way of a head that was parsed before; None: it was not, or has none."""
+        """The known head of a head that was parsed before, or None."""
         if head in heads:
             return None
         request = remembered(head)
@@ -284,7 +303,7 @@ class FastPath:
         )
 
     def _hop_head_of(self, request: Request) -> CachedHead | None:
-        """A hop is answered here whoever keeps the key, and what it may ask for its proof says."""
+        """Every node answers a hop; its signature covers what it may request."""
         fields = request.fields
         if not _is_plain(request) or any(name in fields for name in _HOP_OTHERS):
             return None
@@ -300,7 +319,7 @@ class FastPath:
 
 
 def _span_of(line: re.Match[bytes] | None, shape: Shape) -> tuple[int, int]:
-    """The bytes asked for, from and up to."""
+    """The requested bytes, from and up to."""
     if line is None:
         return 0, shape.size_bytes
     first, last = line.groups()

@@ -1,4 +1,4 @@
-"""What a request that was understood before means, and an answer to it that has begun."""
+"""The meaning of a known request head, and an answer in progress."""
 
 from __future__ import annotations
 
@@ -16,15 +16,24 @@ _WHOLE: Final = b"Content-Length: %d\r\n"
 
 
 class CachedHead:
-    """What one head means, its Range left out, and the lines of an answer that stay the same for a second.
+    """The meaning of one head without its Range, and answer lines that are valid for a second.
 
-    Of a hop's head also its proof; `target` and `if_match` are what such a proof covers.
+    For the head of a hop, `target` and `if_match` are covered by its signature.
     """
 
     __slots__ = (
-        "_cors", "_grant", "_made_s", "_starts", "expires_at", "if_match", "is_remote", "key", "placement", "shape",
+        "_cors",
+        "_grant",
+        "_made_s",
+        "_starts",
+        "expires_at",
+        "if_match",
+        "is_remote",
+        "key",
+        "placement",
+        "shape",
         "target",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -41,7 +50,7 @@ class CachedHead:
         self.target = target
         self.if_match = if_match
         self.is_remote = is_remote
-        """Whether other nodes keep the key."""
+        """Whether only other nodes keep the key."""
         self.expires_at = grant.expires_at
         self.placement = placement
         self.shape: Shape | None = None
@@ -53,7 +62,7 @@ class CachedHead:
     def render_head(
         self, shape: Shape, start: int, end: int, now_s: int, *, is_part: bool
     ) -> bytes:
-        """The head of an answer with bytes `start` up to `end`, but for its end."""
+        """The head of an answer with bytes `start` up to `end`, without its empty line."""
         if self._made_s != now_s or self.shape is not shape:
             self._made_s, self.shape = now_s, shape
             self._starts.clear()
@@ -63,7 +72,7 @@ class CachedHead:
         return begin + _WHOLE % shape.size_bytes
 
     def _make_start(self, shape: Shape, now_s: int, *, is_part: bool) -> bytes:
-        """How it begins, up to the lines about its span."""
+        """The lines before those of the span."""
         lines = answers.steady_lines(
             206 if is_part else 200,
             shape,
@@ -78,7 +87,7 @@ class CachedHead:
 
 
 class StartedAnswer(NamedTuple):
-    """An answer that has begun; `out` and `body` are what the socket did not take."""
+    """An answer in progress. The socket has not taken `out` and `body` yet."""
 
     moved_bytes: int
     out: memoryview

@@ -1,10 +1,12 @@
-"""What a child process of a node tells its parent: that it is ready, and what its series came to.
+"""Reports of child processes to the supervisor: readiness and metrics.
 
-The parent alone writes the role's file of series (docs/decisions/0004). Counters and histograms are told as growth, so
-what a dead worker counted stays. Of gauges the newest value is told: the clients of all workers are added up, of any
-other gauge the highest counts, since every worker sees the same peers and only the filler sees the disks.
+Only the parent writes the role's metrics file (docs/decisions/0004). Counters and histograms are
+reported as increments, so the counts of a dead worker remain. Gauges are reported as values:
+clients of all workers are summed; of other gauges the highest value counts, since all workers see
+the same peers and only the filler sees the disks.
 
-One socket pair a child. Down it comes one line, its orders; up it go reports; its end is the other's.
+Each child has a socket pair. The parent sends one line, the configuration; the child sends reports.
+The end of one process is visible to the other.
 """
 
 from __future__ import annotations
@@ -35,8 +37,11 @@ GaugeKey = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class ChildConfig(msgspec.Struct, kw_only=True):
-    """What a child goes by. `settings` are those of the sections `blobs` and `media`, as they were written; the
-    listeners are descriptors that it inherits; `store_record` is the file that says which folder of objects is meant."""
+    """The configuration of a child. `settings` are those of the sections `blobs` and `media`.
+
+    The listeners are inherited descriptors. `store_record` is the file that identifies the folder
+    of objects.
+    """
 
     settings: dict[str, str]
     blobs_url: str
@@ -58,11 +63,11 @@ class Report(msgspec.Struct, array_like=True):
     grown: list[Growth]
     gauges: list[tuple[str, dict[str, str], float]]
     hottest: list[Row] = []
-    """What clients ask it for most."""
+    """Its most requested objects."""
 
 
 class ReportSender:
-    """The child's end. `run` ends when the parent is gone."""
+    """The child's side. `run` ends when the parent has ended."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -70,7 +75,7 @@ class ReportSender:
         self._writer: asyncio.StreamWriter | None = None
 
     def read_config(self) -> ChildConfig:
-        """What the parent wants done; blocks until it says so. Raises: EOFError, where it is gone."""
+        """Wait for the configuration. Raises: EOFError if the parent has ended."""
         with self._control.makefile("rb") as lines:
             line = lines.readline(LINE_BYTES_MAX)
         if not line.endswith(b"\n"):
@@ -78,7 +83,7 @@ class ReportSender:
         return msgspec.json.decode(line, type=ChildConfig)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Report every two seconds until cancelled; set `stop` when the parent is gone."""
+        """Report every two seconds until cancelled; set `stop` when the parent has ended."""
         reader, self._writer = await asyncio.open_connection(sock=self._control)
         gone = asyncio.ensure_future(_wait_end(reader))
         try:
@@ -92,13 +97,13 @@ class ReportSender:
             gone.cancel()
 
     def report_ready(self) -> None:
-        """This child serves now."""
+        """Report that this child serves."""
         self._is_ready = True
         if self._writer is not None:
             self._write()
 
     async def close(self) -> None:
-        """Tell what is left to tell."""
+        """Send a last report."""
         with suppress(OSError):
             await self._tell()
         if self._writer is not None:
@@ -116,7 +121,7 @@ class ReportSender:
 
 
 class ReportCollector:
-    """The parent's end of all children: adds up what they tell."""
+    """The parent's side of all children: combines their reports."""
 
     def __init__(self) -> None:
         self._hottest: dict[str, list[Row]] = {}
@@ -124,7 +129,7 @@ class ReportCollector:
         self._shown: dict[GaugeKey, float] = {}
 
     def take(self, child: str, report: Report) -> None:
-        """`child` told this."""
+        """Add a report of `child`."""
         add_growth(report.grown)
         self._hottest[child] = report.hottest
         self._gauges[child] = {
@@ -133,13 +138,13 @@ class ReportCollector:
         self._show()
 
     def forget(self, child: str) -> None:
-        """`child` is gone, and with it its gauges."""
+        """Remove the gauges of a child that has ended."""
         self._hottest.pop(child, None)
         if self._gauges.pop(child, None) is not None:
             self._show()
 
     def hottest(self) -> list[Row]:
-        """What clients ask all children for most."""
+        """The objects that clients of all children request most."""
         return merge_rows(self._hottest.values())
 
     def _show(self) -> None:
@@ -157,7 +162,7 @@ class ReportCollector:
 
 
 async def keep_hottest_file(folder: Path, rows: Callable[[], list[Row]]) -> None:
-    """Leave what clients of this node ask for most in its folder, until cancelled."""
+    """Write the most requested objects to the node's folder until cancelled."""
     while True:
         await asyncio.sleep(WRITE_EVERY_S)
         try:

@@ -1,8 +1,9 @@
-"""One admitted request on its way to an answer: shapes first, then which bytes, then the first of them ready.
+"""From an admitted request to its answer: shapes, the decision, the first bytes.
 
-`now` answers in the turn that read the request, where everything needed is known: a file, or a shape this
-worker has seen and a block on our disks. Else `later` is awaited, without a turn. An object that turns out
-to be another version before the head went out is looked at once anew; after that it is the store's fault.
+`now` answers within the epoch that read the request, if all is available: a file, or a cached shape
+and a block on the node's disks. Otherwise `later` is awaited, without an epoch. If the object turns
+out to be another version before the head is sent, it is read again once; after that it is an error
+of the store.
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ _OWN: Final = {
     "pass": MISS,
 }
 PEER: Final = "headrace; fwd=miss; detail=peer"
-"""The Cache-Status of bytes that another node gave."""
+"""The Cache-Status of bytes from another node."""
 _OTHERS: Final = {"peer": PEER, "origin": "headrace; fwd=bypass"}
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a request gets: `bodies` are sent in order, each a span of an object."""
+    """The answer to a request. `bodies` are sent in order, each a span of an object."""
 
     shape: Shape
     decision: Decision
     bodies: list[Body]
     cache_status: str
     begins: tuple[str, Shape]
-    """Key and shape of the object that its first byte is of."""
+    """Key and shape of the object of the first byte."""
 
     def close(self) -> None:
-        """Give back what was opened for it."""
+        """Release what was opened for the answer."""
         for body in self.bodies:
             body.close()
 
 
 class OpenRequest:
-    """Finds the answer to one request; nothing is left open when it raises or is closed."""
+    """Finds the answer to one request. Nothing stays open when it raises or is closed."""
 
     __slots__ = (
         "_admitted",
@@ -81,7 +82,7 @@ class OpenRequest:
         self._answer: Answer | None = None
 
     def now(self) -> Answer | None:
-        """The answer, if it can begin in this turn. Raises: as `later`."""
+        """The answer if it can start in this epoch. Raises: as `later`."""
         if self._context.folder is not None:
             try:
                 return self._open_files(self._context.folder)
@@ -99,14 +100,14 @@ class OpenRequest:
         return answer if self._is_ready(answer) else None
 
     async def later(self) -> Answer:
-        """The answer, its first bytes ready. Raises: ObjectUnknown, StoreUnavailable."""
-        # In the request's own task: what is asked of the object store from here on says for whom.
+        """The answer with its first bytes ready. Raises: ObjectUnknown, StoreUnavailable."""
+        # In the request's own task: reads of the object store carry its trace fields.
         onward.set(self._trace_fields)
         try:
             try:
                 return await self._wait()
             except SourceCut:
-                # Another version than the shape we knew: one look at what is there now.
+                # The cached shape is outdated: read it again once.
                 self.close()
                 return await self._wait(is_fresh=True)
         except SourceCut as error:
@@ -117,7 +118,7 @@ class OpenRequest:
             raise
 
     def close(self) -> None:
-        """Give back what was opened and not handed out."""
+        """Release what was opened and not handed out."""
         if self._answer is not None:
             self._answer.close()
             self._answer = None
@@ -151,7 +152,7 @@ class OpenRequest:
         return answer
 
     def _is_ready(self, answer: Answer) -> bool:
-        """Whether it can begin in this turn; what is missing is asked for by that."""
+        """Whether the answer can start in this epoch; if not, what is missing is requested."""
         if not answer.bodies:
             answer.cache_status = self._bodiless_status(answer)
             return True
@@ -163,7 +164,7 @@ class OpenRequest:
         return is_ready
 
     def _is_doubted(self, answer: Answer) -> bool:
-        """Whether a peer names another version than we know: either may be the newer one, so look first."""
+        """Whether a peer names another version. Either may be newer, so read the shape first."""
         return self._admitted.hop is not None and answer.decision.status == 412
 
     def _cache_status(self, first: BlockBody) -> str:
@@ -171,7 +172,7 @@ class OpenRequest:
         return _OTHERS.get(self._source.name) or _OWN[first.outcome]
 
     def _bodiless_status(self, answer: Answer) -> str:
-        """The Cache-Status of an answer without a body: that of a GET, by whether the object's first block is stored. In a turn."""
+        """The Cache-Status of an answer without a body, as for a GET. Call it within an epoch."""
         source = self._source
         assert source is not None
         key, shape = answer.begins
@@ -188,10 +189,14 @@ class OpenRequest:
         if self._has_body(decision):
             assert self._source is not None
             body = BlockBody(
-                self._source, self._admitted.key, shape,
-                start=decision.start, length_bytes=decision.length_bytes, wake=self._wake,
+                self._source,
+                self._admitted.key,
+                shape,
+                start=decision.start,
+                length_bytes=decision.length_bytes,
+                wake=self._wake,
                 trace_fields=self._trace_fields,
-            )  # fmt: skip
+            )
             answer.bodies.append(body)
         return answer
 
@@ -220,15 +225,18 @@ class OpenRequest:
         for piece in pieces if self._has_body(decision) else ():
             body = BlockBody(
                 self._source_of(piece.key),
-                piece.key, piece.shape,
-                start=piece.start, length_bytes=piece.length_bytes, wake=self._wake,
+                piece.key,
+                piece.shape,
+                start=piece.start,
+                length_bytes=piece.length_bytes,
+                wake=self._wake,
                 trace_fields=self._trace_fields,
-            )  # fmt: skip
+            )
             bodies.append(body)
         return Answer(shape, decision, bodies, _OTHERS.get(self._source.name, HIT), begins)
 
     def _source_of(self, key: str) -> Source:
-        """A tag may be kept by other nodes than its track."""
+        """Other nodes may keep the tag than keep its track."""
         assert self._source is not None
         is_track = key == self._admitted.key
         return self._source if is_track else self._context.source(key, self._admitted)
@@ -263,11 +271,14 @@ class OpenRequest:
             wanted = pieces if self._has_body(decision) else ()
             bodies: list[Body] = [
                 FileBody(
-                    opened.pop(piece.key), piece.start, piece.length_bytes,
-                    readers=self._context.readers, wake=self._wake,
+                    opened.pop(piece.key),
+                    piece.start,
+                    piece.length_bytes,
+                    readers=self._context.readers,
+                    wake=self._wake,
                 )
                 for piece in wanted
-            ]  # fmt: skip
+            ]
         finally:
             for descriptor in opened.values():
                 os.close(descriptor)

@@ -1,8 +1,8 @@
-"""One request that another node answers, without a task: asked in the turn that read it, sent on as its answer comes in.
+"""The fast path for a request that another node answers, without a task.
 
-The long way of such a request is a task that waits for a question that waits for a connection, four turns of the loop in
-all; this one takes two, and its answer leaves with its head in one call. Whatever is not the plain case goes the long way
-after all: no connection is free, others ask for the same block, the peer is lost or says anything but the bytes.
+The peer is asked in the epoch that read the request, and its answer is sent on as it is received.
+The full path needs a task and twice as many rounds of the loop. It is used if no connection is
+free, others request the same block, or the peer fails or answers anything but the bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Take: TypeAlias = Callable[["PeerProxy"], None]
 
 
 class PeerProxy:
-    """Its `data` are the head that was read; `is_begun`: the peer was asked."""
+    """A request that is passed to a peer. `data` is its head; `is_begun`: the peer was asked."""
 
     __slots__ = (
         "_asking",
@@ -43,7 +43,7 @@ class PeerProxy:
         "_start",
         "_take",
         "data",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class PeerProxy:
         return self._asking is not None
 
     def cancel(self) -> None:
-        """The client is gone."""
+        """Cancel after the client disconnected."""
         if self._asking is not None:
             self._asking.cancel()
 
     def begin(self, channel: Channel, *, wake: Callable[[], None]) -> StartedAnswer | None:
-        """Begin the answer, once it was told of; None: it goes the long way."""
+        """Start the answer once the peer replied; None: use the full path."""
         coming = self._coming
         if coming is None:
             return None
@@ -104,9 +104,14 @@ class PeerProxy:
         if moved == end - start:
             return StartedAnswer(sent, NOTHING, None)
         body = BlockBody(
-            self._source, head_info.key, self._shape,
-            start=start + moved, length_bytes=end - start - moved, wake=wake, is_begun=moved > 0,
-        )  # fmt: skip
+            self._source,
+            head_info.key,
+            self._shape,
+            start=start + moved,
+            length_bytes=end - start - moved,
+            wake=wake,
+            is_begun=moved > 0,
+        )
         body.hold(coming, self._span.start, "peer")
         return StartedAnswer(sent, memoryview(head)[sent:], body)
 
@@ -116,7 +121,7 @@ class PeerProxy:
 
 
 def _send(channel: Channel, head: bytes, coming: PartialBlock) -> int:
-    """What the socket takes of the head and of what is here; a client or a source that is gone is met by who sends next."""
+    """Send the head and the received bytes, as far as the socket takes them. Errors show later."""
     try:
         return channel.send_both(head, coming.part(0))
     except (OSError, SourceCut):

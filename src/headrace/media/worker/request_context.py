@@ -1,7 +1,7 @@
-"""What all clients of one worker share, and what is decided of a request before an object is touched.
+"""The state shared by all requests of a worker, and the decisions before an object is read.
 
-The way of a request: hop or signature first (a forged one costs one HMAC and touches nothing), then the key,
-then who has its bytes: files of a local store, our own disks, a peer, or the object store.
+First hop or signature are checked (a forged one costs one HMAC), then the key, then the source is
+chosen: files of a local store, the node's disks, a peer, or the object store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headrace.media.worker.socket_io import Channel
 READERS: Final = 4
 GRANTED_MAX: Final = 4096
 DISKS_WAIT_S: Final = 2.0
-"""A worker waits so long for its filler to open the disks; then it serves without, and asks again."""
+"""How long a worker waits for its filler to open the disks before it serves without them."""
 _ADDRESS_MARK: Final = "&a="
 
 
@@ -48,7 +48,7 @@ class Admitted(NamedTuple):
 
 
 class RequestContext:
-    """One worker's own: settings, keys, sources. Made by `open_plane`."""
+    """Settings, keys and sources of one worker. Made by `open_request_context`."""
 
     def __init__(
         self,
@@ -74,7 +74,10 @@ class RequestContext:
         self._cluster = cluster
 
     def require_store(self) -> None:
-        """Return if what is missing from the store's folder is missing indeed. Raises: StoreUnavailable."""
+        """Check that the store's folder is mounted, if an object is missing.
+
+        Raises: StoreUnavailable.
+        """
         try:
             self._blobs.require_there()
         except BlobsDown as error:
@@ -82,30 +85,30 @@ class RequestContext:
 
     @property
     def cache_source(self) -> CacheSource | None:
-        """Our own disks, if there are any."""
+        """The node's own disks, if there are any."""
         return self._frames
 
     @property
     def placement(self) -> object:
-        """What says who keeps which key: another object as soon as it says anything else."""
+        """The partition table; another object after every change."""
         return self._cluster.router.table if self._cluster is not None else None
 
     def is_replica(self, key: str) -> bool:
-        """Whether this node is one of those that `placement` names for `key`."""
+        """Whether this node is a replica of `key`."""
         return self._cluster is None or self._cluster.router.is_replica(key)
 
     @property
     def router(self) -> Router | None:
-        """Who has which key, and how the nodes that ask prove themselves; None without a cluster."""
+        """The router; None without a cluster."""
         return self._cluster.router if self._cluster is not None else None
 
     @property
     def gate(self) -> HopGate | None:
-        """What admits requests of other nodes; None without a cluster."""
+        """The gate for requests of other nodes; None without a cluster."""
         return self._cluster.gate if self._cluster is not None else None
 
     def admit(self, request: Request, channel: Channel | None) -> Admitted:
-        """Judge hop or signature, then the key; without `channel`, as whoever asks from anywhere.
+        """Check hop or signature, then the key. Without `channel` the client's address is unknown.
 
         Raises: HopRefused, SignatureInvalid, ObjectUnknown.
         """
@@ -121,7 +124,7 @@ class RequestContext:
         return Admitted(key, grant, hop, self._trace(request, key, grant))
 
     def _grant(self, target: str, channel: Channel | None) -> signing.Grant:
-        """What a target's signature allows; a player asks the same one for many ranges."""
+        """The permissions of a target, cached because players repeat it for many ranges."""
         now_s = int(time.time())
         grant = self._granted.get(target)
         if grant is not None and (grant.expires_at is None or now_s < grant.expires_at):
@@ -136,14 +139,14 @@ class RequestContext:
         return grant
 
     def source(self, key: str, admitted: Admitted) -> Source:
-        """Who has the bytes of `key`, for a request that was admitted."""
+        """The source of `key` for an admitted request."""
         if self._cluster is None:
             return self._own
         onward = tracing.onward_fields(admitted.trace) if admitted.trace is not None else ()
         return self._cluster.router.source(key, admitted.hop, onward=onward)
 
     def trace_fields(self, admitted: Admitted) -> tuple[tuple[str, str], ...]:
-        """What the object store is told of a request that somebody looks into."""
+        """The trace fields for reads of the object store."""
         tag = admitted.trace
         is_wanted = self.traces is not None and tag is not None and self.traces.is_wanted(tag)
         return tracing.onward_fields(tag) if is_wanted and tag is not None else ()
@@ -151,13 +154,13 @@ class RequestContext:
     def proof(
         self, hop: Hop | None, etag: str, start: int, length_bytes: int
     ) -> tuple[tuple[str, str], ...]:
-        """The fields that prove an answer to the node that asked; none for a client."""
+        """The fields that sign an answer to another node; none for a client."""
         if hop is None or self._cluster is None:
             return ()
         return self._cluster.gate.reply_fields(hop, etag, start, length_bytes)
 
     async def fresh_shape(self, source: Source, key: str) -> Shape:
-        """The shape as the object store tells it now: what was known was found to be over.
+        """The shape read from the object store now, after the cached one was outdated.
 
         Raises: ObjectUnknown, StoreUnavailable.
         """
@@ -166,18 +169,18 @@ class RequestContext:
         return await source.shape(key)
 
     def enter_epoch(self) -> None:
-        """Frames are looked at and sent until `leave_turn`."""
+        """Begin an epoch, in which frames may be looked up and sent."""
         if self._frames is not None:
             self._frames.enter_epoch()
 
     def leave_epoch(self) -> None:
-        """No frame of this turn is used any more."""
+        """End the epoch. No frame of it may be used after it."""
         if self._frames is not None:
             self._frames.leave_epoch()
 
     @contextmanager
     def epoch(self) -> Iterator[None]:
-        """A turn of its own, for what happens outside the epoll's."""
+        """An epoch for work outside the epoll's batch."""
         self.enter_epoch()
         try:
             yield
@@ -185,7 +188,7 @@ class RequestContext:
             self.leave_epoch()
 
     def close(self) -> None:
-        """End the threads that read."""
+        """End the reading threads."""
         self.readers.shutdown(wait=False)
 
     def _trace(self, request: Request, key: str, grant: signing.Grant) -> tracing.TraceTag | None:
@@ -200,10 +203,10 @@ class RequestContext:
 async def open_request_context(
     media: Media, *, number: int, run: Path | None, boot: str, listen: tuple[str, int]
 ) -> AsyncIterator[RequestContext]:
-    """What worker `number` of a node needs, open; `run` is the node's folder, `listen` what it serves on, `boot`
-    names this start of the node to its store.
+    """Open the context of worker `number` of a node.
 
-    Without `run` there are neither disks nor a cluster: files, or the object store. Raises: OSError, WeakSecret.
+    `run` is the node's folder, `listen` its address, and `boot` identifies this start of the node.
+    Without `run` there are neither disks nor a cluster. Raises: OSError, WeakSecret.
     """
     config = media.config
     own: Source = OriginSource(media.blobs, timeout_s=config.origin_timeout_s)
@@ -226,9 +229,14 @@ async def open_request_context(
         )
         own = CacheSource(store)
     cluster = Cluster(
-        config, media.blobs,
-        own=own, keys=_hop_keys(media), folder=run, also=[watched], generations=generations,
-    )  # fmt: skip
+        config,
+        media.blobs,
+        own=own,
+        keys=_hop_keys(media),
+        folder=run,
+        also=[watched],
+        generations=generations,
+    )
     traces = tracing.TraceLog(lambda: watched.value.watches, node=config.node or "")
     context = RequestContext(media, own, cluster=cluster, traces=traces)
     try:
@@ -244,7 +252,7 @@ async def open_request_context(
 
 
 def served_folder(media: Media) -> Path | None:
-    """The folder whose files are sent as they are; None where a node keeps blocks or the store is no folder."""
+    """The folder whose files are sent directly; None with disks or a cluster, or a remote store."""
     is_plain = not media.config.disks and media.config.node is None
     return media.blobs.folder if is_plain else None
 

@@ -1,4 +1,4 @@
-"""One worker: its sockets, its plane, its node, from the first client to the last."""
+"""One worker: its sockets, its request context, its node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.media.worker.socket_io import (
 
 @dataclass(frozen=True, slots=True)
 class WorkerParams:
-    """Which worker of how many this is, and what it listens on."""
+    """The number of this worker, the number of workers, and its listening sockets."""
 
     number: int
     workers: int
@@ -38,10 +38,10 @@ async def serve(
     *,
     run: Path | None = None,
 ) -> None:
-    """Serve `GET /m/{key}` in this process until `stop`; then let answers under way end, for `stop_timeout`.
+    """Serve `GET /m/{key}` in this process until `stop`, then finish answers for `stop_timeout`.
 
-    `on_ready` gets the address once clients can connect; `run` is the node's folder, None for a node without
-    disks and without others. Raises: ListenFailed.
+    `on_ready` gets the address once clients can connect. `run` is the node's folder; None for a
+    node without disks and cluster. Raises: ListenFailed.
     """
     config = media.config
     [listener] = listening_sockets(config.listen, 1, "media.listen")
@@ -103,5 +103,5 @@ async def _serve_worker(
 
 
 def files_per_client(media: Media) -> int:
-    """Descriptors that a client takes: a socket, and a file where files are sent as they are."""
+    """Descriptors for each client: a socket, and a file if files are sent directly."""
     return 2 if served_folder(media) is not None else 1

@@ -1,19 +1,15 @@
-"""A client's socket, plain or under TLS: the same few verbs, so that all above them is the same.
+"""A client's socket, plain or TLS, with the same interface; and listening sockets.
 
-`is_full` tells that a write was cut short: the socket is full and an edge will say when it is not, which
-spares the call that would only find that out. `is_drained` tells the same of a read. Under TLS neither is known.
+`is_full` reports a short write: the socket is full and an edge will follow, which saves a call.
+`is_drained` reports the same for a read. Both are unknown for TLS.
 
-With TLS the bytes go through this process: a block is read and encrypted in pieces of PIECE_BYTES, and a
-piece that OpenSSL has begun is offered again until it is taken whole, since it must be the same bytes
-(SSL_write(3)). A TLS socket in the same epoll needs no second data plane: deadlines, turns and bounds hold
-as they are. Its price is the encryption, about six times that of a plain sendfile (prototypes of 2026-11-21).
+With TLS the bytes pass through this process: a block is read and encrypted in pieces of
+PIECE_BYTES. A piece that OpenSSL has begun is offered again until it is taken completely, since it
+must be the same bytes (SSL_write(3)).
 
-
-[worker/sockets.py] The sockets a node listens on, and how many clients its processes may hold.
-
-Each worker has a listening socket of its own on the one address (SO_REUSEPORT: the kernel spreads clients
-over them without a hand-off). The parent makes them all and keeps them: so a taken address is told before
-anything starts, and clients that wait in the queue of a worker that died are served by its successor.
+Each worker has a listening socket of its own on the same address (SO_REUSEPORT). The supervisor
+makes them all and keeps them. So an address in use is reported before anything starts, and clients
+in the queue of a dead worker are served by its successor.
 """
 
 from __future__ import annotations
@@ -36,45 +32,48 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 
 class Channel(Protocol):
-    """One client's socket. Every verb but the last two raises BlockingIOError, or OSError: it is gone."""
+    """A client's socket.
+
+    Methods except the last two raise BlockingIOError, or OSError if it is closed.
+    """
 
     fd: int
     is_full: bool
     is_drained: bool
 
     def receive(self, bytes_max: int) -> bytes:
-        """What came in; nothing at its end."""
+        """The received bytes; empty at the end."""
         ...
 
     def send(self, data: memoryview, *, is_more: bool = False) -> int:
-        """Send what fits; `is_more`: other bytes follow at once."""
+        """Send as much as fits; `is_more`: other bytes follow at once."""
         ...
 
     def send_both(self, head: bytes, first_bytes: memoryview) -> int:
-        """Send what fits of both, or of the head alone."""
+        """Send as much as fits of both, or of the head only."""
         ...
 
     def send_file(self, descriptor: int, offset: int, count: int) -> int:
-        """Send what fits of a file; 0 at the file's end."""
+        """Send as much as fits of a file; 0 at the file's end."""
         ...
 
     def end(self) -> None:
-        """Say that nothing more will be sent."""
+        """Shut down the sending side."""
         ...
 
     def peer(self) -> str:
-        """The client's address; empty, which no signature is good for, once it is gone."""
+        """The client's address; empty if it disconnected. No signature is valid for an empty one."""
         ...
 
     def reset(self) -> None:
-        """Close so that the client sees an error, not an end."""
+        """Close so that the client receives an error instead of an end."""
         ...
 
     def close(self) -> None: ...
 
 
 class PlainChannel:
-    """TCP as it is."""
+    """Plain TCP."""
 
     __slots__ = ("_socket", "fd", "is_drained", "is_full")
 
@@ -127,7 +126,7 @@ class PlainChannel:
 
 
 class TlsChannel:
-    """TLS over TCP; the handshake happens inside the first `receive`."""
+    """TLS over TCP. The handshake happens within the first `receive`."""
 
     __slots__ = ("_begun", "_socket", "fd", "is_drained", "is_full")
 
@@ -136,7 +135,7 @@ class TlsChannel:
         self.fd = client.fileno()
         self.is_full = self.is_drained = False
         self._begun: bytes | memoryview = b""
-        """What OpenSSL was offered and has not taken."""
+        """The piece that OpenSSL was offered and has not taken."""
 
     def receive(self, bytes_max: int) -> bytes:
         """See `Channel`."""
@@ -163,7 +162,7 @@ class TlsChannel:
     def end(self) -> None:
         """See `Channel`."""
         with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            # Sends close_notify; the client's own, which it then waits for, is not awaited here.
+            # Sends close_notify without waiting for the client's.
             self._socket.unwrap()
         self._socket.shutdown(socket.SHUT_WR)
 
@@ -181,7 +180,7 @@ class TlsChannel:
         self._socket.close()
 
     def _offer(self, data: bytes | memoryview) -> int:
-        # Whatever a turn's share says now, a piece begun is offered again as it was.
+        # Whatever the quantum allows now, offer the same piece again.
         data = self._begun or data
         self._begun = data
         try:
@@ -193,7 +192,7 @@ class TlsChannel:
 
 
 class Certificate:
-    """The node's certificate, for TLS 1.2 and newer; a renewed file is taken at the next look."""
+    """The node's certificate for TLS 1.2 and newer, reloaded after a change."""
 
     def __init__(self, cert: str, key: str | None) -> None:
         self._cert, self._key = cert, key
@@ -201,14 +200,17 @@ class Certificate:
         self.context = self._load()
 
     def renew(self) -> None:
-        """Load the files again if they changed. Raises: OSError (ssl.SSLError too) if they are no pair."""
+        """Load the files again if they changed.
+
+        Raises: OSError (also ssl.SSLError) if they do not match.
+        """
         state = self._state()
         if state != self._seen:
             self.context = self._load()
             self._seen = state
 
     def wrap(self, client: socket.socket) -> TlsChannel:
-        """`client`, before its handshake. Raises: OSError."""
+        """Wrap `client` before its handshake. Raises: OSError."""
         wrapped = self.context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
         return TlsChannel(wrapped)
 
@@ -226,7 +228,7 @@ class Certificate:
 
 
 def address_of(client: socket.socket) -> str:
-    """Where `client` is connected from; empty: it is gone."""
+    """The client's address; empty if it disconnected."""
     try:
         return str(client.getpeername()[0])
     except OSError:
@@ -236,19 +238,20 @@ def address_of(client: socket.socket) -> str:
 log = logger(__name__)
 BACKLOG: Final = 1024
 FILES_KEPT_BACK: Final = 128
-"""Descriptors for everything but clients: engines, logs, disks, files being made."""
+"""Descriptors reserved for engines, logs, disks and temporary files."""
 UNEVEN: Final = 1.25
-"""The kernel spreads clients by a hash: a worker gets up to this much more than its share of a few thousand."""
+"""The kernel spreads clients by a hash: a worker gets up to this much more than its share."""
 
 
 def listening_sockets(address: tuple[str, int], count: int, setting: str) -> list[socket.socket]:
-    """`count` sockets that listen on one address; port 0: on one free port. Raises: ListenFailed."""
+    """`count` sockets that listen on one address; port 0: any free port. Raises: ListenFailed."""
     host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made: list[socket.socket] = []
     try:
         if port:
-            # SO_REUSEPORT would share the port with another node of the same user: that must be a fault.
+            # SO_REUSEPORT would share the port with another node of the same user, which is an
+            # error.
             socket.create_server((host, port), family=family).close()
         for _ in range(count):
             made.append(_listening(family, host, port))
@@ -263,7 +266,7 @@ def listening_sockets(address: tuple[str, int], count: int, setting: str) -> lis
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as it may; that number."""
+    """Raise the limit of open files to its maximum and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -271,7 +274,7 @@ def raise_file_limit() -> int:
 
 
 def clients_per_process(files_max: int, *, files_per_client: int) -> int:
-    """How many clients a process of `files_max` descriptors can hold."""
+    """The number of clients that a process with `files_max` descriptors can hold."""
     if files_max == resource.RLIM_INFINITY:
         return 2**31
     return max(16, (files_max - FILES_KEPT_BACK) // files_per_client)
@@ -280,7 +283,7 @@ def clients_per_process(files_max: int, *, files_per_client: int) -> int:
 def workers_wanted(
     config: MediaConfig, *, cores: int, files_max: int, files_per_client: int
 ) -> int:
-    """As many as configured, else one a core; more where the limit of files would refuse clients."""
+    """The configured number, or one for each core, or more if the file limit requires it."""
     if config.workers:
         return min(config.workers, WORKERS_MAX)
     held = clients_per_process(files_max, files_per_client=files_per_client)
@@ -293,7 +296,7 @@ def workers_wanted(
 def connections_of_worker(
     wished: int, *, workers: int, files_max: int, files_per_client: int
 ) -> int:
-    """How many of `wished` clients one of `workers` processes may hold."""
+    """The number of `wished` clients that one of `workers` processes may hold."""
     share = wished if workers == 1 else min(wished, int(wished / workers * UNEVEN) + 16)
     held = clients_per_process(files_max, files_per_client=files_per_client)
     if held < share:

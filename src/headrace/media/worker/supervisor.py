@@ -1,19 +1,16 @@
-"""Whether this machine can serve by its settings, seen before anything is opened.
+"""The supervisor of a node's processes: one filler if there are disks, and N workers.
 
-What a setting alone tells is refused where it is read, by every command. What a file of this machine tells is looked at here,
-by the node alone: machines of one site share one configuration. A disk that is away is no fault of settings: the
-node serves without it.
+Before anything is opened, `require_servable` checks what depends on this machine, such as files of
+certificates. Errors in the settings themselves are found by every command when it reads them. A
+missing disk is no error of the settings: the node serves without it.
 
+All processes are started at once. The filler is stopped last, since answers in progress may need
+it. A dead process is restarted with backoff under its number. A new worker takes over the listening
+socket with its waiting clients; a new filler takes over the cache, and blocks stay verified
+(`boot`). Only clients of a dead worker notice, and clients that wait for a block during a restart
+of the filler.
 
-[worker/crew.py] The parent of a node's processes: one filler where there are disks, and N workers.
-
-All are started at once: workers open what the filler made as it comes. The filler is ended last, since answers under
-way may need it.
-What dies is started again with backoff, under its number: a worker's successor takes over its listening socket with
-the clients that wait in it, a filler's successor the store with what the workers know to be right (`boot`).
-Only the clients of a dead worker notice, and none of a dead filler but those whose block is nowhere yet.
-
-A child that ends before it was ever ready ends the node: nothing that a second try would mend.
+A child that ends before it was ready ends the node: a retry would not help.
 """
 
 from __future__ import annotations
@@ -58,7 +55,7 @@ from headrace.media.worker.socket_io import (
 
 
 def require_servable(config: MediaConfig) -> None:
-    """Raises: InvalidConfig, with every problem at once; InvalidNode."""
+    """Check the setup of this machine. Raises: InvalidConfig, with every problem; InvalidNode."""
     problems = [
         *_problems_of_tls(config),
         *(problem for disk in config.disks for problem in _problems_of_disk(disk)),
@@ -66,7 +63,7 @@ def require_servable(config: MediaConfig) -> None:
     if problems:
         lines = "; ".join(f"{one.pointer}: {one.text}" for one in problems)
         raise InvalidConfig(f"configuration: {lines}", problems=tuple(problems))
-    # A port that the kernel chooses is known once the node listens.
+    # A port chosen by the kernel is available only after the node listens.
     if config.node is not None and (config.advertise or config.listen[1]):
         member_of(config, config.listen)
 
@@ -100,14 +97,14 @@ def _problems_of_disk(disk: DiskConfig) -> list[FieldProblem]:
 
 log = logger(__name__)
 RESTARTS: Final = Backoff(first_s=0.1, max_s=2.0)
-"""Short at most: clients wait in the socket of a dead worker for its successor."""
+"""Short, because clients wait in the socket of a dead worker."""
 HEALTHY_S: Final = 60.0
 STOP_MARGIN_S: Final = 2.0
-"""What a worker gets beyond its answers' time."""
+"""Time for a worker beyond the time for its answers."""
 CHILD: Final = "headrace.media.child"
-"""The module that children are. Not the whole program: it imports little, so that a node is soon back."""
+"""The module that children run. It imports little, so that a node restarts fast."""
 FILLER_STOP_S: Final = 8.0
-"""What the filler gets to bring its blocks to the disks; killed, it only has to look at their sums again."""
+"""Time for the filler to write its blocks. If it is killed, blocks must be verified again."""
 
 
 class ChildFailed(Unavailable):
@@ -123,9 +120,10 @@ async def run_node(
     *,
     child_config: ChildConfig,
 ) -> None:
-    """Serve as a whole node until `stop`: in this process where one is enough, else as the parent of several.
+    """Serve as a whole node until `stop`, with child processes where they are needed.
 
-    `orders` is what all children go by. Raises: InvalidConfig, InvalidNode, ListenFailed, ChildFailed.
+    `child_config` is the configuration of all children. Raises: InvalidConfig, InvalidNode,
+    ListenFailed, ChildFailed.
     """
     require_servable(media.config)
     supervisor = Supervisor(media, child_config)
@@ -137,7 +135,7 @@ async def run_node(
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A process to keep: what it is told, and the one that runs."""
+    """A process to keep running: its configuration and the running process."""
 
     name: str
     kind: str
@@ -148,7 +146,7 @@ class Child:
 
 
 class Supervisor:
-    """Keeps a node's processes; see `run_node`."""
+    """Keeps a node's processes running; see `run_node`."""
 
     def __init__(self, media: Media, child_config: ChildConfig) -> None:
         self._config: MediaConfig = media.config
@@ -167,7 +165,7 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the processes that run, by name."""
+        """The process ids of running processes by name."""
         return {c.name: c.process.pid for c in self._children if c.process is not None}
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str, int], None]) -> None:
@@ -199,7 +197,7 @@ class Supervisor:
                 raise error
 
     async def _wait_ready(self, ends: Sequence[asyncio.Task[Any]]) -> bool:
-        """Whether all children came to serve, before anything in `ends` was over."""
+        """Wait until all children are ready. Return False if anything in `ends` finished before."""
         waits = [asyncio.ensure_future(child.ready.wait()) for child in self._children]
         try:
             while not all(wait.done() for wait in waits):
@@ -253,17 +251,19 @@ class Supervisor:
                 return
 
     async def _run(self, child: Child) -> int:
-        """Run it once to its end; the exit code."""
+        """Run it once until it ends. Return the exit code."""
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-u", "-m", CHILD, child.kind, str(theirs.fileno())]
             process = await asyncio.create_subprocess_exec(
-                *launcher_command(signal.SIGTERM), "--", *command,
+                *launcher_command(signal.SIGTERM),
+                "--",
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *child.files),
-                # Ctrl-C in a terminal is for the parent alone, which ends them in order.
+                # Ctrl-C in a terminal is for the parent only, which stops the children in order.
                 process_group=0,
-            )  # fmt: skip
+            )
         child.process = process
         if self._stopping.is_set():
             process.terminate()
@@ -272,7 +272,7 @@ class Supervisor:
             return await process.wait()
         finally:
             child.process = None
-            # Its last words may still be in the socket.
+            # Read its last reports from the socket.
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await hearing
@@ -288,7 +288,7 @@ class Supervisor:
                 if report.is_ready and not child.ready.is_set():
                     child.ready.set()
         except ConnectionError:
-            # It died before it read what we said; its exit tells.
+            # It died before it read its configuration; its exit code is reported.
             return
         except ValueError as error:
             log.warning("child_not_understood", name=child.name, error=str(error))

@@ -1,11 +1,7 @@
-"""Where the time to the first byte goes: a clock for some requests, by stage.
+"""The time of a request's stages, and the record of one request and its answer.
 
-Five observations of a Prometheus histogram cost 5 us, an eighth of a hot answer; so one request in
-SAMPLED_EVERY is measured, and each one that is traced. Samples are taken by count, not by chance or
-outcome: the shares of stages and the tails are those of all requests.
-
-
-[worker/exchange.py] One request and its answer, as they are measured: moments, status, bytes, and the line of a traced one.
+One request in SAMPLED_EVERY is measured, and each traced one, because observing all stages would
+slow down answers. Samples are taken by count, so stages and tails represent all requests.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ _SERIES: Final = {stage: bound(STAGE, "media_stage_seconds", stage=stage) for st
 
 
 class StageClock:
-    """Of one request: each `mark` ends a stage and begins the next."""
+    """The clock of one request: each `mark` ends a stage and begins the next."""
 
     __slots__ = ("_last_s", "_now_s", "spent_s")
 
@@ -33,25 +29,25 @@ class StageClock:
         self.spent_s: dict[str, float] = {}
 
     def mark(self, stage: str) -> None:
-        """What went by since the last mark was `stage`."""
+        """Add the time since the last mark to `stage`."""
         now_s = self._now_s()
         self.spent_s[stage] = self.spent_s.get(stage, 0.0) + now_s - self._last_s
         self._last_s = now_s
 
     def observe(self) -> None:
-        """Count the stages in the histograms."""
+        """Add the stages to the histograms."""
         for stage, spent_s in self.spent_s.items():
             _SERIES[stage].observe(spent_s)
 
 
 class StageSampler:
-    """Which requests of one worker are measured."""
+    """Selects the requests of one worker that are measured."""
 
     def __init__(self) -> None:
         self._left = 0
 
     def is_next(self) -> bool:
-        """Whether this request is one of the sample; the first is."""
+        """Whether to measure this request; the first one is measured."""
         self._left -= 1
         if self._left >= 0:
             return False
@@ -60,12 +56,19 @@ class StageSampler:
 
 
 class Exchange:
-    """What is known of a request until its answer is over. `clock` is there for some of them."""
+    """The record of a request until its answer is finished. Some have a `clock`."""
 
     __slots__ = (
-        "_began_s", "_clock", "_is_sampled", "_sent_before", "_status", "_traces",
-        "admitted", "cache_status", "is_first_byte_out",
-    )  # fmt: skip
+        "_began_s",
+        "_clock",
+        "_is_sampled",
+        "_sent_before",
+        "_status",
+        "_traces",
+        "admitted",
+        "cache_status",
+        "is_first_byte_out",
+    )
 
     def __init__(
         self,
@@ -88,23 +91,23 @@ class Exchange:
 
     @property
     def is_traced(self) -> bool:
-        """Whether somebody asked for the line of this request."""
+        """Whether a watch matches this request."""
         if self._traces is None or self.admitted is None or self.admitted.trace is None:
             return False
         return self._traces.is_wanted(self.admitted.trace)
 
     def mark(self, stage: str) -> None:
-        """`stage` is over."""
+        """End `stage`."""
         if self._clock is not None:
             self._clock.mark(stage)
 
     def begin_sending(self, status: int, sent_bytes: int) -> None:
-        """The head of the answer is made; `sent_bytes` is where the connection stood before it."""
+        """Record the status; `sent_bytes` is the count of the connection before the answer."""
         self._status = status
         self._sent_before = sent_bytes
 
     def note_first_byte(self, now_s: float) -> float:
-        """The first byte is out; the seconds it took."""
+        """Record the first byte. Return the seconds since the request."""
         self.is_first_byte_out = True
         if self._clock is not None:
             self._clock.mark("send")
@@ -113,7 +116,7 @@ class Exchange:
         return now_s - self._began_s
 
     def write_trace(self, outcome: str, sent_bytes: int) -> None:
-        """Log the line; its `send` counts to the answer's end."""
+        """Log the line; its `send` includes the time to the answer's end."""
         assert self._traces is not None, "asked of a traced one only"
         assert self._clock is not None, "a traced one is timed"
         assert self.admitted is not None, "a traced one was admitted"
