@@ -211,7 +211,7 @@ def test_a_simulation_is_drawn(tmp_path):
     [(value, text)] = shown
     assert [step.name for step in value.steps] == [
         "whole",
-        "a node of each centre lost",
+        "a node of each data center lost",
         "roll-out",
     ]
     assert "times fair, most" in text

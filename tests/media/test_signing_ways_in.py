@@ -274,12 +274,12 @@ def test_the_commands_print_what_a_shell_can_use(tmp_path, blobs):
     assert run(commands.sign, KEY, "--tag", identifier).startswith("http://127.0.0.1:8081/")
     assert run(commands.tag, "rm", identifier, "--dry-run") == f"would remove {identifier}"
     assert run(commands.tag, "rm", identifier) == f"removed {identifier}"
-    assert run(commands.trace, "show") == "nothing is traced"
+    assert run(commands.trace, "show") == "no active traces"
     started = run(commands.trace, "on", "--tag", "user=42", "--for", "5m")
     assert started.splitlines()[1].startswith("user=42  ")
     assert run(commands.trace, "show") == started
     assert run(commands.trace, "off", "--tag", "user=42") == started
-    assert run(commands.trace, "off") == "nothing was traced"
+    assert run(commands.trace, "off") == "no active traces"
 
 
 def test_a_url_is_plain_unless_it_must_be_signed(blobs):

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from headrace.kernel.errors import HeadraceError
+from headrace.media.errors import PreconditionFailed, RangeUnsatisfiable
 from headrace.media.model import ANY_ORIGIN, Shape, content_type
 from headrace.media.ranges import Decision, format_http_date
 from headrace.media.requests import Request
@@ -54,7 +55,10 @@ PREFLIGHT_S: Final = 86_400
 _EXPOSED: Final = (
     "Accept-Ranges, Cache-Status, Content-Length, Content-Range, Date, ETag, Retry-After"
 )
-_REQUEST_FIELDS: Final = "Range, If-Range, If-Match, If-None-Match, If-Modified-Since, If-Unmodified-Since, Traceparent, Baggage"
+_REQUEST_FIELDS: Final = (
+    "Range, If-Range, If-Match, If-None-Match, If-Modified-Since, If-Unmodified-Since,"
+    " Traceparent, Baggage"
+)
 Fields = tuple[tuple[str, str], ...]
 
 
@@ -136,6 +140,17 @@ def problem(
         fields.append(("Retry-After", str(max(1, round(error.retry_after_s)))))
     head = _head(error.status, fields, request, keeps_alive=keeps_alive, cors=cors)
     return head if request is not None and request.method == "HEAD" else head + body
+
+
+def decision_problem(decision: Decision, shape: Shape) -> tuple[HeadraceError, Fields] | None:
+    """The error and extra fields of a decision without an object: 412 and 416."""
+    if decision.status == 412:
+        text = "the object is not the version in the request: read it again"
+        return PreconditionFailed(text), ()
+    if decision.status == 416:
+        error = RangeUnsatisfiable(f"the range has none of the {shape.size_bytes} bytes")
+        return error, (("Content-Range", f"bytes */{shape.size_bytes}"),)
+    return None
 
 
 def options(request: Request, *, cors: str, keeps_alive: bool) -> bytes:

@@ -69,8 +69,8 @@ def tag_bytes(tags: Tags) -> bytes:
     """`tags` as a complete ID3v2.4 tag. Raises: TagInvalid, with every problem."""
     problems = list(_problems(tags))
     if problems:
-        told = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        raise TagInvalid(f"this tag cannot be written: {told}", problems=tuple(problems))
+        text = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
+        raise TagInvalid(f"this tag cannot be written: {text}", problems=tuple(problems))
     body = b"".join(_frames(tags))
     if HEADER_BYTES + len(body) > TAG_BYTES_MAX:
         text = f"expected {TAG_BYTES_MAX} bytes or less in all, got {HEADER_BYTES + len(body)}"
@@ -97,9 +97,7 @@ def read_tags(data: bytes) -> Tags:
     except TagInvalid:
         is_ours = False
     if not is_ours:
-        raise TagCorrupt(
-            f"the stored tag of {len(data)} bytes is none that was written here: put it again"
-        )
+        raise TagCorrupt(f"the stored tag of {len(data)} bytes is damaged: put it again")
     return tags
 
 

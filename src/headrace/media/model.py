@@ -134,7 +134,7 @@ def parse_node(text: str) -> str:
 def parse_time_s(text: str) -> float:
     """Parse a duration above zero; zero would cut every client. Raises: ValueError."""
     if not (time_s := parse_duration_s(text)):
-        raise ValueError("a duration of more than nothing such as 10s")
+        raise ValueError("a duration above zero such as 10s")
     return time_s
 
 
@@ -158,73 +158,71 @@ class MediaConfig:
     )
     public_url: str | None = setting(
         None,
-        "What stands in front of /m/ in URLs; unset: the listen address.",
+        "The URL prefix in front of /m/; unset: the listen address.",
         parse_url("http", "https"),
     )
     listen_tls: tuple[str, int] | None = setting(
-        None, "Address and port that serve the same over HTTPS.", parse_listen
+        None, "Address and port that serve media over HTTPS.", parse_listen
     )
     tls_cert: str | None = setting(
         None,
-        "File with the certificate and its chain, PEM; looked at again when it changes.",
+        "PEM file with the certificate and its chain; reloaded when it changes.",
         parse_text,
     )
-    tls_key: str | None = setting(None, "File with the certificate's private key, PEM.", parse_text)
+    tls_key: str | None = setting(None, "PEM file with the certificate's private key.", parse_text)
     signed: str = setting(
         "off", "`required`: only signed URLs are served; `off`: also plain ones.", parse_signed
     )
     accepted_secrets: tuple[str, ...] = setting(
         "",
-        "Further values of HEADRACE_SECRET whose signed URLs are accepted: the next one before a change, the"
-        " former one after it.",
+        "Further values of HEADRACE_SECRET whose signed URLs are accepted: the next one before a"
+        " change, the previous one after it.",
         parse_secrets,
         secret=True,
     )
     cors_origins: tuple[str, ...] = setting(
         "",
-        "Origins whose scripts may read media, such as https://a.example, or * for all; unset: none."
-        " Embedding with <audio> or <img> needs no permission.",
+        "Origins whose scripts may read media, such as https://a.example, or * for all; unset:"
+        " none. Embedding with <audio> or <img> needs no permission.",
         parse_origins,
     )
-    url_ttl_s: float = setting(
-        "1h", "How long a signed URL is good when nothing else is said.", parse_time_s
-    )
+    url_ttl_s: float = setting("1h", "How long a signed URL is valid by default.", parse_time_s)
     workers: int = setting(
         "0",
-        "Processes that serve; 0: one a core, or more where the limit of files asks for it.",
+        "Processes that serve; 0: one for each core, or more if the file limit requires it.",
         parse_count_between(0, WORKERS_MAX),
     )
     disks: tuple[DiskConfig, ...] = setting(
         "",
-        "Where blocks are cached: /folder:100GiB, /dev/sdb:1TiB; unset: nothing is cached, and objects of"
-        " a folder are sent directly.",
+        "Where blocks are cached: /folder:100GiB, /dev/sdb:1TiB. Unset: nothing is cached, and"
+        " objects of a folder are sent directly.",
         parse_disks,
     )
     node: str | None = setting(
-        None, "This node's name in the cluster; unset: it stands alone.", parse_node
+        None, "This node's name in the cluster; unset: no cluster.", parse_node
     )
     advertise: tuple[str, int] | None = setting(
         None,
         "Host and port by which the other nodes reach this one; unset: the listen address.",
         parse_listen,
     )
-    dc: str = setting("", "The data centre of this node.", str.strip)
+    dc: str = setting("", "The data center of this node.", str.strip)
     weight: float = setting(
-        "1.0", "This node's share of the keys, beside the weights of the others.", parse_weight
+        "1.0", "This node's share of the keys, relative to the weights of the others.", parse_weight
     )
     replicas: int = setting(
         "0",
-        "How many nodes keep an object; 0: two in each data centre, at most 8.",
+        "How many nodes keep an object; 0: two in each data center, at most 8.",
         parse_count_between(0, REPLICAS_MAX),
     )
     connections_max: int = setting(
         "4096",
-        "Clients held at once; one more is answered 503. The limit of files may lower it.",
+        "Maximum of concurrent clients; further ones get 503. The file limit may lower it.",
         parse_count_between(1, CONNECTIONS_LIMIT),
     )
     header_timeout_s: float = setting(
         "10s",
-        "A request's head must be complete within this, however it trickles.",
+        "Time limit for receiving a complete request head.",
         parse_time_s,
     )
     idle_timeout_s: float = setting(
@@ -232,25 +230,25 @@ class MediaConfig:
     )
     send_timeout_s: float = setting(
         "60s",
-        "The time in which a client must take send_progress bytes, or it is cut.",
+        "Time in which a client must receive send_progress bytes, or it is cut.",
         parse_time_s,
     )
     send_progress_bytes: int = setting(
-        "16KiB", "The least a client must take in each send_timeout.", parse_size_bytes
+        "16KiB", "The least a client must receive in each send_timeout.", parse_size_bytes
     )
     origin_timeout_s: float = setting(
         "10s",
-        "How long an object store that is no folder may take for one answer.",
+        "Time limit for one answer of a remote object store.",
         parse_time_s,
     )
     stop_timeout_s: float = setting(
-        "10s", "How long answers under way may go on after a stop.", parse_duration_s
+        "10s", "Time limit for answers in progress after a stop.", parse_duration_s
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The facts that an answer depends on. `etag` is unquoted; `is_immutable`: the key is the hash."""
+    """The facts that decide an answer. `etag` is unquoted; `is_immutable`: the key is the hash."""
 
     size_bytes: int
     etag: str
@@ -308,11 +306,11 @@ SOURCES: Final = ("memory", "disk", "peer", "origin")
 SENT_BYTES: Final = counter("media_bytes_total", "Bytes of bodies sent, by source.", source=SOURCES)
 BLOCKS: Final = counter(
     "media_blocks_total",
-    "Blocks begun to be sent, by what the store had of them: hit, miss (filled, then sent), pass (not placed).",
+    "Blocks begun to be sent, by cache result: hit, miss (filled first), pass (not stored).",
     outcome=("hit", "miss", "pass"),
 )
 DEMAND_STALLS: Final = counter(
-    "media_demand_stalls_total", "Times a client was ready for bytes that its source had not yet."
+    "media_demand_stalls_total", "Times a client was ready before its source."
 )
 CUTS: Final = counter(
     "media_cuts_total",
@@ -328,12 +326,12 @@ TTFB: Final = histogram(
 STAGES: Final = ("parse", "verify", "find", "wait", "send")
 STAGE: Final = histogram(
     "media_stage_seconds",
-    "What the time to the first byte went into, of every 16th request.",
+    "Time to the first byte by stage, of every 16th request.",
     buckets_s=FINE_BUCKETS_S,
     stage=STAGES,
 )
 CHILD_DEATHS: Final = counter(
     "media_child_deaths_total",
-    "Processes of a node that ended unasked and were started again.",
+    "Processes of a node that died and were restarted.",
     child=("worker", "filler"),
 )

@@ -111,7 +111,7 @@ class PartitionTable:
 
 
 def replicas_of(candidates: Collection[Candidate], replicas: int) -> int:
-    """The replicas of a partition: `replicas`, or for 0 two in each data center; at most all nodes."""
+    """The number of replicas: `replicas`, or for 0 two in each data center; at most all nodes."""
     centres = len({candidate.dc for candidate in candidates})
     return min(replicas or REPLICAS_PER_CENTRE * centres, REPLICAS_MAX, len(candidates))
 

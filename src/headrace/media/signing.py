@@ -64,8 +64,8 @@ class SignatureInvalid(Forbidden):
 
     def __init__(self) -> None:
         super().__init__(
-            "this URL does not allow the request: use it unchanged, in its time and from where it was"
-            " made for, or ask whoever gave it to you for a new one"
+            "this URL does not allow the request: it was changed, has expired, or is for another"
+            " address; get a new one from the site that issued it"
         )
 
 
@@ -78,8 +78,8 @@ class UnsignableUrl(InvalidInput):
     def of(cls, faults: Iterable[FieldProblem]) -> UnsignableUrl:
         """The error for `faults`."""
         problems = tuple(faults)
-        told = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
-        return cls(f"this URL cannot be signed: {told}", problems=problems)
+        text = "; ".join(f"{p.pointer}: {p.text}" for p in problems)
+        return cls(f"this URL cannot be signed: {text}", problems=problems)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -72,7 +72,7 @@ class PartialBlock:
     def part(self, start: int) -> memoryview:
         """The received bytes from `start` on; empty: none yet. Raises: SourceCut."""
         if start == self.filled_bytes and self.fault is not None:
-            raise SourceCut("the object's source failed while it was sent") from self.fault
+            raise SourceCut("the source of the object failed while it was sent") from self.fault
         return self.view[start : self.filled_bytes]
 
     def call_at_more(self, call: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ class PartialBlock:
         if self.on_end is not None and self.filled_bytes == self.length_bytes:
             on_end, self.on_end = self.on_end, None
             on_end(None)
-        self._tell()
+        self._notify()
 
     def fill(self, data: bytes | bytearray) -> None:
         """Add all missing bytes."""
@@ -99,7 +99,7 @@ class PartialBlock:
             on_end(fault)
             return
         self.fault = fault
-        self._tell()
+        self._notify()
 
     async def whole(self) -> bytes:
         """The complete bytes. Raises: the fault."""
@@ -111,7 +111,7 @@ class PartialBlock:
             raise self.fault
         return self.view.obj if isinstance(self.view.obj, bytes) else bytes(self.view)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         calls, self._calls = self._calls, []
         for call in calls:
             call()
@@ -229,7 +229,7 @@ class CacheSource:
     async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
         """See `Source`."""
         found = await self.store.block(self.store.key(key, shape, number), is_copy=True)
-        assert isinstance(found, bytes), "a copy was asked for"
+        assert isinstance(found, bytes), "a copy was requested"
         return found[span.start : span.end]
 
     async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:

@@ -98,8 +98,8 @@ def parse_selector(text: str) -> tuple[Name, str]:
     name, mark, value = text.partition("=")
     if name not in NAMES or not mark or _VALUE.fullmatch(value) is None:
         raise TraceInvalid(
-            f"{text[:80]!r} is nothing to trace: write one of {', '.join(NAMES)}, = and what it is,"
-            " such as user=42 or object=tracks/a.mp3"
+            f"{text[:80]!r} is no selector: use {', '.join(NAMES)} with = and a value, such as"
+            " user=42 or object=tracks/a.mp3"
         )
     return name, value
 
@@ -254,7 +254,7 @@ class Traces:
             kept = [w for w in _current(old, now) if (w.name, w.value) != (name, value)]
             if len(kept) >= WATCHES_MAX:
                 raise TooManyWatches(
-                    f"{WATCHES_MAX} things are traced already: end one with `headrace media trace off`"
+                    f"{WATCHES_MAX} traces are active: stop one with `headrace media trace off`"
                 )
             return Watches(version=old.version, watches=(*kept, watch))
 

@@ -12,7 +12,8 @@ from little_nodes import asking, shape_of
 
 from headrace.kernel.secrets import derive_key
 from headrace.media.cluster.hop import KEY_USE, HopSigner
-from headrace.media.cluster.peers import Peer, parse_answer_head
+from headrace.media.cluster.peer_messages import parse_answer_head
+from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.purge import Purge, PurgeList
 from headrace.media.cluster.routing import SHAPE_KEPT_S, SHAPES_MAX
 from headrace.media.errors import ObjectUnknown, SourceCut
@@ -245,7 +246,7 @@ async def test_bytes_are_passed_on_while_the_rest_of_the_block_comes():
         first.going_on.set()
         assert await coming.whole() == DATA[10:200_000]
         assert told[0] > here
-        assert not router.router.coming
+        assert not router.router.receiving
         assert not second.asked
         first.mood = "good"
         assert await router.get(KEY) == DATA[:1000]

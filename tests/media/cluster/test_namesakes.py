@@ -106,7 +106,7 @@ async def test_a_name_goes_on_from_a_dead_node_and_not_from_one_that_answers(
         async with running(blobs, tmp_path / "second") as second:
             await wait_true(are_both_told, what="both nodes tell it")
             assert any(first in why and second in why for why in reasons)
-            assert "a node with this node's name asks it" in reasons
+            assert "another node with this name sent a request" in reasons
             await wait_entered(blobs, first)
 
 

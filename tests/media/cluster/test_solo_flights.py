@@ -9,7 +9,7 @@ import pytest
 from little_nodes import asking
 
 from headrace.media import answers
-from headrace.media.cluster.peers import PLAIN_HEAD, parse_answer_head
+from headrace.media.cluster.peer_messages import PLAIN_HEAD, parse_answer_head
 from headrace.media.cluster.routing import BlockRequest, DirectFetch
 from headrace.media.model import Shape
 from headrace.media.ranges import Decision
@@ -45,7 +45,7 @@ class Soloist:
         return await coming.whole() if coming is not None else None
 
     def is_over(self) -> bool:
-        return self.flight not in self.source.block_requests and not self.router.router.coming
+        return self.flight not in self.source.block_requests and not self.router.router.receiving
 
 
 @asynccontextmanager

@@ -27,7 +27,11 @@ def planted(monkeypatch):
     """Plants a bug for this test alone."""
 
     def do(bug: str) -> None:
-        for owner, name in ((FillerEpochs, "wait_for_workers"), (Disk, "write_block"), (Fills, "_put")):
+        for owner, name in (
+            (FillerEpochs, "wait_for_workers"),
+            (Disk, "write_block"),
+            (Fills, "_put"),
+        ):
             monkeypatch.setattr(owner, name, getattr(owner, name))
         plant(bug)
 

@@ -88,7 +88,7 @@ class BlockCache:
         self._disks: list[ReadDisk | None] = []
         self._owners: Owners = [None] * SLOTS
         self._owners_before: Owners = []
-        self._asks: SingleFlight[tuple[bytes, bool], Frame | bytes] = SingleFlight()
+        self._requests: SingleFlight[tuple[bytes, bool], Frame | bytes] = SingleFlight()
         self._looks: SingleFlight[tuple[str, int, bool], Shape] = SingleFlight()
 
     @classmethod
@@ -125,20 +125,20 @@ class BlockCache:
             await asyncio.sleep(_LOOK_S)
 
     def key(self, name: str, shape: Shape, number: int) -> BlockKey:
-        """The key of block `number` of this version of an object, at its current purge generation."""
+        """The key of block `number` of this version of an object, at its purge generation."""
         generation = self._generation(name)
-        asked = name, shape.etag, shape.size_bytes, number, generation
-        key = self._keys.get(asked)
+        request = name, shape.etag, shape.size_bytes, number, generation
+        key = self._keys.get(request)
         if key is None:
             key = self._digests.key(name, version_of(shape, generation), number)
             if len(self._keys) >= KEYS_MAX:
                 self._keys.clear()
-            self._keys[asked] = key
+            self._keys[request] = key
         return key
 
     def enter_epoch(self) -> None:
         """Begin an epoch, in which frames may be looked up."""
-        assert not self._epochs.is_inside, "a turn ends before the next one begins"
+        assert not self._epochs.is_inside, "an epoch ends before the next one begins"
         if self._epochs.revision != self._revision:
             self._refresh()
         self._epochs.enter()
@@ -154,7 +154,7 @@ class BlockCache:
         one body. Otherwise blocks that one client reads once look popular, and SIEVE is worse than
         LRU.
         """
-        assert self._epochs.is_inside, "frames are looked up between enter_turn and leave_turn"
+        assert self._epochs.is_inside, "frames are looked up between enter_epoch and leave_epoch"
         found = self._find(key)
         if found is None:
             return None
@@ -185,8 +185,8 @@ class BlockCache:
         they are sent. Concurrent callers for one block share one request. Raises: ObjectUnknown,
         SourceCut, StoreUnavailable.
         """
-        asked = key.digest, is_copy
-        return await self._asks.call(asked, lambda: self._obtain(key, is_copy=is_copy))
+        request = key.digest, is_copy
+        return await self._requests.call(request, lambda: self._obtain(key, is_copy=is_copy))
 
     def known_shape(self, name: str) -> Shape | None:
         """The shape if it is cached and fresh, without waiting."""
@@ -217,7 +217,7 @@ class BlockCache:
         the block from the disk again, so pages that were read but not yet verified are not sent.
         """
         disk = self._disks[frame.disk]
-        assert disk is not None, "a frame is of a disk of this turn"
+        assert disk is not None, "a frame is of a disk of this epoch"
         if is_in_memory(frame.fd, frame.offset + offset, length):
             return disk.table.verified[frame.number] == VERIFIED
         disk.table.note_cold(frame.number)
@@ -234,7 +234,7 @@ class BlockCache:
         if not self.is_warm(frame, offset, len(into)):
             return False
         disk = self._disks[frame.disk]
-        assert disk is not None, "a frame is of a disk of this turn"
+        assert disk is not None, "a frame is of a disk of this epoch"
         try:
             count = os.preadv(frame.fd, (into,), frame.offset + offset, os.RWF_NOWAIT)
         except BlockingIOError:
@@ -254,12 +254,12 @@ class BlockCache:
         log.warning("disk_failed_here", disk=disk.id, error=str(error))
         self._owners = [None if owner is disk else owner for owner in self._owners]
         self._owners_before = [None if owner is disk else owner for owner in self._owners_before]
-        self._filler.tell(DiskFault(disk.id, error.errno or errno.EIO))
+        self._filler.notify(DiskFault(disk.id, error.errno or errno.EIO))
 
     async def close(self) -> None:
         """Cancel pending requests and close files and memory."""
         await self._filler.close()
-        await self._asks.cancel()
+        await self._requests.cancel()
         await self._looks.cancel()
         self._readers.shutdown(wait=True)
         for disk in self._disks:
@@ -287,7 +287,7 @@ class BlockCache:
         own = await self._prove(key, is_copy=is_copy)
         if own is not None:
             return own
-        data = await self._ask(key, wants_bytes=is_copy)
+        data = await self._request(key, wants_bytes=is_copy)
         if data is not None:
             return data
         # A key made before the filler's first manifest has another digest: make it again.
@@ -296,15 +296,17 @@ class BlockCache:
         if own is not None:
             return own
         # Evicted again already, or on a disk that this process cannot open.
-        data = await self._ask(key, wants_bytes=True)
-        assert data is not None, "who wants bytes gets them"
+        data = await self._request(key, wants_bytes=True)
+        assert data is not None, "bytes were requested"
         return data
 
-    async def _ask(self, key: BlockKey, *, wants_bytes: bool) -> bytes | None:
+    async def _request(self, key: BlockKey, *, wants_bytes: bool) -> bytes | None:
         """The block's bytes; None: it is stored."""
-        told = trace.onward.get()
-        reply = await self._filler.ask(
-            lambda call: GetBlock(call, key.object, key.version, key.number, wants_bytes, told)
+        trace_fields = trace.onward.get()
+        reply = await self._filler.request(
+            lambda call: GetBlock(
+                call, key.object, key.version, key.number, wants_bytes, trace_fields
+            )
         )
         return reply.data if isinstance(reply, BlockBytes) else None
 
@@ -329,8 +331,8 @@ class BlockCache:
         SUMS["worker", is_right].inc()
         if not is_right:
             table.note_cold(hit.frame)
-            log.info("block_wrong", disk=disk.id, frame=hit.frame)
-            self._filler.tell(WrongBlock(disk.id, hit.frame, hit.generation))
+            log.info("block_corrupt", disk=disk.id, frame=hit.frame)
+            self._filler.notify(WrongBlock(disk.id, hit.frame, hit.generation))
             return None
         table.verified[hit.frame] = VERIFIED
         return data[: hit.length] if is_copy else disk.frame(hit)
@@ -352,13 +354,13 @@ class BlockCache:
 
     async def _shared_look(self, name: str, *, is_fresh: bool) -> Shape:
         generation = self._generation(name)
-        asked = name, generation, is_fresh
+        request = name, generation, is_fresh
         return await self._looks.call(
-            asked, lambda: self._look(name, generation, is_fresh=is_fresh)
+            request, lambda: self._look(name, generation, is_fresh=is_fresh)
         )
 
     async def _look(self, name: str, generation: int, *, is_fresh: bool) -> Shape:
-        reply = await self._filler.ask(lambda call: GetShape(call, name, generation, is_fresh))
+        reply = await self._filler.request(lambda call: GetShape(call, name, generation, is_fresh))
         assert isinstance(reply, ShapeReply), f"a look is answered by a shape, not {reply}"
         shape = Shape(reply.size_bytes, reply.etag, reply.modified_s, reply.is_immutable)
         self._shapes.keep(name, KnownShape(shape, generation, time.monotonic() - reply.age_s))

@@ -77,7 +77,7 @@ class DiskFiles:
         if stat.S_ISREG(found.st_mode) and (
             found.st_size < self.needed_bytes or not found.st_nlink
         ):
-            raise OSError(errno.ESTALE, "its file was cut or removed by somebody else")
+            raise OSError(errno.ESTALE, "its file was truncated or deleted by another program")
 
     @property
     def needed_bytes(self) -> int:
@@ -124,7 +124,7 @@ def open_files(disk: DiskConfig) -> DiskFiles:
     frames = frames_within(disk.size_bytes)
     if not frames:
         raise DiskTooSmall(
-            f"disk {disk.path} of {disk.size_bytes} bytes has no room for frames: give it 16MiB or more"
+            f"disk {disk.path} of {disk.size_bytes} bytes is too small: give it 16MiB or more"
         )
     is_device = disk.path.exists() and stat.S_ISBLK(disk.path.stat().st_mode)
     if is_device:
@@ -205,7 +205,7 @@ def _superblock_of(descriptor: int, path: Path, frames: int) -> Superblock:
         return Superblock(found.disk_id, frames)
     if any(start):
         raise DiskRefused(
-            f"disk {path} holds something that is not ours: if it is not needed any more, empty it"
+            f"disk {path} has other content: if it is no longer needed, empty it"
             " (remove the files, or wipefs -a and blkdiscard -z the device) and add the disk again"
         )
     return Superblock(secrets.token_bytes(DISK_ID_BYTES), frames)
@@ -216,7 +216,7 @@ def _lock(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise DiskRefused(
-            f"disk {path} is in use by another node of this machine: give each node disks of its own"
+            f"disk {path} is in use by another node of this machine: use separate disks"
         ) from error
 
 
@@ -241,7 +241,7 @@ def _allocate(descriptor: int, path: Path, needed_bytes: int) -> None:
 
 
 def keeps_sent_bytes(files: DiskFiles, write_block: Callable[[int, bytes], None]) -> bool:
-    """Whether bytes passed to sockets survive `write_block(frame, data)`. Writes probe blocks only."""
+    """Whether bytes in sockets survive `write_block(frame, data)`. Writes probe blocks only."""
     first = files.superblock.frames
     try:
         return all(

@@ -111,7 +111,7 @@ class Disks:
         if entered is None:
             why = self.refused[config.path]
             if not was_refused:
-                del self.refused[config.path]  # told now, and never a disk of this node
+                del self.refused[config.path]  # reported now; not a disk of this node
             raise DiskRefused(why)
         self._overrides.added[str(config.path)] = config.size_bytes
         self._save_overrides()
@@ -195,8 +195,12 @@ class Disks:
         """Retire a disk that corrupts blocks, also after a restart, until an operator adds it
         again.
         """
-        reason = f"{ROTTEN_MAX} blocks changed on the disk within {ROTTEN_WITHIN_S / 3600:g} h: replace it"
-        log.error("disk_rotting", disk=disk.id, path=str(disk.config.path), rotten=disk.rotten)
+        reason = (
+            f"{ROTTEN_MAX} blocks changed within {ROTTEN_WITHIN_S / 3600:g} h: replace the disk"
+        )
+        log.error(
+            "disk_corrupts_blocks", disk=disk.id, path=str(disk.config.path), rotten=disk.rotten
+        )
         FAULTS.inc()
         self._overrides.states[disk.id] = DiskState.OUT.value
         self._overrides.faults[disk.id] = reason
@@ -205,16 +209,14 @@ class Disks:
         try:
             self._save_overrides()
         except OSError as error:
-            log.warning("disk_wishes_not_written", error=str(error))
+            log.warning("disk_overrides_not_written", error=str(error))
 
     def by_id(self, disk_id: str) -> Disk:
         """The newest disk with this id or path. Raises: DiskUnknown."""
         for disk in reversed(self.opened):
             if disk_id in (disk.id, str(disk.config.path)):
                 return disk
-        raise DiskUnknown(
-            f"no disk {disk_id!r}: ids and paths of this node are listed by `headrace media disks ls`"
-        )
+        raise DiskUnknown(f"no disk {disk_id!r}: list ids and paths with `headrace media disks ls`")
 
     def owner(self, key: BlockKey) -> Disk | None:
         """The disk to place a block on; None: no disk is in use."""
@@ -286,7 +288,7 @@ class Disks:
             return None
         if any(other.id == disk.id for other in self.in_service()):
             disk.close()
-            self._refuse(config, f"disk {config.path} is a copy of {disk.id}: empty one of both")
+            self._refuse(config, f"disk {config.path} is a copy of {disk.id}: empty one of them")
             return None
         wish = self._overrides.states.get(disk.id, DiskState.IN_USE.value)
         disk.state = DiskState(wish)
@@ -391,5 +393,5 @@ def _read_overrides(run: Path) -> DiskOverrides:
     except FileNotFoundError:
         return DiskOverrides()
     except msgspec.DecodeError as error:
-        log.warning("disk_wishes_unreadable", error=str(error))
+        log.warning("disk_overrides_unreadable", error=str(error))
         return DiskOverrides()

@@ -166,7 +166,7 @@ class FillerEpochs:
 
 
 def started_at(pid: int) -> int:
-    """The start time of a process in ticks since boot; 0: it does not exist. Detects reused pids."""
+    """The start time of a process in ticks since boot; 0: none. It detects reused pids."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - a path object costs more than the read
             text = file.read()

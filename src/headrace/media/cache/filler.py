@@ -159,7 +159,7 @@ class Filler:
         except (EOFError, OSError):
             pass
         except ValueError as error:
-            log.warning("worker_not_understood", error=str(error))
+            log.warning("worker_message_invalid", error=str(error))
         finally:
             del self._replies[writer]
             writer.close()
@@ -208,7 +208,7 @@ class Filler:
                 # Each reply is a task, so this applies to this read only.
                 trace.onward.set(message.onward)
                 key = self._digests.key(message.object, message.version, message.number)
-                data = await self._fills.ask(key, wants_bytes=message.wants_bytes)
+                data = await self._fills.block(key, wants_bytes=message.wants_bytes)
                 return StoredReply(message.call) if data is None else BlockBytes(message.call, data)
             case GetShape():
                 known = await self._origin.shape(
@@ -262,12 +262,12 @@ def _take_lock(run: Path) -> int:
 
 
 def _require_board(run: Path, boot: str) -> None:
-    """Check that the epoch board exists if workers of this boot use it. Raises: SharedMemoryLost."""
+    """Check that the epoch board exists if workers use it. Raises: SharedMemoryLost."""
     before = read_manifest(run)
     if before is not None and before.boot == boot and not has_shared(run, "board", BOARD_BYTES):
         # Without it no worker could be waited for, and blocks being sent would be overwritten.
         raise SharedMemoryLost(
-            f"the shared memory of the node in {run} was removed while it runs: restart the whole node"
+            f"the shared memory of the node in {run} was removed: restart the whole node"
         )
 
 
@@ -296,7 +296,7 @@ class Commands:
         command = self._known.get(name)
         if command is None:
             raise CommandUnknown(
-                f"command {name!r} is not known: use one of {', '.join(sorted(self._known))}"
+                f"command {name!r} does not exist: use one of {', '.join(sorted(self._known))}"
             )
         try:
             work = command(**arguments)
@@ -324,7 +324,7 @@ class Commands:
         return await self._describe(await self._disks.set_draining(id, is_draining=False))
 
     async def retire(self, id: str) -> dict[str, Any]:  # noqa: A002
-        """Take a disk out of use and close it, so that it can be removed; or forget a refused disk."""
+        """Retire a disk and close it, so that it can be removed; or forget a refused disk."""
         if self._disks.forget_refused(Path(id)):
             return _refused(Path(id), RETIRED)
         return await self._describe(await self._disks.retire(id))

@@ -158,7 +158,9 @@ async def read_reply(reader: asyncio.StreamReader) -> Reply:
 async def _read(reader: asyncio.StreamReader) -> bytes:
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
     if length > _MESSAGE_BYTES_MAX:
-        raise ValueError(f"a message of {length} bytes: the other side speaks something else")
+        raise ValueError(
+            f"a message of {length} bytes is too long: the other side uses another protocol"
+        )
     return await reader.readexactly(length)
 
 
@@ -278,7 +280,7 @@ class FillerClient:
         self._writer: asyncio.StreamWriter | None = None
         self._session: asyncio.Task[None] | None = None
 
-    async def ask(self, make: Callable[[int], ToFiller]) -> Reply:
+    async def request(self, make: Callable[[int], ToFiller]) -> Reply:
         """Return the reply to `make(call)`.
 
         Raises: FillerAway, and the error that the filler raised.
@@ -297,7 +299,7 @@ class FillerClient:
                 reply = await answer
         except TimeoutError as error:
             raise FillerAway(
-                f"the filler of this node did not answer within {self._timeout_s:g} s: try again later",
+                f"the filler did not answer within {self._timeout_s:g} s: try again later",
                 retry_after_s=1,
             ) from error
         finally:
@@ -306,7 +308,7 @@ class FillerClient:
             raise _error_of(reply)
         return reply
 
-    def tell(self, message: ToFiller) -> None:
+    def notify(self, message: ToFiller) -> None:
         """Send a message that needs no reply, as soon as a filler listens."""
         if self._writer is not None:
             self._writer.write(encode(message))
@@ -336,7 +338,7 @@ class FillerClient:
                 except (EOFError, OSError, TimeoutError):
                     await asyncio.sleep(RETRY_S)
                 except ValueError as error:
-                    log.warning("filler_not_understood", error=str(error))
+                    log.warning("filler_message_invalid", error=str(error))
                     await asyncio.sleep(RETRY_S)
         finally:
             self._session = None
@@ -367,10 +369,10 @@ async def control(path: Path, command: str, /, *, timeout_s: float = 60.0, **arg
     """
     try:
         async with asyncio.timeout(timeout_s):
-            reply = await _ask_once(path, Command(1, command, arguments))
+            reply = await _request_once(path, Command(1, command, arguments))
     except (EOFError, OSError) as error:
         raise FillerAway(
-            f"no filler answers on {path}: start the node (`headrace media serve`, with media.disks set)"
+            f"no filler answers on {path}: set media.disks and run `headrace media serve`"
         ) from error
     if isinstance(reply, ErrorReply):
         raise _error_of(reply)
@@ -378,7 +380,7 @@ async def control(path: Path, command: str, /, *, timeout_s: float = 60.0, **arg
     return reply.value
 
 
-async def _ask_once(path: Path, message: Command) -> Reply:
+async def _request_once(path: Path, message: Command) -> Reply:
     with socket_address(path) as address:
         reader, writer = await asyncio.open_unix_connection(address, limit=STREAM_BYTES)
     try:

@@ -59,7 +59,7 @@ class Fills:
         """The number of blocks being filled."""
         return len(self._under_way)
 
-    async def ask(self, key: BlockKey, *, wants_bytes: bool) -> bytes | None:
+    async def block(self, key: BlockKey, *, wants_bytes: bool) -> bytes | None:
         """The block's bytes; None: it is stored. Concurrent callers share one read.
 
         Raises: ObjectUnknown, SourceCut, StoreUnavailable.

@@ -19,8 +19,8 @@ and an entry read from a disk is checked before its block is.
 
 SIEVE keeps blocks in insertion order with a hand that moves from the oldest to the newest. A
 visited block loses a mark and stays; the first block without a mark is evicted. A visit writes one
-byte and moves nothing, so workers need no lock. A block has up to MARKS_MAX marks: one says too
-little in a set of 16, and more than two keep blocks that are no longer requested.
+byte and moves nothing, so workers need no lock. A block has up to MARKS_MAX marks: one is too
+coarse in a set of 16, and more than two keep blocks that are no longer requested.
 
 In a plain array SIEVE would decay into CLOCK, because a new block would take the position of the
 evicted one. Here a new block's generation is one more than the highest of its set, so sorting the

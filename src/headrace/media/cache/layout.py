@@ -59,7 +59,7 @@ _FORMAT: Final = 1
 
 
 class BlockKey(NamedTuple):
-    """One block of one version of an object; the other fields come from the digest of these three."""
+    """One block of one version of an object. The other fields derive from these three."""
 
     object: str
     version: str
@@ -188,7 +188,7 @@ def data_at_in_device(frames: int) -> int:
 def entry_sum(
     tag: int, fields: tuple[int, int, int, int], *, frame: int, superblock: Superblock
 ) -> int:
-    """The checksum of an entry (fingerprint, generation, length, block checksum) at its position."""
+    """The checksum of an entry (fingerprint, generation, length, block checksum)."""
     summed = _SUMMED.pack(tag, *fields, frame)
     return xxhash.xxh3_64_intdigest(summed, superblock.seed) & 0xFFFFFFFF
 

@@ -152,7 +152,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def register_for_barriers() -> bool:
-    """Register this process for `barrier`. Return whether the kernel agrees. Lost at fork and exec."""
+    """Register this process for `barrier`, until fork or exec. Return whether it worked."""
     return _membarrier(_REGISTER_GLOBAL_EXPEDITED)
 
 

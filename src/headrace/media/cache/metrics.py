@@ -9,7 +9,7 @@ from headrace.kernel.metrics import bound, counter, gauge
 _OUTCOMES: Final = ("stored", "pass", "failed")
 _FILLS: Final = counter(
     "media_fills_total",
-    "Blocks read from the origin: stored, passed through without a frame, or failed.",
+    "Blocks read from the origin: stored, passed through, or failed.",
     outcome=_OUTCOMES,
 )
 FILLED: Final = {
@@ -18,16 +18,14 @@ FILLED: Final = {
 FILLED_BYTES: Final = counter(
     "media_filled_bytes_total", "Bytes of blocks read from the origin by the filler."
 )
-JOINED: Final = counter(
-    "media_fills_joined_total", "Misses of a block that was being read already: no further read."
-)
-EVICTIONS: Final = counter("media_evictions_total", "Blocks that gave way to others.")
+JOINED: Final = counter("media_fills_joined_total", "Misses that joined a read in progress.")
+EVICTIONS: Final = counter("media_evictions_total", "Blocks evicted to make room.")
 STUCK: Final = counter(
-    "media_stuck_turns_total", "Fills given up because a worker did not leave its turn in time."
+    "media_stuck_turns_total", "Fills given up because a worker did not leave its epoch in time."
 )
 _SUMS: Final = counter(
     "media_block_sums_total",
-    "Blocks compared with their sum, by who did it.",
+    "Blocks compared with their checksum, by the comparing side.",
     by=("worker", "scrub"),
     result=("right", "wrong"),
 )
@@ -40,7 +38,7 @@ SUMS: Final = {
 }
 _DISKS: Final = gauge(
     "media_disks",
-    "Disks of this node, by state; of those that are out not the retired ones.",
+    "Disks of this node by state, without retired ones.",
     state=("in use", "draining", "out"),
 )
 DISKS: Final = {
@@ -49,7 +47,7 @@ DISKS: Final = {
 DISKS_MAX: Final = 64
 _QUEUE: Final = gauge(
     "media_disk_queue",
-    "Writes and checks that wait for a disk, by its place in `media disks`.",
+    "Writes and checks that wait for a disk, by its position in `media disks`.",
     disk=map(str, range(DISKS_MAX)),
 )
 QUEUE: Final = [
@@ -57,10 +55,12 @@ QUEUE: Final = [
 ]
 _ROTTEN: Final = gauge(
     "media_disk_rotten_blocks",
-    "Blocks that changed on a disk after they were proved, since it was opened, by its place in `media disks`.",
+    "Blocks that changed on a disk after they were verified, by its position in `media disks`.",
     disk=map(str, range(DISKS_MAX)),
 )
 ROTTEN: Final = [
     bound(_ROTTEN, "media_disk_rotten_blocks", disk=str(position)) for position in range(DISKS_MAX)
 ]
-FAULTS: Final = counter("media_disk_faults_total", "Times a disk was taken out because it failed.")
+FAULTS: Final = counter(
+    "media_disk_faults_total", "Times a disk was taken out of use because it failed."
+)

@@ -77,7 +77,7 @@ class Origin:
         self._looks: SingleFlight[tuple[str, int], KnownShape] = SingleFlight()
 
     async def block(self, key: BlockKey) -> bytes:
-        """The bytes of a block of this version. Raises: ObjectUnknown, SourceCut, StoreUnavailable."""
+        """The bytes of a block. Raises: ObjectUnknown, SourceCut, StoreUnavailable."""
         size_bytes, etag = parts_of_version(key.version)
         length = length_of_block(size_bytes, key.number)
         if not length:

@@ -29,15 +29,16 @@ def nodes() -> None:
 def list_nodes(terminal: Terminal) -> None:
     """List all nodes with address, data center, weight, state and share of partitions."""
     found = terminal.run(Media, lambda media: media.nodes.list())
-    head = ("node", "address", "centre", "weight", "state", "share", "rises since")
+    head = ("node", "address", "data center", "weight", "state", "share", "ramp-up since")
     terminal.show(
-        found, table(head, map(_node_row, found)) if found else "no nodes: one enters by media.node"
+        found,
+        table(head, map(_node_row, found)) if found else "no nodes: set media.node to register one",
     )
 
 
-@nodes.command("rm", short_help="Forget a node that is gone for good.")
+@nodes.command("rm", short_help="Remove a node from the cluster.")
 @click.argument("node")
-@click.option("--dry-run", is_flag=True, help="Only show what would be forgotten.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.pass_obj
 def remove_node(terminal: Terminal, node: str, *, dry_run: bool) -> None:
     """Remove NODE from the cluster: drain it and stop it first.
@@ -52,12 +53,12 @@ def remove_node(terminal: Terminal, node: str, *, dry_run: bool) -> None:
         return found
 
     found = terminal.run(Media, remove)
-    word = "would forget" if dry_run else "forgot"
-    told = f"{word} {found.name}, {found.share * 100:.1f} % of partitions"
-    terminal.show({"node": found.name, "removed": not dry_run}, told)
+    word = "would remove" if dry_run else "removed"
+    text = f"{word} {found.name}, {found.share * 100:.1f} % of partitions"
+    terminal.show({"node": found.name, "removed": not dry_run}, text)
 
 
-@click.command("drain", short_help="Give a node no partitions any more.")
+@click.command("drain", short_help="Stop assigning partitions to a node.")
 @click.argument("node")
 @click.pass_obj
 def drain(terminal: Terminal, node: str) -> None:
@@ -68,7 +69,7 @@ def drain(terminal: Terminal, node: str) -> None:
     _change_node(terminal, lambda media: media.nodes.drain(node))
 
 
-@click.command("undrain", short_help="Give a node its partitions again.")
+@click.command("undrain", short_help="Assign partitions to a node again.")
 @click.argument("node")
 @click.pass_obj
 def undrain(terminal: Terminal, node: str) -> None:
@@ -76,7 +77,7 @@ def undrain(terminal: Terminal, node: str) -> None:
     _change_node(terminal, lambda media: media.nodes.undrain(node))
 
 
-@click.command("weight", short_help="Give a node more or fewer partitions.")
+@click.command("weight", short_help="Set a node's share of partitions.")
 @click.argument("node")
 @click.argument("weight", type=float)
 @click.pass_obj
@@ -87,8 +88,11 @@ def set_weight(terminal: Terminal, node: str, weight: float) -> None:
 
 def _change_node(terminal: Terminal, verb: Callable[[Media], Awaitable[NodeInfo]]) -> None:
     found = terminal.run(Media, verb)
-    told = f"{found.name}: {found.state}, weight {found.weight:g}, {found.share * 100:.1f} % of partitions"
-    terminal.show(found, told)
+    text = (
+        f"{found.name}: {found.state}, weight {found.weight:g},"
+        f" {found.share * 100:.1f} % of partitions"
+    )
+    terminal.show(found, text)
 
 
 def _node_row(node: NodeInfo) -> tuple[str, ...]:
@@ -109,13 +113,13 @@ def show_owners(terminal: Terminal, key: str) -> None:
     """Show the partition of KEY and its owners in the order of requests. KEY need not be stored."""
     found = terminal.run(Media, lambda media: media.partitions.show(key))
     rows = [(one.name, one.address, one.dc, one.state) for one in found.owners]
-    told = f"{found.key}: partition {found.partition}"
-    terminal.show(found, f"{told}\n{table(('node', 'address', 'centre', 'state'), rows)}")
+    text = f"{found.key}: partition {found.partition}"
+    terminal.show(found, f"{text}\n{table(('node', 'address', 'data center', 'state'), rows)}")
 
 
 @partitions.command("plan", short_help="Show what a change of the cluster would do.")
-@click.option("--lose", "lost", multiple=True, help="A node or centre that dies.")
-@click.option("--drain", "drained", multiple=True, help="A node or centre that is drained.")
+@click.option("--lose", "lost", multiple=True, help="A node or data center that dies.")
+@click.option("--drain", "drained", multiple=True, help="A node or data center that is drained.")
 @click.option("--weight", "weights", multiple=True, metavar="NODE=WEIGHT", help="Another weight.")
 @click.pass_obj
 def plan(
@@ -133,16 +137,19 @@ def plan(
     terminal.show(found, _describe_plan(found))
 
 
-@partitions.command("simulate", short_help="Show what losses do to a made-up cluster.")
-@click.option("--centres", default=3, show_default=True, help="Data centres.")
+@partitions.command("simulate", short_help="Show what losses do to an invented cluster.")
+@click.option("--centres", default=3, show_default=True, help="Data centers.")
 @click.option("--nodes", default=4, show_default=True, help="Nodes in each.")
 @click.option("--gbit", default=120.0, show_default=True, help="Gbit/s of all clients together.")
 @click.option(
-    "--replicas", default=0, show_default=True, help="Nodes that own a key; 0: two in each centre."
+    "--replicas",
+    default=0,
+    show_default=True,
+    help="Replicas of a key; 0: two in each data center.",
 )
-@click.option("--lose", "lost", multiple=True, help="A node (c1-n1) or centre (c1) that dies.")
+@click.option("--lose", "lost", multiple=True, help="A node (c1-n1) or data center (c1) that dies.")
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG there, too."
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also write an SVG file."
 )
 @click.pass_obj
 def simulate_losses(
@@ -180,7 +187,7 @@ def _parse_weight(text: str) -> tuple[str, float]:
 
 
 def _describe_plan(found: Plan) -> str:
-    head = ("node", "centre", "now", "then", "fair", "times fair")
+    head = ("node", "data center", "now", "then", "fair", "times fair")
     rows = [
         (
             one.name,
@@ -194,8 +201,9 @@ def _describe_plan(found: Plan) -> str:
         for one in found.nodes
     ]
     return (
-        f"{table(head, rows)}\n{found.filled_share * 100:.1f} % of kept blocks are read anew by new owners;"
-        f" {found.unowned_share * 100:.2f} % of requests find no owner alive and go to the object store"
+        f"{table(head, rows)}\n{found.filled_share * 100:.1f} % of cached blocks are read again by"
+        f" new owners; {found.unowned_share * 100:.2f} % of requests find no live owner and use the"
+        " object store"
     )
 
 
@@ -211,12 +219,12 @@ def _describe_simulation(found: Simulation) -> str:
     for name, cells in (
         ("times fair, most", [f"{step.over_fair_max:.3f}" for step in found.steps]),
         ("object store", [f"{step.origin_gbit:.2f}" for step in found.steps]),
-        ("filled anew", [f"{step.filled_share * 100:.1f} %" for step in found.steps]),
+        ("read again", [f"{step.filled_share * 100:.1f} %" for step in found.steps]),
     ):
         rows.append((name, *cells))
     return (
-        f"Gbit/s that each node serves from its store / sends in all, of {found.load_gbit:g} in all;"
-        f" {found.replicas} replicas\n"
+        f"Gbit/s that each node serves from its cache / sends in total, of {found.load_gbit:g} in"
+        f" total; {found.replicas} replicas\n"
         f"{table(head, rows)}"
     )
 
@@ -241,7 +249,7 @@ def list_disks(terminal: Terminal) -> None:
     terminal.show(found, table(head, map(_disk_row, found)) if found else "no disks")
 
 
-@disks.command("add", short_help="Take a disk into use.")
+@disks.command("add", short_help="Add a disk.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("size")
 @click.pass_obj
@@ -257,7 +265,7 @@ def add_disk(terminal: Terminal, path: Path, size: str) -> None:
     _change_disk(terminal, lambda media: media.disks.add(str(path.absolute()), size_bytes))
 
 
-@disks.command("drain", short_help="Fill nothing more on a disk.")
+@disks.command("drain", short_help="Stop placing blocks on a disk.")
 @click.argument("disk")
 @click.pass_obj
 def drain_disk(terminal: Terminal, disk: str) -> None:
@@ -265,7 +273,7 @@ def drain_disk(terminal: Terminal, disk: str) -> None:
     _change_disk(terminal, lambda media: media.disks.drain(disk))
 
 
-@disks.command("undrain", short_help="Fill a disk again.")
+@disks.command("undrain", short_help="Resume placing blocks on a disk.")
 @click.argument("disk")
 @click.pass_obj
 def undrain_disk(terminal: Terminal, disk: str) -> None:
@@ -273,7 +281,7 @@ def undrain_disk(terminal: Terminal, disk: str) -> None:
     _change_disk(terminal, lambda media: media.disks.undrain(disk))
 
 
-@disks.command("retire", short_help="Take a disk out of use.")
+@disks.command("retire", short_help="Retire a disk.")
 @click.argument("disk")
 @click.option("--dry-run", is_flag=True, help="Only show which disk it is and what it holds.")
 @click.pass_obj
@@ -290,13 +298,17 @@ def retire_disk(terminal: Terminal, disk: str, *, dry_run: bool) -> None:
     _change_disk(terminal, lambda media: media.disks.retire(disk))
 
 
-@disks.command("simulate", short_help="Show what disks of some size would hit.")
+@disks.command("simulate", short_help="Show hit ratios by cache size.")
 @click.option(
-    "--tracks", "sizes", multiple=True, type=click.IntRange(min=1600), help="Tracks that fit."
+    "--tracks",
+    "sizes",
+    multiple=True,
+    type=click.IntRange(min=1600),
+    help="Number of tracks that fit.",
 )
 @click.option("--plays", default=1_000_000, show_default=True, type=click.IntRange(min=1000))
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG there, too."
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also write an SVG file."
 )
 @click.pass_obj
 def simulate_hits(
@@ -315,24 +327,24 @@ def simulate_hits(
     shares = [(row.sieve_sets, row.lru, row.sieve_global, row.best_static) for row in rows]
     if plot is not None:
         lines = {
-            name: [(row.frames, told[place]) for row, told in zip(rows, shares, strict=True)]
+            name: [(row.frames, text[place]) for row, text in zip(rows, shares, strict=True)]
             for place, name in enumerate(POLICIES)
         }
         plot.write_text(lines_svg(f"hits by the number of tracks that fit, {plays:,} plays", lines))
     cells = [
-        (f"{row.frames:,}", *(f"{share * 100:.1f} %" for share in told))
-        for row, told in zip(rows, shares, strict=True)
+        (f"{row.frames:,}", *(f"{share * 100:.1f} %" for share in text))
+        for row, text in zip(rows, shares, strict=True)
     ]
     terminal.show(rows, table(("tracks", *POLICIES), cells))
 
 
-@click.command("verify", short_help="Read stored blocks and compare their sums.")
+@click.command("verify", short_help="Verify stored blocks.")
 @click.option(
     "--share",
     default=1.0,
     type=click.FloatRange(0, 1, min_open=True),
     show_default=True,
-    help="Of all blocks, picked evenly.",
+    help="The share of all blocks, picked at random.",
 )
 @click.pass_obj
 def verify(terminal: Terminal, share: float) -> None:
@@ -341,8 +353,11 @@ def verify(terminal: Terminal, share: float) -> None:
     Exits with 8 if some were wrong or could not be read.
     """
     found = terminal.run(Media, lambda media: media.disks.verify(share))
-    told = f"{found.blocks} blocks, {found.right} right, {found.wrong} wrong, {found.unread} not readable"
-    terminal.show(found, told)
+    text = (
+        f"{found.blocks} blocks, {found.right} right, {found.wrong} wrong,"
+        f" {found.unread} unreadable"
+    )
+    terminal.show(found, text)
     if found.wrong or found.unread:
         raise click.exceptions.Exit(8)
 
@@ -362,14 +377,14 @@ def _disk_row(disk: Disk) -> tuple[str, ...]:
     return (disk.id, disk.path, size, *counts, disk.state, disk.fault)
 
 
-@click.command("hottest", short_help="List the objects asked for most.")
+@click.command("hottest", short_help="List the most requested objects.")
 @click.option(
     "--max",
     "objects_max",
     default=20,
     show_default=True,
     type=click.IntRange(1, OBJECTS_MAX),
-    help="List at most so many.",
+    help="The most to list.",
 )
 @click.pass_obj
 def hottest(terminal: Terminal, objects_max: int) -> None:
@@ -379,7 +394,7 @@ def hottest(terminal: Terminal, objects_max: int) -> None:
     """
     found = terminal.run(Media, lambda media: media.hottest.list(objects_max=objects_max))
     rows = [(one.key, f"{one.requests_per_s:,.1f}") for one in found]
-    terminal.show(found, table(("object", "requests/s"), rows) if rows else "nothing was asked for")
+    terminal.show(found, table(("object", "requests/s"), rows) if rows else "no requests")
 
 
 COMMANDS: Final[list[click.Command]] = [

@@ -45,7 +45,7 @@ def show_info(terminal: Terminal, key: str) -> None:
     terminal.show(found, describe(found))
 
 
-@click.command("url", short_help="Print where an object is served.")
+@click.command("url", short_help="Print the URL of an object.")
 @click.argument("key")
 @click.pass_obj
 def show_url(terminal: Terminal, key: str) -> None:
@@ -100,9 +100,9 @@ def describe(found: MediaObject) -> str:
     )
 
 
-@click.command("purge", short_help="Let every node forget keys or a prefix.")
+@click.command("purge", short_help="Purge keys or a prefix from all caches.")
 @click.argument("keys", nargs=-1)
-@click.option("--prefix", help="Everything whose key begins with this; the empty text is all.")
+@click.option("--prefix", help="All keys that begin with this; empty: all keys.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be purged.")
 @click.pass_obj
 def purge(terminal: Terminal, keys: tuple[str, ...], *, prefix: str | None, dry_run: bool) -> None:
@@ -116,11 +116,11 @@ def purge(terminal: Terminal, keys: tuple[str, ...], *, prefix: str | None, dry_
 
     done = terminal.run(Media, change)
     what = f"all keys of {prefix!r}" if prefix is not None else ", ".join(keys)
-    told = f"would purge {what}" if dry_run else f"purged {what}: generation {done.generation}"
-    terminal.show(done, told)
+    text = f"would purge {what}" if dry_run else f"purged {what}: generation {done.generation}"
+    terminal.show(done, text)
 
 
-@click.command("warm", short_help="Have the owners of keys fetch them now.")
+@click.command("warm", short_help="Have the owners of keys cache them now.")
 @click.argument("keys", nargs=-1, required=True)
 @click.pass_obj
 def warm(terminal: Terminal, keys: tuple[str, ...]) -> None:
@@ -158,19 +158,19 @@ SIZE = Written("size", parse_size_bytes)
 
 @click.command("sign", short_help="Print a signed URL of an object.")
 @click.argument("key")
-@click.option("--ttl", "ttl_s", type=DURATION, help="How long it is good; else media.url_ttl.")
+@click.option("--ttl", "ttl_s", type=DURATION, help="How long it is valid; default: media.url_ttl.")
 @click.option(
     "--grid",
     "grid_s",
     type=DURATION,
     default="1s",
     show_default=True,
-    help="Round its end up to a multiple of this: the same URL for so long, which browsers cache.",
+    help="Round its expiry up to a multiple, so that browsers can cache one URL longer.",
 )
-@click.option("--address", help="Good from this address or network only, such as 203.0.113.0/24.")
-@click.option("--rate", type=SIZE, help="At most so much a second, such as 64KiB.")
-@click.option("--tag", help="Id of the ID3 tag that the track begins with.")
-@click.option("--trace", help="Whom it is for, such as user=42,request=r7.")
+@click.option("--address", help="Valid from this address or network only, such as 203.0.113.0/24.")
+@click.option("--rate", type=SIZE, help="Maximum bytes per second, such as 64KiB.")
+@click.option("--tag", help="Id of the ID3 tag to put in front of the track.")
+@click.option("--trace", help="User and request of the URL, such as user=42,request=r7.")
 @click.pass_obj
 def sign(terminal: Terminal, /, key: str, **options: Any) -> None:
     """Print a URL that allows reading KEY for a while. KEY need not be stored."""
@@ -187,7 +187,7 @@ def tag() -> None:
 @click.option("--title")
 @click.option("--artist")
 @click.option("--album")
-@click.option("--buyer", help="Id of the buyer, written as a mark into the track.")
+@click.option("--buyer", help="Id of the buyer, written into the track.")
 @click.option(
     "--cover",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -248,7 +248,7 @@ def trace() -> None:
     """Follow the requests of one user, request or object through all nodes."""
 
 
-@trace.command("on", short_help="Log certain requests for a while.")
+@trace.command("on", short_help="Log matching requests for a while.")
 @click.option(
     "--tag",
     "selector",
@@ -268,13 +268,13 @@ def start_trace(terminal: Terminal, selector: str, for_s: float) -> None:
     terminal.show(watch, describe_watches([watch]))
 
 
-@trace.command("off", short_help="Log them no more.")
-@click.option("--tag", "selector", help="Which; all, if left out.")
+@trace.command("off", short_help="Stop logging matching requests.")
+@click.option("--tag", "selector", help="The trace to stop; default: all.")
 @click.pass_obj
 def stop_trace(terminal: Terminal, selector: str | None) -> None:
     """Stop one trace, or all. Each also ends at its set time."""
     ended = terminal.run(Media, lambda media: media.traces.stop(selector))
-    terminal.show(ended, describe_watches(ended) if ended else "nothing was traced")
+    terminal.show(ended, describe_watches(ended) if ended else "no active traces")
 
 
 @trace.command("show", short_help="Show what is traced.")
@@ -282,7 +282,7 @@ def stop_trace(terminal: Terminal, selector: str | None) -> None:
 def show_traces(terminal: Terminal) -> None:
     """Show which requests all nodes log, and until when."""
     found = terminal.run(Media, lambda media: media.traces.list())
-    terminal.show(found, describe_watches(found) if found else "nothing is traced")
+    terminal.show(found, describe_watches(found) if found else "no active traces")
 
 
 def describe_watches(watches: Sequence[Watch]) -> str:

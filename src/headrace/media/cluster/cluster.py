@@ -48,7 +48,7 @@ HOP_MARGIN_S: Final = 2.0
 origin.
 """
 PEERS: Final = gauge(
-    "media_peers", "Other nodes of the cluster, by whether they are asked.", state=("in", "out")
+    "media_peers", "Other nodes of the cluster, by whether they are used.", state=("in", "out")
 )
 
 
@@ -111,7 +111,7 @@ class Cluster:
         await self._polling.start()
         if self._member is not None:
             self._register_soon(self._member)
-            self._begin(self._tend())
+            self._begin(self._update())
 
     async def close(self) -> None:
         """End all tasks and connections."""
@@ -154,28 +154,28 @@ class Cluster:
                     log.error("node_name_taken", node=member.name, reason=error.text)  # noqa: TRY400 - no fault of code
                 await asyncio.sleep(DUPLICATE_RETRY_S)
             except (HeadraceError, TimeoutError) as error:
-                log.warning("node_not_entered", node=member.name, reason=str(error))
+                log.warning("node_not_registered", node=member.name, reason=str(error))
                 await asyncio.sleep(REGISTER_RETRY_S)
             else:
                 return
 
-    async def _tend(self) -> None:
+    async def _update(self) -> None:
         """Keep peers and partition table up to date with the membership."""
         while True:
             try:
                 membership = self.members.value
-                self._tend_entry(membership)
-                self._tend_peers(membership)
+                self._update_entry(membership)
+                self._update_peers(membership)
                 candidates = membership.candidates(time.time())
                 if self._built_of != (membership.replicas, candidates):
                     self.router.table = await _build_slowly(candidates, membership.replicas)
                     self._built_of = (membership.replicas, candidates)
                     log.info("table_built", version=membership.version, nodes=len(candidates))
             except Exception:
-                log.exception("cluster_not_tended")
+                log.exception("cluster_update_failed")
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def _tend_entry(self, membership: Membership) -> None:
+    def _update_entry(self, membership: Membership) -> None:
         """Register again if a node of the same name replaced the entry.
 
         A removed entry stays removed.
@@ -185,7 +185,7 @@ class Cluster:
         if entered is not None and entered.address != self._member.address:
             self._register_soon(self._member)
 
-    def _tend_peers(self, membership: Membership) -> None:
+    def _update_peers(self, membership: Membership) -> None:
         wanted = {
             member.name: member for member in membership.members if member.name != self._config.node
         }

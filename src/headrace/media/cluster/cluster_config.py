@@ -93,7 +93,7 @@ class DocumentType(Generic[V]):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DocumentDamaged(
                 f"{self.key}: not a valid document ({error}): remove it from the object store, and"
-                " the nodes put back what they knew last"
+                " the nodes restore their last valid copy"
             ) from error
 
 
@@ -137,7 +137,7 @@ class Document(Generic[V]):
             else:
                 return new
         raise DocumentContended(
-            f"{self.kind.key}: {TRIES_MAX} changes of others came first: try again", retry_after_s=1
+            f"{self.kind.key}: {TRIES_MAX} concurrent changes won: try again", retry_after_s=1
         )
 
     async def _find(self) -> tuple[V, str | None]:
@@ -203,8 +203,8 @@ class _DocumentState:
         self.copy = folder / f"{polled.kind.name}.json"
         self.etag: str | None = None
         self.seen_copy: tuple[int, int] | None = None
-        self.told: str | None = None
-        self.asked_s = float("-inf")
+        self.logged: str | None = None
+        self.polled_s = float("-inf")
 
 
 class DocumentPoller:
@@ -224,7 +224,7 @@ class DocumentPoller:
         self._followed = {one.kind.name: _DocumentState(one, folder) for one in polled}
         self._lock: int | None = None
         self._task: asyncio.Task[None] | None = None
-        self._is_asked = asyncio.Event()
+        self._is_polled = asyncio.Event()
         self._refreshing: SingleFlight[str, None] = SingleFlight()
 
     async def start(self) -> None:
@@ -240,7 +240,7 @@ class DocumentPoller:
         if self.leads:
             with suppress(TimeoutError):
                 async with asyncio.timeout(START_WAIT_S):
-                    await self._is_asked.wait()
+                    await self._is_polled.wait()
 
     async def close(self) -> None:
         """Stop polling; another process of the node takes over."""
@@ -256,20 +256,20 @@ class DocumentPoller:
     async def refresh(self, name: str) -> None:
         """Poll one document now. Concurrent callers share one poll; at most five polls a second."""
         followed = self._followed[name]
-        elapsed_s = asyncio.get_running_loop().time() - followed.asked_s
+        elapsed_s = asyncio.get_running_loop().time() - followed.polled_s
         if name in self._refreshing or elapsed_s >= REFRESH_GAP_S:
-            await self._refreshing.call(name, lambda: self._ask(followed))
+            await self._refreshing.call(name, lambda: self._poll(followed))
 
     async def _run(self) -> None:
-        asked_s = float("-inf")
+        polled_s = float("-inf")
         while True:
             try:
                 self._read_copies()
                 now_s = asyncio.get_running_loop().time()
-                if self._lead() and now_s - asked_s >= self._every_s:
-                    asked_s = now_s
-                    await asyncio.gather(*map(self._ask, self._followed.values()))
-                    self._is_asked.set()
+                if self._lead() and now_s - polled_s >= self._every_s:
+                    polled_s = now_s
+                    await asyncio.gather(*map(self._poll, self._followed.values()))
+                    self._is_polled.set()
             except Exception:
                 log.exception("polling_failed")
             await asyncio.sleep(TICK_S)
@@ -294,38 +294,38 @@ class DocumentPoller:
             self._lock = descriptor
         return True
 
-    async def _ask(self, followed: _DocumentState) -> None:
-        followed.asked_s = asyncio.get_running_loop().time()
+    async def _poll(self, followed: _DocumentState) -> None:
+        followed.polled_s = asyncio.get_running_loop().time()
         try:
-            outcome = await self._ask_store(followed)
+            outcome = await self._read_store(followed)
         except BlobMissing:
             outcome = "missing"
             if followed.polled.value.version:
                 await self._put_back(followed, "is missing")
         except DocumentDamaged as error:
             outcome = "refused"
-            self._tell_once(followed, "document_refused", error.text)
+            self._log_once(followed, "document_refused", error.text)
         except (BlobsDown, TimeoutError, OSError) as error:
             outcome = "failed"
-            self._tell_once(followed, "document_not_asked", type(error).__name__)
+            self._log_once(followed, "document_not_read", type(error).__name__)
         bound(POLLS, "media_document_polls_total", outcome=outcome).inc()
 
-    async def _ask_store(self, followed: _DocumentState) -> str:
+    async def _read_store(self, followed: _DocumentState) -> str:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             found = await self._blobs.read(followed.polled.kind.key, unless=followed.etag)
         if found is None:
-            followed.told = None
+            followed.logged = None
             return "same"
         data, etag = found
         is_newer = followed.polled.accept(data)
         followed.etag = etag
         if is_newer:
-            followed.told = None
+            followed.logged = None
             await asyncio.to_thread(_keep, followed.copy, data)
             return "changed"
         value = followed.polled.value
         if followed.polled.kind.decode(data) == value:
-            followed.told = None
+            followed.logged = None
             return "same"
         await self._put_back(followed, f"is older than version {value.version}")
         return "refused"
@@ -336,7 +336,7 @@ class DocumentPoller:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 await Document(self._blobs, followed.polled.kind).restore(followed.polled.value)
         except (HeadraceError, TimeoutError) as error:
-            self._tell_once(followed, "document_not_put_back", type(error).__name__)
+            self._log_once(followed, "document_not_put_back", type(error).__name__)
 
     def _read_copies(self) -> None:
         for followed in self._followed.values():
@@ -349,12 +349,12 @@ class DocumentPoller:
             except FileNotFoundError:
                 continue
             except (OSError, HeadraceError) as error:
-                self._tell_once(followed, "copy_refused", str(error))
+                self._log_once(followed, "copy_refused", str(error))
 
-    def _tell_once(self, followed: _DocumentState, event: str, reason: str) -> None:
+    def _log_once(self, followed: _DocumentState, event: str, reason: str) -> None:
         """Log an event unless it equals the last one: the store may be unavailable for hours."""
-        if followed.told != (told := f"{event} {reason}"):
-            followed.told = told
+        if followed.logged != (logged := f"{event} {reason}"):
+            followed.logged = logged
             log.warning(event, document=followed.polled.kind.name, reason=reason)
 
 

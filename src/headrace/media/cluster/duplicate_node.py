@@ -16,7 +16,8 @@ from headrace.kernel.logs import logger
 from headrace.media.cluster.cluster_config import PREFIX
 from headrace.media.cluster.hop import NOTHING, REPLY_FIELD, HopSigner
 from headrace.media.cluster.membership import Member
-from headrace.media.cluster.peers import Peer, PeerLost, PeerRequest, target_of
+from headrace.media.cluster.peer_messages import PeerLost, PeerRequest, target_of
+from headrace.media.cluster.peers import Peer
 
 log = logger(__name__)
 ANSWER_TIMEOUT_S: Final = 3.0
@@ -38,8 +39,9 @@ async def require_unique_name(
         return
     if await _answers(entered, signer):
         raise NodeNameTaken(
-            f"node {own.name} runs at {entered.address} already, so {own.address} is not entered: give each node its"
-            f" own media.node; where that one is to go, stop it or `headrace media nodes rm {own.name}`"
+            f"node {own.name} runs at {entered.address}, so {own.address} is not registered:"
+            " give each node its own media.node, or stop the other one and run"
+            f" `headrace media nodes rm {own.name}`"
         )
 
 

@@ -32,14 +32,14 @@ class Health:
         if self.is_usable:
             self.failures = 0
 
-    def fail(self, *, is_gone: bool) -> bool:
+    def fail(self, *, is_refused: bool) -> bool:
         """Record a failure;
 
         `is_gone`: the connection was refused or reset. Return whether it is out now.
         """
         self.failures += 1
         was_usable = self.is_usable
-        if is_gone or self.failures >= FAILURES_MAX:
+        if is_refused or self.failures >= FAILURES_MAX:
             self.is_usable = False
         return was_usable and not self.is_usable
 

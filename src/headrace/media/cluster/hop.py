@@ -3,7 +3,7 @@
 A node that does not keep a key requests it from a replica, by GET or HEAD of the same path on the
 same port that clients use, with one additional field:
 
-    X-Headrace-Hop: 1;<key id>;<from>;<to>;<Unix ms>;<connection>;<counter>;<generation>;<HMAC-SHA256>
+    X-Headrace-Hop: 1;<key id>;<from>;<to>;<Unix ms>;<connection>;<counter>;<generation>;<HMAC>
 
 The HMAC also covers method, target, Range and If-Match, so the field is useless for another object,
 part or node. It is valid for 30 s, and once per worker: `connection` is a random number of the
@@ -199,7 +199,7 @@ class HopGuard:
         return hop
 
     def _forget_old(self, now_s: float) -> None:
-        """Forget old connections. Their requests are expired; twice the window covers both clocks."""
+        """Forget connections with expired requests; twice the window covers both clocks."""
         while self._newest:
             connection = next(iter(self._newest))
             is_over = now_s - self._newest[connection][1] > 2 * WINDOW_S
@@ -247,14 +247,16 @@ class HopGate:
         hop = self._guard.judge(request)
         if hop is not None and hop.sender == self._name and self._duplicate_reports.is_due():
             log.error(
-                "node_name_taken", node=self._name, reason="a node with this node's name asks it"
+                "node_name_taken",
+                node=self._name,
+                reason="another node with this name sent a request",
             )
         if hop is not None and hop.generation:
             key = request.target.partition("?")[0].removeprefix("/m/")
             if hop.generation > self._generations.generation(key):
                 self._refresh_purges()
                 raise HopAhead(
-                    f"{key}: this node has not yet heard of its purge: ask again", retry_after_s=1
+                    f"{key}: this node has not read its purge yet: try again", retry_after_s=1
                 )
         return hop
 
@@ -274,7 +276,7 @@ class HopGate:
 
     def accept(self, proven: VerifiedHop, span: AnswerSpan) -> str | None:
         """The reply field's value for a new hop; None: a replay, which `hop_of` refuses."""
-        assert self._guard is not None, "who proved it had a guard"
+        assert self._guard is not None, "a hop is verified by a guard"
         try:
             return reply_of(self._guard.accept(proven), span)
         except HopRefused:

@@ -106,8 +106,8 @@ class Roster:
         require_member(member)
         if not 0 <= replicas <= REPLICAS_MAX:
             raise InvalidNode(
-                f"node {member.name}: {replicas} replicas are not possible: set media.replicas from 0 to"
-                f" {REPLICAS_MAX}"
+                f"node {member.name}: invalid number of replicas {replicas}: set media.replicas"
+                f" from 0 to {REPLICAS_MAX}"
             )
 
         def register(old: Membership) -> Membership:
@@ -126,7 +126,7 @@ class Roster:
         return await self._document.change(register)
 
     async def drain(self, name: str) -> Membership:
-        """Let other nodes serve the keys of `name`; it still answers requests. Raises: NodeUnknown."""
+        """Let other nodes serve the keys of `name`; it still answers. Raises: NodeUnknown."""
         return await self._set(name, state="draining")
 
     async def undrain(self, name: str) -> Membership:
@@ -137,8 +137,8 @@ class Roster:
         """Set the weight of `name` relative to the others. Raises: NodeUnknown, InvalidNode."""
         if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
             raise InvalidNode(
-                f"node {name}: weight {weight:g} is not from {WEIGHT_MIN:g} to {WEIGHT_MAX}: 1 is a node"
-                " like the others, 0.5 half of one; to take it out, drain it"
+                f"node {name}: weight {weight:g} is not from {WEIGHT_MIN:g} to {WEIGHT_MAX}: use 1"
+                " for a normal share, 0.5 for half of it; to take the node out, drain it"
             )
         return await self._set(name, weight=float(weight))
 
@@ -180,13 +180,13 @@ def require_member(member: Member) -> Member:
         host, port = parse_listen(member.address)
     except (msgspec.ValidationError, ValueError) as error:
         raise InvalidNode(
-            f"node {member.name[:80]!r} at {member.address[:80]!r}: {error}; use a name of A-Z a-z 0-9 . _ -"
-            " and an address such as 10.0.0.7:8081"
+            f"node {member.name[:80]!r} at {member.address[:80]!r}: {error}; use a name of A-Z a-z"
+            " 0-9 . _ - and an address such as 10.0.0.7:8081"
         ) from error
     if not port or host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         raise InvalidNode(
-            f"node {member.name}: peers cannot reach {member.address}: set media.advertise to the address and"
-            " port that they can"
+            f"node {member.name}: peers cannot reach {member.address}: set media.advertise to an"
+            " address and port that they can reach"
         )
     return member
 
@@ -195,7 +195,7 @@ def _require_known(membership: Membership, name: str) -> Member:
     member = membership.member(name)
     if member is None:
         known = ", ".join(one.name for one in membership.members) or "none"
-        raise NodeUnknown(f"node {name[:80]!r} is no member: the members are {known}")
+        raise NodeUnknown(f"node {name[:80]!r} is not a member: the members are {known}")
     return member
 
 

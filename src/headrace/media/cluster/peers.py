@@ -11,18 +11,26 @@ Every wait is bounded: connecting, and the whole exchange. An exchange of over h
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from headrace.kernel.config import parse_listen
-from headrace.kernel.errors import Unavailable
 from headrace.media.cluster.health import PROBE_TIMEOUT_S, Health
-from headrace.media.cluster.hop import REPLY_FIELD, HopSequence, HopSigner, covered_text
+from headrace.media.cluster.hop import (
+    HopSequence,
+    HopSigner,
+    covered_text,
+)
 from headrace.media.cluster.membership import Member
+from headrace.media.cluster.peer_messages import (
+    PeerLost,
+    PeerRequest,
+    PeerResponse,
+    parse_answer_head,
+)
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.sources import PartialBlock
 
@@ -35,51 +43,11 @@ FIRST_BYTES: Final = 20 * 1024
 """Receive buffer until the head is complete: it fits the head and a small body."""
 BODY_BYTES_MAX: Final = BLOCK_BYTES
 NO_BODY: Final = frozenset({204, 304})
-_NO_CALLER: Final = "nobody waits for the answer any more"
-
-
-class PeerLost(Unavailable):
-    """A peer failed to answer as a node does; the next replica is used."""
-
-    code = "media.peer_lost"
-
-    def __init__(self, text: str, *, is_gone: bool = False, is_unheard: bool = False) -> None:
-        super().__init__(text, retry_after_s=1)
-        self.is_gone = is_gone
-        self.is_unheard = is_unheard
+_NO_CALLER: Final = "the caller was cancelled"
 
 
 Head = tuple[int, dict[str, str], PartialBlock]
 """Status, fields and body."""
-PLAIN_HEAD: Final = re.compile(
-    rb"HTTP/1\.1 206 Partial Content\r\nDate: [\x20-\x7e]+\r\nETag: ([\x21-\x7e]+)\r\n"
-    rb"Last-Modified: [\x20-\x7e]+\r\nAccept-Ranges: bytes\r\nCache-Control: [\x20-\x7e]+\r\n"
-    rb"Cache-Status: [\x20-\x7e]+\r\nContent-Type: [\x20-\x7e]+\r\nX-Content-Type-Options: nosniff\r\n"
-    rb"Content-Length: ([0-9]{1,9})\r\nContent-Range: (bytes [0-9]{1,18}-[0-9]{1,18}/[0-9]{1,18})\r\n"
-    rb"X-Headrace-Reply: ([0-9a-f]{64})"
-)
-"""The head with which a node answers a hop for a part. Matching it is faster than parsing."""
-
-
-class PeerResponse(NamedTuple):
-    """A peer's response; field names are in lower case. `mac` is that of the hop field."""
-
-    status: int
-    fields: dict[str, str]
-    body: PartialBlock
-    mac: str
-
-
-class PeerRequest(NamedTuple):
-    """A request to a peer. `span` and `if_match` are the values of Range and If-Match."""
-
-    method: str
-    target: str
-    span: str = ""
-    if_match: str = ""
-    fields: tuple[tuple[str, str], ...] = ()
-    """Additional fields, not covered by the hop's signature."""
-    generation: int = 0
 
 
 class PeerConnection(asyncio.BufferedProtocol):
@@ -91,7 +59,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.watch: asyncio.TimerHandle | None = None
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        self._tell: Callable[[Head | PeerLost], None] | None = None
+        self._callback: Callable[[Head | PeerLost], None] | None = None
         """Callback for the head of the current exchange."""
         self._on_end: Callable[[PeerConnection], None] | None = None
         """Called once at the end of the current exchange; None: there is none."""
@@ -103,14 +71,14 @@ class PeerConnection(asyncio.BufferedProtocol):
     def begin(
         self,
         head: bytes,
-        tell: Callable[[Head | PeerLost], None],
+        callback: Callable[[Head | PeerLost], None],
         *,
         is_head_request: bool,
         on_end: Callable[[PeerConnection], None],
     ) -> None:
         """Send a request; `tell` is called once with the head and body, or with the error."""
         assert self._on_end is None, "one exchange at a time"
-        self._tell = tell
+        self._callback = callback
         self._is_head_request, self._on_end = is_head_request, on_end
         self._filled, self._body = 0, None
         assert self._transport is not None
@@ -121,8 +89,8 @@ class PeerConnection(asyncio.BufferedProtocol):
     ) -> asyncio.Future[Head]:
         """Send a request. The future raises: PeerLost."""
         coming: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
-        tell = partial(_settle, coming)
-        self.begin(head, tell, is_head_request=is_head_request, on_end=on_end)
+        callback = partial(_settle, coming)
+        self.begin(head, callback, is_head_request=is_head_request, on_end=on_end)
         return coming
 
     def close(self) -> None:
@@ -152,14 +120,16 @@ class PeerConnection(asyncio.BufferedProtocol):
             try:
                 self._take_head()
             except ValueError as error:
-                self.fail(PeerLost(f"a node answers no HTTP ({error})"))
+                self.fail(PeerLost(f"a node sent no valid HTTP response ({error})"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
-        is_unheard = self._body is None and self._filled == 0
+        is_unanswered = self._body is None and self._filled == 0
         why = type(exc).__name__ if exc else "closed"
         self.fail(
-            PeerLost(f"a node's connection ended ({why})", is_gone=True, is_unheard=is_unheard)
+            PeerLost(
+                f"a node's connection ended ({why})", is_refused=True, is_unanswered=is_unanswered
+            )
         )
         self._on_lost(self)
 
@@ -175,15 +145,15 @@ class PeerConnection(asyncio.BufferedProtocol):
         length_bytes = int(fields["content-length"]) if has_body else 0
         begun_bytes = self._filled - end - 4
         if not begun_bytes <= length_bytes <= BODY_BYTES_MAX:
-            raise ValueError("its body has another length than it may")
+            raise ValueError("its body has an invalid length")
         data = bytearray(length_bytes)
         data[:begun_bytes] = memoryview(self._head)[end + 4 : self._filled]
         body = self._body = PartialBlock(data, begun_bytes)
         if fields.get("connection", "").lower() == "close":
             self.is_open = False
-        tell, self._tell = self._tell, None
-        if tell is not None:
-            tell((status, fields, body))
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback((status, fields, body))
         self._end_if_whole(body)
 
     def _end_if_whole(self, body: PartialBlock) -> None:
@@ -193,11 +163,11 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def fail(self, error: PeerLost) -> None:
         """Close the connection and pass `error` to the callers."""
-        tell, self._tell = self._tell, None
+        callback, self._callback = self._callback, None
         body, self._body = self._body, None
         self.close()
-        if tell is not None:
-            tell(error)
+        if callback is not None:
+            callback(error)
         if body is not None:
             body.fail(error)
         self._end()
@@ -211,25 +181,28 @@ class PeerConnection(asyncio.BufferedProtocol):
 class PendingRequest:
     """An exchange that is driven by callbacks instead of a task."""
 
-    __slots__ = ("_line", "_mac", "_tell")
+    __slots__ = ("_callback", "_line", "_mac")
 
     def __init__(
-        self, connection: PeerConnection, mac: str, tell: Callable[[PeerResponse | PeerLost], None]
+        self,
+        connection: PeerConnection,
+        mac: str,
+        callback: Callable[[PeerResponse | PeerLost], None],
     ) -> None:
         self._line = connection
         self._mac = mac
-        self._tell: Callable[[PeerResponse | PeerLost], None] | None = tell
+        self._callback: Callable[[PeerResponse | PeerLost], None] | None = callback
 
     def take(self, head: Head | PeerLost) -> None:
         """Pass on the head or the error."""
-        tell, self._tell = self._tell, None
-        if tell is not None:
-            tell(head if isinstance(head, PeerLost) else PeerResponse(*head, self._mac))
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback(head if isinstance(head, PeerLost) else PeerResponse(*head, self._mac))
 
     def cancel(self) -> None:
         """End the exchange. Has no effect once the head was received."""
-        if self._tell is not None:
-            self._tell = None
+        if self._callback is not None:
+            self._callback = None
             self._line.fail(PeerLost(_NO_CALLER))
 
 
@@ -268,7 +241,7 @@ class Peer:
             try:
                 return await self._exchange(connection, request)
             except PeerLost as error:
-                if not error.is_unheard or not self.health.is_usable:
+                if not error.is_unanswered or not self.health.is_usable:
                     raise
             await self._take_slot()
         try:
@@ -279,7 +252,7 @@ class Peer:
         return await self._exchange(connection, request)
 
     def request_now(
-        self, request: PeerRequest, tell: Callable[[PeerResponse | PeerLost], None]
+        self, request: PeerRequest, callback: Callable[[PeerResponse | PeerLost], None]
     ) -> PendingRequest | None:
         """Send a request on a free persistent connection; None: there is none, nothing was sent.
 
@@ -292,7 +265,7 @@ class Peer:
         with suppress(StopIteration):
             self._slots.acquire().send(None)  # ends at its first step, where it need not wait
         head, mac = self._head(connection, request)
-        asking = PendingRequest(connection, mac, tell)
+        asking = PendingRequest(connection, mac, callback)
         is_head_request = request.method == "HEAD"
         connection.begin(
             head, asking.take, is_head_request=is_head_request, on_end=self._end_exchange
@@ -341,7 +314,7 @@ class Peer:
             # TimeoutError is an OSError: a peer that drops packets counts as one that refuses.
             raise PeerLost(
                 f"node {self.name} at {self.address} cannot be reached ({type(error).__name__})",
-                is_gone=not isinstance(error, TimeoutError),
+                is_refused=not isinstance(error, TimeoutError),
             ) from error
         return connection
 
@@ -354,7 +327,9 @@ class Peer:
             async with asyncio.timeout(self._timeout_s):
                 await self._slots.acquire()
         except TimeoutError as error:
-            raise PeerLost(f"node {self.name} has no turn in {self._timeout_s:g} s") from error
+            raise PeerLost(
+                f"node {self.name} had no free connection for {self._timeout_s:g} s"
+            ) from error
 
     def _take_idle(self) -> PeerConnection | None:
         while self._idle:
@@ -364,7 +339,7 @@ class Peer:
         return None
 
     async def _exchange(self, connection: PeerConnection, request: PeerRequest) -> PeerResponse:
-        """Send a request on `connection`; its slot is released when the body is complete or lost."""
+        """Send a request on `connection`. The end of the body releases its slot."""
         head, mac = self._head(connection, request)
         self._begin_exchange(connection)
         coming = connection.request(
@@ -405,8 +380,8 @@ class Peer:
         text = f"{method} {target} HTTP/1.1\r\nHost: {self.address}\r\n"
         if if_match:
             text += f"If-Match: {if_match}\r\n"
-        for name, told in fields:
-            text += f"{name}: {told}\r\n"
+        for name, value in fields:
+            text += f"{name}: {value}\r\n"
         if span:
             text += f"Range: {span}\r\n"
         return f"{text}X-Headrace-Hop: {value}\r\n\r\n".encode("latin-1"), mac
@@ -420,11 +395,6 @@ def _nothing(_: PeerConnection) -> None:
     """A probe closes its connection itself."""
 
 
-def target_of(key: str) -> str:
-    """The path of `key`; keys need no escaping."""
-    return f"/m/{key}"
-
-
 def _settle(coming: asyncio.Future[Head], head: Head | PeerLost) -> None:
     if coming.done():
         return
@@ -432,36 +402,3 @@ def _settle(coming: asyncio.Future[Head], head: Head | PeerLost) -> None:
         coming.set_exception(head)
     else:
         coming.set_result(head)
-
-
-def parse_answer_head(data: bytes) -> tuple[int, dict[str, str]]:
-    """Status and fields of a head without its empty line. Raises: ValueError.
-
-    For the head that answers a hop, only the fields that describe and sign the part.
-    """
-    plain = PLAIN_HEAD.fullmatch(data)
-    if plain is not None:
-        etag, length_bytes, place, proof = plain.groups()
-        return 206, {
-            "etag": etag.decode("ascii"),
-            "content-length": length_bytes.decode("ascii"),
-            "content-range": place.decode("ascii"),
-            REPLY_FIELD: proof.decode("ascii"),
-        }
-    first, *lines = data.decode("latin-1").split("\r\n")
-    version, _, rest = first.partition(" ")
-    status = rest.partition(" ")[0]
-    if version != "HTTP/1.1" or not (status.isascii() and status.isdecimal() and len(status) == 3):
-        raise ValueError("its first line is no status")
-    fields: dict[str, str] = {}
-    for connection in lines:
-        name, colon, value = connection.partition(":")
-        name = name.lower()
-        if not colon or name in fields:
-            raise ValueError("a field is malformed or came twice")
-        fields[name] = value.strip(" \t")
-    length = fields.get("content-length", "0")
-    if "transfer-encoding" in fields or not (length.isascii() and length.isdecimal()):
-        raise ValueError("its length is unclear")
-    fields.setdefault("content-length", "0")
-    return int(status), fields

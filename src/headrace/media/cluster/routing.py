@@ -24,7 +24,13 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.media.cluster.peers import Peer, PeerLost, PeerResponse
+from headrace.media.cluster.peer_messages import (
+    PeerLost,
+    PeerResponse,
+    answer_span,
+    shape_of_answer,
+)
+from headrace.media.cluster.peers import Peer
 from headrace.media.model import Shape
 from headrace.media.sources import PartialBlock, Span
 
@@ -41,18 +47,15 @@ from headrace.kernel.logs import logger
 from headrace.kernel.metrics import FINE_BUCKETS_S, bound, counter, histogram
 from headrace.kernel.single_flight import SingleFlight
 from headrace.media.cluster.hop import (
-    NOTHING,
     REPLY_FIELD,
-    AnswerSpan,
     Hop,
     HopSigner,
 )
-from headrace.media.cluster.peers import PeerRequest, target_of
+from headrace.media.cluster.peer_messages import PeerRequest, target_of
 from headrace.media.cluster.purge import Generations
 from headrace.media.errors import ObjectUnknown, SourceCut
-from headrace.media.model import BLOCK_BYTES, content_address
+from headrace.media.model import BLOCK_BYTES
 from headrace.media.partitions import PartitionTable, partition_of
-from headrace.media.ranges import parse_http_date_s
 from headrace.media.sources import Source
 
 
@@ -82,18 +85,18 @@ class PeerReply(NamedTuple):
 
 
 class DirectFetch:
-    """A block fetch without a task, while its first peer answers. `is_begun`: a request was sent."""
+    """A block fetch without a task. `is_begun`: a request was sent to the first peer."""
 
-    __slots__ = ("_asked", "_asking", "_flying", "_source", "_task", "_tell", "is_begun")
+    __slots__ = ("_asked", "_asking", "_callback", "_flying", "_source", "_task", "is_begun")
 
     def __init__(
-        self, source: PeerSource, fetch: PeerFetch, tell: Callable[[PartialBlock | None], None]
+        self, source: PeerSource, fetch: PeerFetch, callback: Callable[[PartialBlock | None], None]
     ) -> None:
         self._source = source
         self._flying = fetch
-        self._tell = tell
+        self._callback = callback
         self._task: asyncio.Task[PartialBlock] | None = None
-        self._asked = source.asked_for(fetch.request)
+        self._asked = source.request_for(fetch.request)
         self._asking = fetch.peer.request_now(self._asked, self._take)
         self.is_begun = self._asking is not None
         if self.is_begun:
@@ -101,7 +104,7 @@ class DirectFetch:
 
     def cancel(self) -> None:
         """Cancel the fetch. Has no effect once the result was passed on."""
-        self._tell = _nobody
+        self._callback = _nobody
         if self._task is not None:
             self._task.cancel()
         elif self._asking is not None:
@@ -118,7 +121,7 @@ class DirectFetch:
             self._task.add_done_callback(self._end)
             return
         try:
-            self._tell(answer.body)
+            self._callback(answer.body)
         finally:
             # Last, since the client waits for its first byte.
             self._source.follow(answer.body, fetch)
@@ -130,10 +133,10 @@ class DirectFetch:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             block_requests.finish(request, task.result())
-            self._tell(task.result())
+            self._callback(task.result())
         else:
             block_requests.fail(request, error)
-            self._tell(None)
+            self._callback(None)
 
 
 def _nobody(_: PartialBlock | None) -> None:
@@ -161,7 +164,9 @@ HOPS: Final = counter(
     "media_hops_total", "Requests made to other nodes, by outcome.", outcome=OUTCOMES
 )
 HOP_SECONDS: Final = histogram(
-    "media_hop_seconds", "From asking another node to its whole answer.", buckets_s=FINE_BUCKETS_S
+    "media_hop_seconds",
+    "From a request to another node to its complete answer.",
+    buckets_s=FINE_BUCKETS_S,
 )
 _COUNTED: Final = {o: bound(HOPS, "media_hops_total", outcome=o) for o in OUTCOMES}
 
@@ -201,7 +206,7 @@ class Router:
         self.shapes: dict[str, _Kept] = {}
         self.shape_requests: SingleFlight[str, Shape] = SingleFlight()
         self.block_requests: SingleFlight[BlockRequest, PartialBlock] = SingleFlight()
-        self.coming: dict[BlockRequest, PartialBlock] = {}
+        self.receiving: dict[BlockRequest, PartialBlock] = {}
         """Blocks being received, which concurrent requests share."""
         self.repairs: set[asyncio.Task[Any]] = set()
         self.signer = signer
@@ -271,8 +276,8 @@ class PeerSource:
 
     async def block(self, key: str, shape: Shape, number: int, span: Span) -> bytes:
         """See `Source`. Raises: SourceCut, StoreUnavailable."""
-        coming = await self.begin_block(key, shape, number, span)
-        return await coming.whole()
+        block = await self.begin_block(key, shape, number, span)
+        return await block.whole()
 
     async def begin_block(self, key: str, shape: Shape, number: int, span: Span) -> PartialBlock:
         """The bytes of `span` of a block, returned once a peer's answer is verified.
@@ -280,15 +285,15 @@ class PeerSource:
         Raises: SourceCut, StoreUnavailable.
         """
         request = BlockRequest(key, shape.etag, number, span)
-        coming = self._router.coming.get(request)
-        if coming is not None:
-            return coming
+        block = self._router.receiving.get(request)
+        if block is not None:
+            return block
         return await self._router.block_requests.join(
             request, lambda: self.fetch_block(request, shape)
         )
 
     def request_now(
-        self, request: BlockRequest, shape: Shape, tell: Callable[[PartialBlock | None], None]
+        self, request: BlockRequest, shape: Shape, callback: Callable[[PartialBlock | None], None]
     ) -> DirectFetch | None:
         """`begin_block` without a task: `tell` gets the block, or None if it must be requested
         again.
@@ -296,10 +301,10 @@ class PeerSource:
         Return None if nothing was sent: the block is requested already, or no connection is free.
         """
         router = self._router
-        if request in router.coming or request in router.block_requests:
+        if request in router.receiving or request in router.block_requests:
             return None
         for peer in router.others(request.key):
-            solo = DirectFetch(self, PeerFetch(request, shape, peer, time.perf_counter()), tell)
+            solo = DirectFetch(self, PeerFetch(request, shape, peer, time.perf_counter()), callback)
             return solo if solo.is_begun else None
         return None
 
@@ -309,34 +314,34 @@ class PeerSource:
         """The bytes from the first replica that answers; `reply` is an answer received earlier."""
         began_s = time.perf_counter()
         for peer in self._router.others(request.key):
-            coming = await self._request_block(peer, request, reply)
-            if coming is not None and self.follow(coming, PeerFetch(request, shape, peer, began_s)):
-                return coming
+            block = await self._request_block(peer, request, reply)
+            if block is not None and self.follow(block, PeerFetch(request, shape, peer, began_s)):
+                return block
         key, _, number, span = request
         return PartialBlock.of(await self._router.origin.block(key, shape, number, span))
 
-    def follow(self, coming: PartialBlock, fetch: PeerFetch) -> bool:
+    def follow(self, block: PartialBlock, fetch: PeerFetch) -> bool:
         """Share a block being received, and handle its end. Return False if it is lost already."""
-        if not coming.is_over:
-            self._router.coming[fetch.request] = coming
-            coming.on_end = partial(self._end_flight, coming, fetch)
-        elif coming.fault is None:
+        if not block.is_over:
+            self._router.receiving[fetch.request] = block
+            block.on_end = partial(self._end_flight, block, fetch)
+        elif block.fault is None:
             _note_whole(fetch.peer, fetch.began_s)
         else:
-            self._note_lost(fetch.peer, coming.fault)
+            self._note_lost(fetch.peer, block.fault)
             return False
         return True
 
     def _end_flight(
-        self, coming: PartialBlock, fetch: PeerFetch, fault: HeadraceError | None
+        self, block: PartialBlock, fetch: PeerFetch, fault: HeadraceError | None
     ) -> None:
         """Record the end of a block; if its peer was lost, request the rest from others."""
-        del self._router.coming[fetch.request]
+        del self._router.receiving[fetch.request]
         if fault is None:
             _note_whole(fetch.peer, fetch.began_s)
             return
         self._note_lost(fetch.peer, fault)
-        self.begin_task(self._repair(coming, fetch))
+        self.begin_task(self._repair(block, fetch))
 
     def begin_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `work` as a task that the cluster cancels at its end."""
@@ -345,22 +350,22 @@ class PeerSource:
         task.add_done_callback(self._router.repairs.discard)
         return task
 
-    async def _repair(self, coming: PartialBlock, fetch: PeerFetch) -> None:
+    async def _repair(self, block: PartialBlock, fetch: PeerFetch) -> None:
         try:
-            coming.fill(await self._rest(coming, fetch))
+            block.fill(await self._rest(block, fetch))
         except HeadraceError as error:
-            coming.fail(error)
+            block.fail(error)
         except BaseException as error:
             # Fail the block, so that its clients do not wait forever.
-            cut = SourceCut("the object's source failed while it was sent")
+            cut = SourceCut("the source of the object failed while it was sent")
             cut.__cause__ = error
-            coming.fail(cut)
+            block.fail(cut)
             raise
 
-    async def _rest(self, coming: PartialBlock, fetch: PeerFetch) -> bytes:
-        """The missing bytes from the next peer or the origin. Raises: SourceCut, StoreUnavailable."""
+    async def _rest(self, block: PartialBlock, fetch: PeerFetch) -> bytes:
+        """The missing bytes of the next peer or origin. Raises: SourceCut, StoreUnavailable."""
         key, _, number, span = fetch.request
-        rest = Span(span.start + coming.filled_bytes, span.end)
+        rest = Span(span.start + block.filled_bytes, span.end)
         for peer in self._router.others(key):
             if peer is fetch.peer:
                 continue
@@ -381,17 +386,17 @@ class PeerSource:
 
     async def _request_shape(self, peer: Peer, key: str) -> Shape | None:
         generation = self._router.generations.generation(key)
-        asked = PeerRequest("HEAD", target_of(key), fields=self._onward, generation=generation)
-        answer = await self._ask(peer, asked)
+        request = PeerRequest("HEAD", target_of(key), fields=self._onward, generation=generation)
+        answer = await self._request(peer, request)
         if answer is None:
             return None
         if answer.status == 404:
             raise ObjectUnknown("no object of this key is stored")
-        shape = _shape_of(key, answer)
+        shape = shape_of_answer(key, answer)
         self._router.keep_shape(key, shape)
         return shape
 
-    def asked_for(self, request: BlockRequest) -> PeerRequest:
+    def request_for(self, request: BlockRequest) -> PeerRequest:
         """The request to a peer for the bytes of `request`."""
         key, etag, number, span = request
         start = number * BLOCK_BYTES
@@ -406,7 +411,7 @@ class PeerSource:
     ) -> PartialBlock | None:
         """A peer's bytes of a block; None: try the next peer. Raises: SourceCut."""
         key = request.key
-        answer = await self._ask(peer, self.asked_for(request), reply)
+        answer = await self._request(peer, self.request_for(request), reply)
         if answer is None:
             return None
         if answer.status in (404, 412):
@@ -418,99 +423,75 @@ class PeerSource:
             raise SourceCut("the object was replaced or removed while it was sent")
         return answer.body
 
-    async def _ask(
-        self, peer: Peer, asked: PeerRequest, reply: PeerReply | None = None
+    async def _request(
+        self, peer: Peer, request: PeerRequest, reply: PeerReply | None = None
     ) -> PeerResponse | None:
         """A verified response of a peer; None: try the next peer."""
         known = reply.answer if reply is not None and reply.peer is peer else None
         for _ in range(AHEAD_TRIES):
             began_s = time.perf_counter()
             try:
-                answer = await _on_response(peer, asked, known)
+                answer = await _on_response(peer, request, known)
             except PeerLost as error:
                 self._note_lost(peer, error)
                 return None
             known = None
-            outcome = self._outcome_of(answer, asked)
+            outcome = self._outcome_of(answer, request)
             _COUNTED[outcome].inc()
             if outcome != "ahead":
                 break
             await asyncio.sleep(AHEAD_PAUSE_S)
         if outcome in ("ok", "missing", "changed"):
-            if asked.method == "HEAD" or outcome != "ok":
+            if request.method == "HEAD" or outcome != "ok":
                 _note_whole(peer, began_s)
             return answer
         if outcome not in ("ahead", "busy"):
             # A peer that is full, stopping or without its store reports so; its probes decide.
-            self._count_failure(peer, f"{outcome}, status {answer.status}", is_gone=False)
+            self._count_failure(peer, f"{outcome}, status {answer.status}", is_refused=False)
         return None
 
-    def _outcome_of(self, answer: PeerResponse, asked: PeerRequest) -> str:
+    def _outcome_of(self, answer: PeerResponse, request: PeerRequest) -> str:
         """The outcome of one exchange, one of OUTCOMES."""
-        if answer.status == 412 and asked.method == "GET":
+        if answer.status == 412 and request.method == "GET":
             return "changed"
         if answer.status in (200, 206, 404):
-            told = _told_by(answer, asked)
+            span = answer_span(answer, request)
             signer = self._router.signer
             assert signer is not None
             proof = answer.fields.get(REPLY_FIELD, "")
-            if told is None or not signer.is_authentic(answer.mac, proof, told):
+            if span is None or not signer.is_authentic(answer.mac, proof, span):
                 return "unproven"
             return "missing" if answer.status == 404 else "ok"
         return _OTHER_OUTCOMES.get(answer.status, "failed")
 
-    def is_good(self, answer: PeerResponse, asked: PeerRequest) -> bool:
+    def is_good(self, answer: PeerResponse, request: PeerRequest) -> bool:
         """Whether the response holds the requested bytes; if so it is counted."""
-        is_ok = self._outcome_of(answer, asked) == "ok"
+        is_ok = self._outcome_of(answer, request) == "ok"
         if is_ok:
             _COUNTED["ok"].inc()
         return is_ok
 
     def _note_lost(self, peer: Peer, fault: HeadraceError) -> None:
         _COUNTED["failed"].inc()
-        self._count_failure(peer, fault.text, is_gone=isinstance(fault, PeerLost) and fault.is_gone)
+        self._count_failure(
+            peer, fault.text, is_refused=isinstance(fault, PeerLost) and fault.is_refused
+        )
 
-    def _count_failure(self, peer: Peer, why: str, *, is_gone: bool) -> None:
-        if peer.health.fail(is_gone=is_gone):
+    def _count_failure(self, peer: Peer, why: str, *, is_refused: bool) -> None:
+        if peer.health.fail(is_refused=is_refused):
             log.warning("peer_out", node=peer.name, why=why)
             self._router.on_peer_out(peer)
 
 
 async def _on_response(
-    peer: Peer, asked: PeerRequest, known: PeerResponse | PeerLost | None
+    peer: Peer, request: PeerRequest, known: PeerResponse | PeerLost | None
 ) -> PeerResponse:
     """The known response of `peer`, or a new one. Raises: PeerLost."""
-    if isinstance(known, PeerLost) and not (known.is_unheard and peer.health.is_usable):
+    if isinstance(known, PeerLost) and not (known.is_unanswered and peer.health.is_usable):
         raise known
-    return known if isinstance(known, PeerResponse) else await peer.request(asked)
+    return known if isinstance(known, PeerResponse) else await peer.request(request)
 
 
 def _note_whole(peer: Peer, began_s: float) -> None:
     HOP_SECONDS.observe(time.perf_counter() - began_s)
     peer.health.succeed()
-
-
-def _told_by(answer: PeerResponse, asked: PeerRequest) -> AnswerSpan | None:
-    """The span that a valid response to `asked` carries; None: it is another one."""
-    if answer.status == 404:
-        return NOTHING
-    etag = answer.fields.get("etag", "").strip('"')
-    length_bytes = int(answer.fields["content-length"])
-    if asked.method == "HEAD":
-        return AnswerSpan(etag, 0, length_bytes) if answer.status == 200 else None
-    part = asked.span[len("bytes=") :]
-    start, _, last = part.partition("-")
-    is_right = (
-        answer.status == 206
-        and answer.fields.get("content-range", "").startswith(f"bytes {part}/")
-        and f'"{etag}"' == asked.if_match
-        and length_bytes == int(last) - int(start) + 1
-    )
-    return AnswerSpan(etag, int(start), length_bytes) if is_right else None
-
-
-def _shape_of(key: str, answer: PeerResponse) -> Shape:
-    etag = answer.fields.get("etag", "").strip('"')
-    modified_s = parse_http_date_s(answer.fields.get("last-modified", "")) or 0
-    size_bytes = int(answer.fields["content-length"])
-    return Shape(size_bytes, etag, modified_s, content_address(key) is not None)

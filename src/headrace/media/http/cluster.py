@@ -45,7 +45,7 @@ async def get_node(media: NamedDependency[Media], node: FromPath[str]) -> NodeIn
 @post(
     "/v1/media/nodes/{node:str}/drain",
     operation_id="drainMediaNode",
-    summary="Give a node no partitions any more",
+    summary="Stop assigning partitions to a node",
     opt=WRITE,
     status_code=200,
 )
@@ -57,7 +57,7 @@ async def drain_node(media: NamedDependency[Media], node: FromPath[str]) -> Node
 @post(
     "/v1/media/nodes/{node:str}/undrain",
     operation_id="undrainMediaNode",
-    summary="Give a node its partitions again",
+    summary="Assign partitions to a node again",
     opt=WRITE,
     status_code=200,
 )
@@ -69,7 +69,7 @@ async def undrain_node(media: NamedDependency[Media], node: FromPath[str]) -> No
 @put(
     "/v1/media/nodes/{node:str}/weight",
     operation_id="setMediaNodeWeight",
-    summary="Give a node more or fewer partitions",
+    summary="Set a node's share of partitions",
     opt=WRITE,
 )
 async def put_weight(
@@ -82,7 +82,7 @@ async def put_weight(
 @delete(
     "/v1/media/nodes/{node:str}",
     operation_id="removeMediaNode",
-    summary="Forget a node that is gone for good",
+    summary="Remove a node from the cluster",
     opt=WRITE,
 )
 async def remove_node(media: NamedDependency[Media], node: FromPath[str]) -> None:
@@ -140,7 +140,7 @@ async def plan(media: NamedDependency[Media], data: JSONBody[Change]) -> Plan:
 @post(
     "/v1/media/simulate",
     operation_id="simulateMedia",
-    summary="Show what losses do to a made-up cluster",
+    summary="Show what losses do to an invented cluster",
     opt=READ,
     status_code=200,
 )
@@ -152,8 +152,8 @@ async def simulate_losses(request: Request[Any, Any, Any], data: JSONBody[MadeUp
     """
     if data.centres * data.nodes > SIMULATED_MAX:
         raise InvalidSimulation(
-            f"{data.centres} centres of {data.nodes} nodes: expected at most {SIMULATED_MAX} nodes in all here;"
-            " `headrace media partitions simulate` takes more"
+            f"{data.centres} data centers of {data.nodes} nodes: expected at most {SIMULATED_MAX}"
+            " nodes in total; `headrace media partitions simulate` takes more"
         )
     cluster = Cluster(
         centres=data.centres, nodes=data.nodes, load_gbit=data.load_gbit, replicas=data.replicas
@@ -163,7 +163,7 @@ async def simulate_losses(request: Request[Any, Any, Any], data: JSONBody[MadeUp
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise SimulationBusy("the caller left before it was computed", retry_after_s=1)
+            raise SimulationBusy("the caller disconnected before the end", retry_after_s=1)
         return working.result()
     finally:
         working.cancel()
@@ -198,7 +198,7 @@ async def list_disks(media: NamedDependency[Media]) -> Sequence[Disk]:
 @post(
     "/v1/media/disks",
     operation_id="addMediaDisk",
-    summary="Take a disk into use",
+    summary="Add a disk",
     opt=WRITE,
     status_code=200,
 )
@@ -210,7 +210,7 @@ async def add_disk(media: NamedDependency[Media], data: JSONBody[DiskToAdd]) -> 
 @post(
     "/v1/media/disks/{disk:str}/drain",
     operation_id="drainMediaDisk",
-    summary="Fill nothing more on a disk",
+    summary="Stop placing blocks on a disk",
     opt=WRITE,
     status_code=200,
 )
@@ -222,7 +222,7 @@ async def drain_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Disk
 @post(
     "/v1/media/disks/{disk:str}/undrain",
     operation_id="undrainMediaDisk",
-    summary="Fill a disk again",
+    summary="Resume placing blocks on a disk",
     opt=WRITE,
     status_code=200,
 )
@@ -234,7 +234,7 @@ async def undrain_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Di
 @post(
     "/v1/media/disks/{disk:str}/retire",
     operation_id="retireMediaDisk",
-    summary="Take a disk out of use",
+    summary="Retire a disk",
     opt=WRITE,
     status_code=200,
 )
@@ -246,7 +246,7 @@ async def retire_disk(media: NamedDependency[Media], disk: FromPath[str]) -> Dis
 @post(
     "/v1/media/verify",
     operation_id="verifyMedia",
-    summary="Read stored blocks and compare their sums",
+    summary="Verify stored blocks",
     opt=WRITE,
     status_code=200,
 )
@@ -261,7 +261,7 @@ async def verify(media: NamedDependency[Media], data: JSONBody[ToVerify]) -> Ver
 @get(
     "/v1/media/hottest",
     operation_id="listHottestMedia",
-    summary="List the objects asked for most",
+    summary="List the most requested objects",
     opt=READ,
 )
 async def list_hottest(

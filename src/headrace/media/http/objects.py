@@ -64,7 +64,7 @@ class UploadOperation(Operation):
         file = OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY))
         self.request_body = RequestBody(
             content={"application/octet-stream": file},
-            description="The object's bytes. What it is served as follows from the key's extension.",
+            description="The object's bytes. The key's extension selects the content type.",
             required=True,
         )
 
@@ -148,7 +148,7 @@ class ToWarm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 @post(
     "/v1/media/purge",
     operation_id="purgeMedia",
-    summary="Let every node forget keys or a prefix",
+    summary="Purge keys or a prefix from all caches",
     opt=WRITE,
     status_code=200,
 )
@@ -160,7 +160,7 @@ async def purge(media: NamedDependency[Media], data: JSONBody[ToPurge]) -> Purge
 @post(
     "/v1/media/warm",
     operation_id="warmMedia",
-    summary="Have the owners of keys fetch them now",
+    summary="Have the owners of keys cache them now",
     opt=WRITE,
     status_code=200,
 )
@@ -301,7 +301,7 @@ async def list_traces(media: NamedDependency[Media]) -> Sequence[Watch]:
 @post(
     "/v1/media/traces",
     operation_id="startMediaTrace",
-    summary="Log certain requests for a while",
+    summary="Log matching requests for a while",
     opt=WRITE,
     status_code=200,
 )
@@ -316,7 +316,7 @@ async def start_trace(media: NamedDependency[Media], data: JSONBody[TraceToStart
 @delete(
     "/v1/media/traces",
     operation_id="stopMediaTraces",
-    summary="Log them no more",
+    summary="Stop logging matching requests",
     opt=WRITE,
     status_code=200,
 )

@@ -81,7 +81,7 @@ class Disks:
         return await self._change("add", path=path, size_bytes=size_bytes)
 
     async def drain(self, disk: str) -> Disk:
-        """Stop placing blocks on `disk` (its id or path). Its blocks are served. Raises: as `add`."""
+        """Stop placing blocks on `disk`; its blocks are still served. Raises: as `add`."""
         return await self._change("drain", id=disk)
 
     async def undrain(self, disk: str) -> Disk:
@@ -109,8 +109,8 @@ class Disks:
         socket = self._folder / SOCKET if self._folder is not None else None
         if socket is None or not socket.exists():
             raise NodeNotHere(
-                "no node with disks runs on this data folder: set media.disks and start `headrace media serve`,"
-                " or run this where the node runs"
+                "no node with disks runs on this data folder: set media.disks and start"
+                " `headrace media serve`, or run this where the node runs"
             )
         require_extra("media", "xxhash")
         # Imported here, because only nodes with disks need xxhash, and every command imports this

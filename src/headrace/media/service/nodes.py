@@ -205,7 +205,8 @@ def _named(candidates: Sequence[Candidate], names: Sequence[str]) -> frozenset[s
         meant = {one.name for one in candidates if name in (one.name, one.dc)}
         if not meant:
             raise NodeUnknown(
-                f"no media node or centre {name!r} takes partitions: see `headrace media nodes ls`"
+                f"no media node or data center {name!r} takes partitions: see"
+                " `headrace media nodes ls`"
             )
         found |= meant
     return frozenset(found)
@@ -265,8 +266,8 @@ class Warming:
             request = await self._request_for(key)
             for owner in addresses(key):
                 requests.setdefault(owner, []).append(request)
-        told = await asyncio.gather(*(_warm_node(node, rows) for node, rows in requests.items()))
-        return Warmed(len(keys), tuple(sorted(told, key=lambda row: row.node)))
+        results = await asyncio.gather(*(_warm_node(node, rows) for node, rows in requests.items()))
+        return Warmed(len(keys), tuple(sorted(results, key=lambda row: row.node)))
 
     async def _request_for(self, key: str) -> _WarmRequest:
         try:
@@ -311,7 +312,7 @@ async def _warm_node(node: tuple[str, str, int], requests: list[_WarmRequest]) -
             request = left.pop()
             done = 0
             try:
-                async for _ in _asked(host, port, request):
+                async for _ in _first_bytes(host, port, request):
                     done += 1
             except (OSError, EOFError, TimeoutError, ValueError) as error:
                 counts["failed"] += request.blocks - done
@@ -322,13 +323,14 @@ async def _warm_node(node: tuple[str, str, int], requests: list[_WarmRequest]) -
     return NodeWarmed(name, counts["blocks"], counts["failed"], faults[0] if faults else None)
 
 
-async def _asked(host: str, port: int, request: _WarmRequest) -> AsyncIterator[int]:
+async def _first_bytes(host: str, port: int, request: _WarmRequest) -> AsyncIterator[int]:
     """Each block's number, once its first byte was received."""
     async with _connected(host, port) as (reader, writer):
         for number in range(request.blocks):
             start = number * BLOCK_BYTES
             writer.write(
-                f"GET {request.target} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: headrace-warm\r\n"
+                f"GET {request.target} HTTP/1.1\r\nHost: {host}:{port}\r\n"
+                "User-Agent: headrace-warm\r\n"
                 f"Range: bytes={start}-{start}\r\n\r\n".encode()
             )
             async with asyncio.timeout(ANSWER_TIMEOUT_S):

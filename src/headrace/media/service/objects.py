@@ -78,7 +78,7 @@ class Objects:
     @cached_property
     def url_keys(self) -> signing.Keys:
         """The keys that sign URLs and verify them. Raises: WeakSecret."""
-        assert self._secret is not None, "this Media was made without a secret"
+        assert self._secret is not None, "this Media has no secret"
         return signing.Keys.derive(self._secret(), self._config.accepted_secrets)
 
     def url(self, key: str, **options: Unpack[SignOptions]) -> str:
@@ -119,7 +119,7 @@ class Objects:
         Raises: InvalidBlobKey, ReservedKey, WrongContentAddress, BlobsDown.
         """
         if is_reserved(key):
-            raise ReservedKey(f"key {key!r} is the product's own: use one outside _headrace/")
+            raise ReservedKey(f"key {key!r} is reserved: use one outside _headrace/")
         address = content_address(key)
         if address is not None and hashlib.sha256(data).hexdigest() != address:
             # Clients cache such keys for a year, so wrong bytes could not be recalled.
@@ -322,9 +322,7 @@ def _seen(identifier: str, tags: Tags, size_bytes: int) -> StoredTag:
 
 
 def _unknown(identifier: str) -> TagUnknown:
-    return TagUnknown(
-        f"no tag {identifier[:80]!r} is stored: put it with `headrace media tag put`, which prints its id"
-    )
+    return TagUnknown(f"no tag {identifier[:80]!r} is stored: `headrace media tag put` stores one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +350,7 @@ class Purging:
         InvalidBlobKey, BlobsDown.
         """
         if bool(keys) == (prefix is not None):
-            raise InvalidPurge("nothing or both to purge: expected keys, or one prefix")
+            raise InvalidPurge("neither or both to purge: expected keys, or one prefix")
         for key in keys:
             require_key(key)
         if is_dry_run:

@@ -129,7 +129,7 @@ class _Flow:
 
 @lru_cache(maxsize=2)
 def _owner_counts(table: PartitionTable) -> Counter[tuple[str, ...]]:
-    """The number of partitions of each group of owners; there are far fewer groups than partitions."""
+    """The number of partitions of each group of owners, of which there are few."""
     return Counter(map(table.owners, range(PARTITIONS)))
 
 
@@ -162,9 +162,9 @@ class Cluster:
         right = 1 <= self.centres <= CENTRES_MAX and 1 <= count <= CANDIDATES_MAX and self.nodes > 0
         if not right or not 0 <= self.replicas <= REPLICAS_MAX or self.load_gbit <= 0:
             raise InvalidSimulation(
-                f"{self.centres} centres of {self.nodes} nodes, {self.replicas} replicas, {self.load_gbit:g}"
-                f" Gbit/s: expected 1 to {CENTRES_MAX} centres, 1 to {CANDIDATES_MAX} nodes in all,"
-                f" 0 to {REPLICAS_MAX} replicas, more than 0 Gbit/s"
+                f"{self.centres} data centers of {self.nodes} nodes, {self.replicas} replicas,"
+                f" {self.load_gbit:g} Gbit/s: expected 1 to {CENTRES_MAX} data centers, 1 to"
+                f" {CANDIDATES_MAX} nodes in total, 0 to {REPLICAS_MAX} replicas, over 0 Gbit/s"
             )
         return tuple(
             Candidate(f"c{centre}-n{node}", f"c{centre}")
@@ -242,15 +242,16 @@ def _losses(
         if unknown or len(gone) == len(candidates):
             raise InvalidSimulation(
                 f"{', '.join(unknown) or 'all nodes'} cannot be lost: the nodes are"
-                f" {candidates[0].name} to {candidates[-1].name}, the centres {', '.join(centres)}"
+                f" {candidates[0].name} to {candidates[-1].name}, the data centers"
+                f" {', '.join(centres)}"
             )
         yield f"without {', '.join(lost)}", gone
         return
     first = frozenset(one.name for one in candidates if one.dc == centres[0])
     one_each = frozenset(next(c.name for c in candidates if c.dc == centre) for centre in centres)
     for name, gone in (
-        (f"centre {centres[0]} lost", first),
-        ("a node of each centre lost", one_each),
+        (f"data center {centres[0]} lost", first),
+        ("a node of each data center lost", one_each),
         (f"{centres[0]} and a node of each other lost", first | one_each),
     ):
         if len(gone) < len(candidates):
@@ -324,7 +325,7 @@ async def simulate_in_process(cluster: Cluster, *, lost: Sequence[str] = ()) -> 
     require_possible(cluster, lost)
     if _running.locked():
         raise SimulationBusy(
-            "a simulation for another caller runs: try again, or `headrace media partitions simulate`",
+            "a simulation runs already: try again, or use `headrace media partitions simulate`",
             retry_after_s=5,
         )
     async with _running:
@@ -336,7 +337,7 @@ async def simulate_in_process(cluster: Cluster, *, lost: Sequence[str] = ()) -> 
             stdout=asyncio.subprocess.PIPE,
         )
         try:
-            told, _ = await process.communicate(
+            text, _ = await process.communicate(
                 msgspec.json.encode(SimulationInput(cluster, tuple(lost)))
             )
         finally:
@@ -346,15 +347,15 @@ async def simulate_in_process(cluster: Cluster, *, lost: Sequence[str] = ()) -> 
                 await process.wait()
     if process.returncode == -signal.SIGALRM:
         raise InvalidSimulation(
-            f"{cluster.centres} centres of {cluster.nodes} nodes take over {LIMIT_S} s: ask for fewer nodes, or use"
-            " `headrace media partitions simulate`, which has no limit"
+            f"{cluster.centres} data centers of {cluster.nodes} nodes take over {LIMIT_S} s: use"
+            " fewer nodes, or `headrace media partitions simulate`, which has no limit"
         )
     if process.returncode:
         raise SimulationBusy(
             f"the process that computes it ended with {process.returncode}: try again",
             retry_after_s=5,
         )
-    return msgspec.json.decode(told, type=Simulation)
+    return msgspec.json.decode(text, type=Simulation)
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ class Popularity:
         self._random = random.Random(seed)
 
     def share_of_top(self, tracks: int) -> float:
-        """The share of requests for the most popular tracks: the best possible without foresight."""
+        """The share of requests for the most popular tracks: the best without foresight."""
         below = self._below
         return below[min(tracks, len(below)) - 1] / below[-1]
 

@@ -65,11 +65,11 @@ def lines_svg(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) ->
 
 
 def _panel(step: Step, top: float, most: float) -> str:
-    told = (
-        f"{step.name}: most {step.over_fair_max:.3f} of a fair share, {step.origin_gbit:.2f} Gbit/s from the"
-        f" object store, {step.filled_share * 100:.1f} % filled anew"
+    text = (
+        f"{step.name}: at most {step.over_fair_max:.3f} of a fair share, {step.origin_gbit:.2f}"
+        f" Gbit/s from the object store, {step.filled_share * 100:.1f} % read again"
     )
-    parts = [_text(LEFT, top - 6, told, "name")]
+    parts = [_text(LEFT, top - 6, text, "name")]
     width = (WIDTH - LEFT - RIGHT) / len(step.nodes)
     centres = list(dict.fromkeys(node.dc for node in step.nodes))
     for place, node in enumerate(step.nodes):
@@ -83,7 +83,8 @@ def _panel(step: Step, top: float, most: float) -> str:
         )
         if node.fair_gbit:
             parts.append(
-                f'<line class="fair" x1="{x:.1f}" x2="{x + width:.1f}" y1="{fair_y:.1f}" y2="{fair_y:.1f}"/>'
+                f'<line class="fair" x1="{x:.1f}" x2="{x + width:.1f}"'
+                f' y1="{fair_y:.1f}" y2="{fair_y:.1f}"/>'
             )
         label = node.name if node.is_up else f"{node.name} lost"
         parts.append(_text(x + 2, top + PANEL_HEIGHT + 12, label))
@@ -94,7 +95,8 @@ def _panel(step: Step, top: float, most: float) -> str:
 def _page(title: str, height: float, body: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}"'
-        f' height="{height:g}"><style>{STYLE}</style><rect width="{WIDTH}" height="{height:g}" fill="#fff"/>'
+        f' height="{height:g}"><style>{STYLE}</style>'
+        f'<rect width="{WIDTH}" height="{height:g}" fill="#fff"/>'
         f"{_text(LEFT, 22, title, 'title')}{body}</svg>\n"
     )
 

@@ -313,7 +313,7 @@ class BlockBody:
         assert self._own is not None
         count = self._wanted_bytes
         if frame.length < self._offset + count:
-            raise SourceCut("a stored block is shorter than its object says")
+            raise SourceCut("a stored block is too short for its object")
         self._is_visited = True
         if not self._store.is_warm(frame, self._offset, count):
             self._miss()
@@ -491,6 +491,6 @@ def _read_into_memory(descriptor: int, offset: int, count: int) -> int:
 def _cut(error: Exception) -> SourceCut:
     if isinstance(error, SourceCut):
         return error
-    cut = SourceCut("the object's source failed while it was sent")
+    cut = SourceCut("the source of the object failed while it was sent")
     cut.__cause__ = error
     return cut

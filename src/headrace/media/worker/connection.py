@@ -26,10 +26,11 @@ from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound
 from headrace.media import answers
-from headrace.media.errors import HeadTimeout, PreconditionFailed, RangeUnsatisfiable, SourceCut
-from headrace.media.model import CUTS, DEMAND_STALLS, REQUESTS, SENT_BYTES, SOURCES, STATUSES, TTFB
+from headrace.media.errors import HeadTimeout, SourceCut
+from headrace.media.model import CUTS, DEMAND_STALLS, TTFB
 from headrace.media.requests import HeadReader, Request, require_read
 from headrace.media.worker.bodies import Body
+from headrace.media.worker.counters import ANSWERED, SENT
 from headrace.media.worker.deadlines import RateLimit
 from headrace.media.worker.head_cache import StartedAnswer
 from headrace.media.worker.open_request import Answer, OpenRequest
@@ -48,8 +49,6 @@ LINGER_BYTES: Final = 256 * 1024
 HEALTH_TARGET: Final = "/healthz"
 _GONE: Final = select.EPOLLERR | select.EPOLLHUP
 _NOTHING: Final = memoryview(b"")
-_ANSWERED: Final = {s: bound(REQUESTS, "media_requests_total", status=str(s)) for s in STATUSES}
-_SENT: Final = {s: bound(SENT_BYTES, "media_bytes_total", source=s) for s in SOURCES}
 
 
 class Connection:
@@ -170,7 +169,9 @@ class Connection:
         self.state = CLOSED
         if self._opening is not None:
             self._opening.cancel()
-        self._drop_bodies()
+        for body in self._bodies or ():
+            body.close()
+        self._bodies = None
         self._worker.forget(self)
 
     # Heads
@@ -189,8 +190,7 @@ class Connection:
         if data is None:
             return None
         if not is_begun and (moved := self._answer_fast(data)):
-            is_over = self.state is READING and self._channel.is_drained
-            return None if is_over else moved
+            return None if self.state is READING and self._channel.is_drained else moved
         self._heads.feed(data)
         return len(data)
 
@@ -322,33 +322,28 @@ class Connection:
         assert admitted is not None, "a request is admitted before it is opened"
         exchange.cache_status = answer.cache_status
         self._bodies = answer.bodies or None
-        if decision.status == 412:
-            error: HeadraceError = PreconditionFailed(
-                "the object is another version than the request names: read it again"
-            )
-            self._answer_problem(error, request, keeps_alive=keeps_alive)
-        elif decision.status == 416:
-            error = RangeUnsatisfiable(f"the range has none of the {shape.size_bytes} bytes")
-            extra = (("Content-Range", f"bytes */{shape.size_bytes}"),)
+        problem = answers.decision_problem(decision, shape)
+        if problem is not None:
+            error, extra = problem
             self._answer_problem(error, request, keeps_alive=keeps_alive, extra=extra)
-        else:
-            if admitted.grant.rate is not None:
-                self._rate_limit = RateLimit(admitted.grant.rate, self._worker.now_s())
-            proof = self._worker.context.proof(
-                admitted.hop, shape.etag, decision.start, decision.length_bytes
-            )
-            head = answers.object_head(
-                request,
-                decision,
-                shape,
-                key=admitted.key,
-                grant=admitted.grant,
-                cache_status=answer.cache_status,
-                keeps_alive=keeps_alive,
-                cors=self._worker.context.cors.lines(request.fields),
-                extra=proof,
-            )
-            self._begin(decision.status, head, keeps_alive=keeps_alive)
+            return
+        if admitted.grant.rate is not None:
+            self._rate_limit = RateLimit(admitted.grant.rate, self._worker.now_s())
+        proof = self._worker.context.proof(
+            admitted.hop, shape.etag, decision.start, decision.length_bytes
+        )
+        head = answers.object_head(
+            request,
+            decision,
+            shape,
+            key=admitted.key,
+            grant=admitted.grant,
+            cache_status=answer.cache_status,
+            keeps_alive=keeps_alive,
+            cors=self._worker.context.cors.lines(request.fields),
+            extra=proof,
+        )
+        self._begin(decision.status, head, keeps_alive=keeps_alive)
 
     def _answer_plain(self, request: Request) -> None:
         """Answer OPTIONS and health checks."""
@@ -367,7 +362,7 @@ class Connection:
         request: Request | None,
         *,
         keeps_alive: bool,
-        extra: tuple[tuple[str, str], ...] = (),
+        extra: answers.Fields = (),
     ) -> None:
         admitted = self._exchange.admitted if self._exchange is not None else None
         if admitted is not None:
@@ -380,7 +375,7 @@ class Connection:
         self._begin(error.status, data, keeps_alive=keeps_alive)
 
     def _begin(self, status: int, data: bytes, *, keeps_alive: bool) -> None:
-        _ANSWERED[status].inc()
+        ANSWERED[status].inc()
         assert self._exchange is not None, "an answer belongs to a request"
         self._exchange.begin_sending(status, self._sent_bytes)
         self.state = SENDING
@@ -433,7 +428,7 @@ class Connection:
             DEMAND_STALLS.inc()
             return None
         self._sent_bytes += moved
-        _SENT[body.source].inc(moved)
+        SENT[body.source].inc(moved)
         if self._rate_limit is not None:
             self._rate_limit.spend(moved)
         if not body.left_bytes:
@@ -503,8 +498,3 @@ class Connection:
     def _wake(self) -> None:
         """Continue when the source has more bytes. Called by the loop, outside an epoch."""
         self._worker.resume(self)
-
-    def _drop_bodies(self) -> None:
-        for body in self._bodies or ():
-            body.close()
-        self._bodies = None

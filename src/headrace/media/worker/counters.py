@@ -6,17 +6,16 @@ This avoids the locks of the metrics in every request.
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Final
 
 from headrace.kernel.metrics import FINE_BUCKETS_S, bound, observe_many
-from headrace.media.model import BLOCKS, REQUESTS, SENT_BYTES, TTFB
+from headrace.media.model import BLOCKS, REQUESTS, SENT_BYTES, SOURCES, STATUSES, TTFB
 
-_ANSWERED = {
-    status: bound(REQUESTS, "media_requests_total", status=str(status)) for status in (200, 206)
-}
-_SENT = bound(SENT_BYTES, "media_bytes_total", source="memory")
-_HIT = bound(BLOCKS, "media_blocks_total", outcome="hit")
-_PASS = bound(BLOCKS, "media_blocks_total", outcome="pass")
-_SENT_ON = bound(SENT_BYTES, "media_bytes_total", source="peer")
+ANSWERED: Final = {s: bound(REQUESTS, "media_requests_total", status=str(s)) for s in STATUSES}
+SENT: Final = {s: bound(SENT_BYTES, "media_bytes_total", source=s) for s in SOURCES}
+_FAST_STATUSES: Final = (200, 206)
+_HIT: Final = bound(BLOCKS, "media_blocks_total", outcome="hit")
+_PASS: Final = bound(BLOCKS, "media_blocks_total", outcome="pass")
 
 
 class Counters:
@@ -55,19 +54,19 @@ class Counters:
         """Add all counts to the metrics."""
         for status, count in self._answers.items():
             if count:
-                _ANSWERED[status].inc(count)
+                ANSWERED[status].inc(count)
         if self._hits:
             _HIT.inc(self._hits)
-            _SENT.inc(self._sent_bytes)
+            SENT["memory"].inc(self._sent_bytes)
         if self._passed:
             _PASS.inc(self._passed)
-            _SENT_ON.inc(self._passed_bytes)
+            SENT["peer"].inc(self._passed_bytes)
         if self._firsts_s:
             observe_many(TTFB, self._firsts, self._firsts_s)
         self._begin()
 
     def _begin(self) -> None:
-        self._answers = dict.fromkeys(_ANSWERED, 0)
+        self._answers = dict.fromkeys(_FAST_STATUSES, 0)
         self._firsts = [0] * (len(FINE_BUCKETS_S) + 1)
         self._firsts_s = 0.0
         self._hits = self._sent_bytes = 0

@@ -90,7 +90,7 @@ class RateLimit:
         self._left_bytes -= sent_bytes
 
     def expected_bytes(self, over_s: float) -> int:
-        """The bytes that a client with a full-speed reader has received after `over_s` at least."""
+        """The bytes that a client at full speed has certainly received after `over_s`."""
         return int(self._rate * over_s / 2)
 
     def wait_s(self) -> float:

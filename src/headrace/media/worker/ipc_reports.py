@@ -79,7 +79,7 @@ class ReportSender:
         with self._control.makefile("rb") as lines:
             line = lines.readline(LINE_BYTES_MAX)
         if not line.endswith(b"\n"):
-            raise EOFError("the parent of this process ended before it said what to do")
+            raise EOFError("the parent of this process ended before it sent the configuration")
         return msgspec.json.decode(line, type=ChildConfig)
 
     async def run(self, stop: asyncio.Event) -> None:

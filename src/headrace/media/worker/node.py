@@ -232,7 +232,7 @@ class Node:
         self._connections[connection.fd] = connection
         CONNECTIONS.inc()
         if held >= self.connections_max:
-            text = f"this node holds its {self.connections_max} clients: try again or another node"
+            text = f"this node is at its limit of {self.connections_max} clients: try again later"
             connection.refuse(TooManyConnections(text, retry_after_s=1))
         self._epoll.register(connection.fd, _EDGES)
 

@@ -1,6 +1,7 @@
 """The fast path for a request that another node answers, without a task.
 
-The peer is asked in the epoch that read the request, and its answer is sent on as it is received.
+The request is sent in the epoch that read the client's, and its answer is sent on as it is
+received.
 The full path needs a task and twice as many rounds of the loop. It is used if no connection is
 free, others request the same block, or the peer fails or answers anything but the bytes.
 """
@@ -26,7 +27,7 @@ Take: TypeAlias = Callable[["PeerProxy"], None]
 
 
 class PeerProxy:
-    """A request that is passed to a peer. `data` is its head; `is_begun`: the peer was asked."""
+    """A request that is passed to a peer. `data` is its head; `is_begun`: the request was sent."""
 
     __slots__ = (
         "_asking",

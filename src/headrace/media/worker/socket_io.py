@@ -62,7 +62,7 @@ class Channel(Protocol):
         ...
 
     def peer(self) -> str:
-        """The client's address; empty if it disconnected. No signature is valid for an empty one."""
+        """The client's address; empty if it disconnected, which no signature allows."""
         ...
 
     def reset(self) -> None:
@@ -260,7 +260,8 @@ def listening_sockets(address: tuple[str, int], count: int, setting: str) -> lis
         for listener in made:
             listener.close()
         raise ListenFailed(
-            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}): choose another {setting}"
+            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}):"
+            f" choose another {setting}"
         ) from error
     return made
 

@@ -237,8 +237,8 @@ class Supervisor:
                 return
             if not child.ready.is_set():
                 raise ChildFailed(
-                    f"the {child.name} of this node ended with exit code {exit_code} before it was ready:"
-                    " its last lines above say why"
+                    f"the {child.name} of this node ended with exit code {exit_code} before it was"
+                    " ready: see its last lines above"
                 )
             bound(CHILD_DEATHS, "media_child_deaths_total", child=child.kind).inc()
             deaths = 1 if loop.time() - began_s > HEALTHY_S else deaths + 1
@@ -291,7 +291,7 @@ class Supervisor:
             # It died before it read its configuration; its exit code is reported.
             return
         except ValueError as error:
-            log.warning("child_not_understood", name=child.name, error=str(error))
+            log.warning("child_message_invalid", name=child.name, error=str(error))
         finally:
             writer.close()
 

@@ -117,10 +117,10 @@ class Exchange:
 
     def write_trace(self, outcome: str, sent_bytes: int) -> None:
         """Log the line; its `send` includes the time to the answer's end."""
-        assert self._traces is not None, "asked of a traced one only"
-        assert self._clock is not None, "a traced one is timed"
-        assert self.admitted is not None, "a traced one was admitted"
-        assert self.admitted.trace is not None, "a traced one has a tag"
+        assert self._traces is not None, "only traced requests are written"
+        assert self._clock is not None, "traced requests are timed"
+        assert self.admitted is not None, "traced requests were admitted"
+        assert self.admitted.trace is not None, "traced requests have a tag"
         self._clock.mark("send")
         self._traces.write(
             self.admitted.trace,
