@@ -40,6 +40,11 @@ _LATIN1: Final = b"\x00"
 _FRONT_COVER: Final = b"\x03"
 _TEXTS: Final = {b"TIT2": "title", b"TPE1": "artist", b"TALB": "album"}
 _PICTURES: Final = {b"\xff\xd8\xff": b"image/jpeg", b"\x89PNG\r\n\x1a\n": b"image/png"}
+TAGS_PREFIX: Final = "_headrace/media/tags/"
+START_BYTES: Final = 10
+"""Bytes at a track's start that give the length of its own tag."""
+KNOWN_MAX: Final = 65_536
+_FOOTER: Final = 0x10
 
 
 class TagInvalid(InvalidInput):
@@ -161,13 +166,6 @@ def _split(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _syncsafe(number: int) -> bytes:
     return bytes((number >> shift) & 0x7F for shift in (21, 14, 7, 0))
-
-
-TAGS_PREFIX: Final = "_headrace/media/tags/"
-START_BYTES: Final = 10
-"""Bytes at a track's start that give the length of its own tag."""
-KNOWN_MAX: Final = 65_536
-_FOOTER: Final = 0x10
 
 
 def tag_id(tag: bytes) -> str:

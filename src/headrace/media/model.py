@@ -64,6 +64,62 @@ CONTENT_TYPES: Final = {
     "webm": "video/webm",
 }
 """Only types that browsers do not execute (no html, svg, xml, js), because users upload objects."""
+STATUSES: Final = (
+    200,
+    204,
+    206,
+    304,
+    400,
+    403,
+    404,
+    405,
+    408,
+    409,
+    412,
+    414,
+    416,
+    431,
+    500,
+    501,
+    503,
+    505,
+)
+REQUESTS: Final = counter(
+    "media_requests_total", "Answers begun, by status.", status=map(str, STATUSES)
+)
+SOURCES: Final = ("memory", "disk", "peer", "origin")
+SENT_BYTES: Final = counter("media_bytes_total", "Bytes of bodies sent, by source.", source=SOURCES)
+BLOCKS: Final = counter(
+    "media_blocks_total",
+    "Blocks begun to be sent, by cache result: hit, miss (filled first), pass (not stored).",
+    outcome=("hit", "miss", "pass"),
+)
+DEMAND_STALLS: Final = counter(
+    "media_demand_stalls_total", "Times a client was ready before its source."
+)
+CUTS: Final = counter(
+    "media_cuts_total",
+    "Connections cut before their answer was complete.",
+    reason=("client", "source", "stalled", "stop"),
+)
+CONNECTIONS: Final = gauge("media_connections", "Clients connected now.")
+TTFB: Final = histogram(
+    "media_ttfb_seconds",
+    "From a complete head to the first byte handed to the kernel.",
+    buckets_s=FINE_BUCKETS_S,
+)
+STAGES: Final = ("parse", "verify", "find", "wait", "send")
+STAGE: Final = histogram(
+    "media_stage_seconds",
+    "Time to the first byte by stage, of every 16th request.",
+    buckets_s=FINE_BUCKETS_S,
+    stage=STAGES,
+)
+CHILD_DEATHS: Final = counter(
+    "media_child_deaths_total",
+    "Processes of a node that died and were restarted.",
+    child=("worker", "filler"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,61 +333,3 @@ def content_address(key: str) -> str | None:
 def content_type(key: str) -> str:
     """The content type of `key`, from its extension and a list of harmless types."""
     return CONTENT_TYPES.get(key.rpartition(".")[2].lower(), "application/octet-stream")
-
-
-STATUSES: Final = (
-    200,
-    204,
-    206,
-    304,
-    400,
-    403,
-    404,
-    405,
-    408,
-    409,
-    412,
-    414,
-    416,
-    431,
-    500,
-    501,
-    503,
-    505,
-)
-REQUESTS: Final = counter(
-    "media_requests_total", "Answers begun, by status.", status=map(str, STATUSES)
-)
-SOURCES: Final = ("memory", "disk", "peer", "origin")
-SENT_BYTES: Final = counter("media_bytes_total", "Bytes of bodies sent, by source.", source=SOURCES)
-BLOCKS: Final = counter(
-    "media_blocks_total",
-    "Blocks begun to be sent, by cache result: hit, miss (filled first), pass (not stored).",
-    outcome=("hit", "miss", "pass"),
-)
-DEMAND_STALLS: Final = counter(
-    "media_demand_stalls_total", "Times a client was ready before its source."
-)
-CUTS: Final = counter(
-    "media_cuts_total",
-    "Connections cut before their answer was complete.",
-    reason=("client", "source", "stalled", "stop"),
-)
-CONNECTIONS: Final = gauge("media_connections", "Clients connected now.")
-TTFB: Final = histogram(
-    "media_ttfb_seconds",
-    "From a complete head to the first byte handed to the kernel.",
-    buckets_s=FINE_BUCKETS_S,
-)
-STAGES: Final = ("parse", "verify", "find", "wait", "send")
-STAGE: Final = histogram(
-    "media_stage_seconds",
-    "Time to the first byte by stage, of every 16th request.",
-    buckets_s=FINE_BUCKETS_S,
-    stage=STAGES,
-)
-CHILD_DEATHS: Final = counter(
-    "media_child_deaths_total",
-    "Processes of a node that died and were restarted.",
-    child=("worker", "filler"),
-)

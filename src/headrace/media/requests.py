@@ -54,6 +54,8 @@ _HOST: Final = re.compile(
 _ONCE: Final = frozenset(
     {"content-length", "host", "if-modified-since", "if-range", "if-unmodified-since", "range"}
 )
+_HEADS: Final[dict[bytes, Request]] = {}
+"""Parsed heads without the lines that change from request to request."""
 
 
 class Request(NamedTuple):
@@ -65,10 +67,6 @@ class Request(NamedTuple):
     is_http_1_0: bool
     keeps_alive: bool
     has_body: bool
-
-
-_HEADS: Final[dict[bytes, Request]] = {}
-"""Parsed heads without the lines that change from request to request."""
 
 
 class HeadReader:

@@ -56,6 +56,12 @@ is a day because the scrub of a large disk visits a block every 36 hours.
 """
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 T = TypeVar("T")
+SCRUB_BYTES_PER_S: Final = 8 * 1024 * 1024
+"""Scrub rate of a disk: 1 TiB in 36 hours, about 2 % of a core."""
+ROUND_S: Final = 3600.0
+"""Minimum time between two scrubs of a small disk."""
+_IDLE_S: Final = 0.1
+_EMPTY_AT_ONCE: Final = 512
 
 
 class DiskState(enum.Enum):
@@ -233,14 +239,6 @@ def open_disk(config: DiskConfig, run: Path, *, is_same_boot: bool) -> Disk:
         files.close()
         raise
     return disk
-
-
-SCRUB_BYTES_PER_S: Final = 8 * 1024 * 1024
-"""Scrub rate of a disk: 1 TiB in 36 hours, about 2 % of a core."""
-ROUND_S: Final = 3600.0
-"""Minimum time between two scrubs of a small disk."""
-_IDLE_S: Final = 0.1
-_EMPTY_AT_ONCE: Final = 512
 
 
 class Verdict(enum.Enum):

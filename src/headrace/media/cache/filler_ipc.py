@@ -37,12 +37,36 @@ from headrace.media.errors import (
     StoreUnavailable,
 )
 
+log = logger(__name__)
+
 SOCKET_NAME: Final = "filler.sock"
 STREAM_BYTES: Final = 1024 * 1024
 """Bytes a reader buffers before it stops the sender."""
 _LENGTH_BYTES: Final = 4
 _MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 _ADDRESS_BYTES_MAX: Final = 100
+_encoder: Final = msgspec.msgpack.Encoder()
+_NAME: Final = "manifest.json"
+IN_USE: Final = "in use"
+DRAINING: Final = "draining"
+OUT: Final = "out"
+NO_DISK: Final = 255
+"""In a map of slots: no disk."""
+RETRY_S: Final = 0.1
+UNSENT_MAX: Final = 100
+_CONNECT_S: Final = 2.0
+_KINDS: Final[dict[str, type[HeadraceError]]] = {
+    kind.code: kind
+    for kind in (
+        ObjectUnknown,
+        SourceCut,
+        StoreUnavailable,
+        DiskRefused,
+        DiskTooSmall,
+        DiskUnknown,
+        CommandUnknown,
+    )
+}
 
 
 class GetBlock(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -132,7 +156,6 @@ class ErrorReply(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 ToFiller = GetBlock | GetShape | Command | WrongBlock | DiskFault
 Reply = StoredReply | BlockBytes | ShapeReply | CommandReply | ErrorReply
 
-_encoder: Final = msgspec.msgpack.Encoder()
 _decode_to_filler: Final[Callable[[Any], ToFiller]] = msgspec.msgpack.Decoder(ToFiller).decode
 _decode_reply: Final[Callable[[Any], Reply]] = msgspec.msgpack.Decoder(Reply).decode
 
@@ -175,14 +198,6 @@ def socket_address(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
-
-
-_NAME: Final = "manifest.json"
-IN_USE: Final = "in use"
-DRAINING: Final = "draining"
-OUT: Final = "out"
-NO_DISK: Final = 255
-"""In a map of slots: no disk."""
 
 
 class ManifestDisk(msgspec.Struct, frozen=True):
@@ -248,24 +263,6 @@ def _owners(disks: Sequence[ManifestDisk], states: tuple[str, ...]) -> bytes:
     taken = [place for place, disk in enumerate(disks) if disk.state in states]
     owners = slot_owners([(bytes.fromhex(disks[at].id), disks[at].frames) for at in taken])
     return bytes(taken[owner] if owner >= 0 else NO_DISK for owner in owners)
-
-
-log = logger(__name__)
-RETRY_S: Final = 0.1
-UNSENT_MAX: Final = 100
-_CONNECT_S: Final = 2.0
-_KINDS: Final[dict[str, type[HeadraceError]]] = {
-    kind.code: kind
-    for kind in (
-        ObjectUnknown,
-        SourceCut,
-        StoreUnavailable,
-        DiskRefused,
-        DiskTooSmall,
-        DiskUnknown,
-        CommandUnknown,
-    )
-}
 
 
 class FillerClient:

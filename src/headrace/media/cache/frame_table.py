@@ -56,6 +56,7 @@ UNVERIFIED, VERIFIED, COLD = range(3)
 _FOUND: Final = struct.Struct("<III").unpack_from
 _FIELDS: Final = struct.Struct("<IIIQ")
 _ENTRY_SUM: Final = struct.Struct("<I")
+MARKS_MAX: Final = 2
 
 
 class Entry(NamedTuple):
@@ -207,9 +208,6 @@ def _tag_at(frame: int) -> int:
 
 def _fields_at(frame: int) -> int:
     return frame // WAYS * SET_BYTES + TAGS_BYTES + frame % WAYS * ENTRY_BYTES
-
-
-MARKS_MAX: Final = 2
 
 
 class Choice(NamedTuple):

@@ -29,6 +29,14 @@ from typing import Final
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own in it, mode 0700
 RUN_FILE: Final = "run"
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EPERM, errno.EACCES})
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}.get(platform.machine())
+_GLOBAL_EXPEDITED: Final = 2
+_REGISTER_GLOBAL_EXPEDITED: Final = 4
+_PUNCH_HOLE_KEEP_SIZE: Final = 0x02 | 0x01
+_CACHESTAT: Final = ctypes.c_long(451)
+_TRIED: Final = [bytearray(1)]
+"""Target of probing reads."""
 
 
 def shared_folders(run: Path) -> list[Path]:
@@ -140,14 +148,6 @@ def _empty(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}.get(platform.machine())
-_GLOBAL_EXPEDITED: Final = 2
-_REGISTER_GLOBAL_EXPEDITED: Final = 4
-_PUNCH_HOLE_KEEP_SIZE: Final = 0x02 | 0x01
-_CACHESTAT: Final = ctypes.c_long(451)
-_TRIED: Final = [bytearray(1)]
-"""Target of probing reads."""
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 

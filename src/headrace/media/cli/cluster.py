@@ -18,6 +18,11 @@ from headrace.media.service.nodes import NodeInfo, Plan
 from headrace.media.simulate.cluster import Cluster, Simulation, simulate
 from headrace.media.simulate.plot import lines_svg, loads_svg
 
+SIZES: Final = (10_000, 50_000, 150_000, 500_000)
+SCALE: Final = 100
+"""Divides tracks and cache size alike, which keeps the hit ratios."""
+POLICIES: Final = ("SIEVE in sets of 16", "LRU", "global SIEVE", "best static choice")
+
 
 @click.group("nodes")
 def nodes() -> None:
@@ -227,12 +232,6 @@ def _describe_simulation(found: Simulation) -> str:
         f" total; {found.replicas} replicas\n"
         f"{table(head, rows)}"
     )
-
-
-SIZES: Final = (10_000, 50_000, 150_000, 500_000)
-SCALE: Final = 100
-"""Divides tracks and cache size alike, which keeps the hit ratios."""
-POLICIES: Final = ("SIEVE in sets of 16", "LRU", "global SIEVE", "best static choice")
 
 
 @click.group("disks")

@@ -37,11 +37,25 @@ from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound, counter
 from headrace.kernel.single_flight import SingleFlight
 
+log = logger(__name__)
+
 RESERVED: Final = "_headrace"
 PREFIX: Final = f"{RESERVED}/media/"
 TRIES_MAX: Final = 12
 PAUSE_S: Final = 0.05
 DOCUMENT_BYTES_MAX: Final = 4 * 2**20
+POLL_EVERY_S: Final = 2.0
+TICK_S: Final = 0.1
+ASK_TIMEOUT_S: Final = 5.0
+START_WAIT_S: Final = 1.0
+REFRESH_GAP_S: Final = 0.2
+LOCK_FILE: Final = "poll.lock"
+OUTCOMES: Final = ("changed", "same", "refused", "missing", "failed")
+POLLS: Final = counter(
+    "media_document_polls_total",
+    "Questions to the object store for the cluster's documents, by outcome.",
+    outcome=OUTCOMES,
+)
 
 
 class DocumentDamaged(Corrupt):
@@ -155,21 +169,6 @@ def with_version(value: V, version: int) -> V:
     changed: Any = msgspec.structs.replace(value, version=version)  # type: ignore[type-var]
     copy: V = changed
     return copy
-
-
-log = logger(__name__)
-POLL_EVERY_S: Final = 2.0
-TICK_S: Final = 0.1
-ASK_TIMEOUT_S: Final = 5.0
-START_WAIT_S: Final = 1.0
-REFRESH_GAP_S: Final = 0.2
-LOCK_FILE: Final = "poll.lock"
-OUTCOMES: Final = ("changed", "same", "refused", "missing", "failed")
-POLLS: Final = counter(
-    "media_document_polls_total",
-    "Questions to the object store for the cluster's documents, by outcome.",
-    outcome=OUTCOMES,
-)
 
 
 class FollowedDocument(Generic[V]):

@@ -21,26 +21,11 @@ is created only if the first peer fails.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
-
-from headrace.media.cluster.peer_messages import (
-    PeerLost,
-    PeerResponse,
-    answer_span,
-    shape_of_answer,
-)
-from headrace.media.cluster.peers import Peer
-from headrace.media.model import Shape
-from headrace.media.sources import PartialBlock, Span
-
-if TYPE_CHECKING:
-    pass
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
@@ -51,12 +36,47 @@ from headrace.media.cluster.hop import (
     Hop,
     HopSigner,
 )
-from headrace.media.cluster.peer_messages import PeerRequest, target_of
+from headrace.media.cluster.peer_messages import (
+    PeerLost,
+    PeerRequest,
+    PeerResponse,
+    answer_span,
+    shape_of_answer,
+    target_of,
+)
+from headrace.media.cluster.peers import Peer
 from headrace.media.cluster.purge import Generations
 from headrace.media.errors import ObjectUnknown, SourceCut
-from headrace.media.model import BLOCK_BYTES
+from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.partitions import PartitionTable, partition_of
-from headrace.media.sources import Source
+from headrace.media.sources import PartialBlock, Source, Span
+
+log = logger(__name__)
+T = TypeVar("T")
+SHAPE_KEPT_S: Final = 2.0
+SHAPES_MAX: Final = 20_000
+AHEAD_TRIES: Final = 4
+AHEAD_PAUSE_S: Final = 0.05
+OUTCOMES: Final = (
+    "ok",
+    "missing",
+    "changed",
+    "ahead",
+    "busy",
+    "unproven",
+    "refused",
+    "failed",
+)
+_OTHER_OUTCOMES: Final = {403: "refused", 409: "ahead", 503: "busy"}
+HOPS: Final = counter(
+    "media_hops_total", "Requests made to other nodes, by outcome.", outcome=OUTCOMES
+)
+HOP_SECONDS: Final = histogram(
+    "media_hop_seconds",
+    "From a request to another node to its complete answer.",
+    buckets_s=FINE_BUCKETS_S,
+)
+_COUNTED: Final = {o: bound(HOPS, "media_hops_total", outcome=o) for o in OUTCOMES}
 
 
 class BlockRequest(NamedTuple):
@@ -87,18 +107,18 @@ class PeerReply(NamedTuple):
 class DirectFetch:
     """A block fetch without a task. `is_begun`: a request was sent to the first peer."""
 
-    __slots__ = ("_asked", "_asking", "_callback", "_flying", "_source", "_task", "is_begun")
+    __slots__ = ("_callback", "_fetch", "_pending", "_request", "_source", "_task", "is_begun")
 
     def __init__(
         self, source: PeerSource, fetch: PeerFetch, callback: Callable[[PartialBlock | None], None]
     ) -> None:
         self._source = source
-        self._flying = fetch
+        self._fetch = fetch
         self._callback = callback
         self._task: asyncio.Task[PartialBlock] | None = None
-        self._asked = source.request_for(fetch.request)
-        self._asking = fetch.peer.request_now(self._asked, self._take)
-        self.is_begun = self._asking is not None
+        self._request = source.request_for(fetch.request)
+        self._pending = fetch.peer.request_now(self._request, self._take)
+        self.is_begun = self._pending is not None
         if self.is_begun:
             source.block_requests.begin(fetch.request)
 
@@ -107,17 +127,17 @@ class DirectFetch:
         self._callback = _nobody
         if self._task is not None:
             self._task.cancel()
-        elif self._asking is not None:
-            self._asking.cancel()
-            self._source.block_requests.fail(self._flying.request, asyncio.CancelledError())
+        elif self._pending is not None:
+            self._pending.cancel()
+            self._source.block_requests.fail(self._fetch.request, asyncio.CancelledError())
 
     def _take(self, answer: PeerResponse | PeerLost) -> None:
-        self._asking = None
-        fetch = self._flying
-        if isinstance(answer, PeerLost) or not self._source.is_good(answer, self._asked):
+        self._pending = None
+        fetch = self._fetch
+        if isinstance(answer, PeerLost) or not self._source.is_good(answer, self._request):
             reply = PeerReply(fetch.peer, answer)
-            going_on = self._source.fetch_block(fetch.request, fetch.shape, reply)
-            self._task = self._source.begin_task(going_on)
+            work = self._source.fetch_block(fetch.request, fetch.shape, reply)
+            self._task = self._source.begin_task(work)
             self._task.add_done_callback(self._end)
             return
         try:
@@ -129,7 +149,7 @@ class DirectFetch:
 
     def _end(self, task: asyncio.Task[PartialBlock]) -> None:
         """Pass on the result of the task, which may have been cancelled before its first step."""
-        request, block_requests = self._flying.request, self._source.block_requests
+        request, block_requests = self._fetch.request, self._source.block_requests
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             block_requests.finish(request, task.result())
@@ -143,35 +163,7 @@ def _nobody(_: PartialBlock | None) -> None:
     """The caller was cancelled."""
 
 
-log = logger(__name__)
-T = TypeVar("T")
-SHAPE_KEPT_S: Final = 2.0
-SHAPES_MAX: Final = 20_000
-AHEAD_TRIES: Final = 4
-AHEAD_PAUSE_S: Final = 0.05
-OUTCOMES: Final = (
-    "ok",
-    "missing",
-    "changed",
-    "ahead",
-    "busy",
-    "unproven",
-    "refused",
-    "failed",
-)
-_OTHER_OUTCOMES: Final = {403: "refused", 409: "ahead", 503: "busy"}
-HOPS: Final = counter(
-    "media_hops_total", "Requests made to other nodes, by outcome.", outcome=OUTCOMES
-)
-HOP_SECONDS: Final = histogram(
-    "media_hop_seconds",
-    "From a request to another node to its complete answer.",
-    buckets_s=FINE_BUCKETS_S,
-)
-_COUNTED: Final = {o: bound(HOPS, "media_hops_total", outcome=o) for o in OUTCOMES}
-
-
-class _Kept(NamedTuple):
+class _CachedShape(NamedTuple):
     """A shape, its expiry, and the generation of its key."""
 
     shape: Shape
@@ -203,7 +195,7 @@ class Router:
         self.table: PartitionTable | None = None
         self.peers: Mapping[str, Peer] = {}
         self.generations = generations
-        self.shapes: dict[str, _Kept] = {}
+        self.shapes: dict[str, _CachedShape] = {}
         self.shape_requests: SingleFlight[str, Shape] = SingleFlight()
         self.block_requests: SingleFlight[BlockRequest, PartialBlock] = SingleFlight()
         self.receiving: dict[BlockRequest, PartialBlock] = {}
@@ -241,7 +233,7 @@ class Router:
         """Cache `shape` for a short time; the oldest entry is dropped."""
         generation = self.generations.generation(key)
         self.shapes.pop(key, None)
-        self.shapes[key] = _Kept(shape, time.monotonic() + SHAPE_KEPT_S, generation)
+        self.shapes[key] = _CachedShape(shape, time.monotonic() + SHAPE_KEPT_S, generation)
         if len(self.shapes) > SHAPES_MAX:
             del self.shapes[next(iter(self.shapes))]
 

@@ -18,6 +18,11 @@ from headrace.media.service.local_node import OBJECTS_MAX, Disk, HotObject, Veri
 from headrace.media.service.nodes import NodeInfo, Ownership, Plan
 from headrace.media.simulate.cluster import Cluster, Simulation, SimulationBusy, simulate_in_process
 
+NODES_MAX: Final = 100
+SIMULATED_MAX: Final = 16
+"""Nodes of a simulated cluster over HTTP; it takes some ten seconds of one core."""
+Names = Annotated[list[str], msgspec.Meta(max_length=NODES_MAX)]
+
 
 class Weight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node's share relative to a node of weight 1."""
@@ -88,12 +93,6 @@ async def put_weight(
 async def remove_node(media: NamedDependency[Media], node: FromPath[str]) -> None:
     """Remove a node. A node that still runs registers again at its next start."""
     await media.nodes.remove(node)
-
-
-NODES_MAX: Final = 100
-SIMULATED_MAX: Final = 16
-"""Nodes of a simulated cluster over HTTP; it takes some ten seconds of one core."""
-Names = Annotated[list[str], msgspec.Meta(max_length=NODES_MAX)]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -35,6 +35,8 @@ UPLOAD_BYTES_MAX: Final = 64 * 2**20
 
 Put larger objects directly into the store.
 """
+KEYS_MAX: Final = 1000
+Keys = Annotated[list[str], msgspec.Meta(max_length=KEYS_MAX)]
 
 
 class ObjectAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,10 +127,6 @@ async def remove_object(media: NamedDependency[Media], key: FromPath[str]) -> No
 
 def _shown(found: MediaObject) -> ObjectAnswer:
     return msgspec.convert(found, ObjectAnswer, from_attributes=True)
-
-
-KEYS_MAX: Final = 1000
-Keys = Annotated[list[str], msgspec.Meta(max_length=KEYS_MAX)]
 
 
 class ToPurge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

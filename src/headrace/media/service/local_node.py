@@ -20,6 +20,7 @@ from headrace.media.errors import NodeNotHere
 from headrace.media.hottest import ROWS_MAX, read_hottest
 
 SOCKET: Final = "filler.sock"
+OBJECTS_MAX: Final = ROWS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +119,6 @@ class Disks:
         from headrace.media.cache import control
 
         return await control(socket, command, **arguments)
-
-
-OBJECTS_MAX: Final = ROWS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,10 @@ from headrace.media.model import BLOCK_BYTES, MediaConfig
 from headrace.media.partitions import Candidate, PartitionTable, partition_of
 from headrace.media.simulate.cluster import Load, Situation, loads_of
 
+CONNECTIONS: Final = 4
+"""Connections to each node: enough for several reads of the object store, few beside clients."""
+ANSWER_TIMEOUT_S: Final = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
@@ -210,11 +214,6 @@ def _named(candidates: Sequence[Candidate], names: Sequence[str]) -> frozenset[s
             )
         found |= meant
     return frozenset(found)
-
-
-CONNECTIONS: Final = 4
-"""Connections to each node: enough for several reads of the object store, few beside clients."""
-ANSWER_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)

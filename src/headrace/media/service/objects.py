@@ -34,6 +34,7 @@ from headrace.media.model import (
 TTL_S_MAX: Final = 366 * 86_400.0
 GRID_S_MAX: Final = 7 * 86_400.0
 TAGGED_TYPE: Final = "audio/mpeg"
+_ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +220,6 @@ def _faults(key: str, *, ttl_s: float, grid_s: float, tag: str | None) -> list[F
         text = f"expected none for a key that is no .mp3: {key[:80]!r}"
         faults.append(FieldProblem("tag", "invalid", text))
     return faults
-
-
-_ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class TagUnknown(NotFound):

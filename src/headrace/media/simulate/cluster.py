@@ -33,6 +33,12 @@ from headrace.media.errors import InvalidSimulation
 from headrace.media.model import REPLICAS_MAX
 from headrace.media.partitions import CANDIDATES_MAX, PARTITIONS, Candidate, PartitionTable
 
+CENTRES_MAX: Final = 50
+ROLL_OUT: Final = "roll-out"
+LIMIT_S: Final = 30
+NICE: Final = 10
+_running = asyncio.Lock()
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -141,10 +147,6 @@ def _entering(candidates: Sequence[Candidate], alive: Mapping[str, str]) -> dict
         weights[one.dc] += one.weight if one.dc in nodes else 0.0
     whole = sum(weights.values())
     return {name: weights[dc] / whole / nodes[dc] for name, dc in alive.items()}
-
-
-CENTRES_MAX: Final = 50
-ROLL_OUT: Final = "roll-out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,11 +299,6 @@ def _in_gbit(cluster: Cluster, load: Load) -> NodeLoad:
         sends_gbit=load.sent_share * all_gbit,
         fair_gbit=load.fair_share * all_gbit,
     )
-
-
-LIMIT_S: Final = 30
-NICE: Final = 10
-_running = asyncio.Lock()
 
 
 class SimulationBusy(Unavailable):

@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import Final, Generic, Protocol, TypeVar
 
 BUCKET_S: Final = 0.25
+BURST_S: Final = 0.25
+BURST_BYTES_MIN: Final = 64 * 1024
 
 
 class Watched(Protocol):
@@ -61,10 +63,6 @@ class Deadlines(Generic[W]):
                     self.watch(item, item.deadline_s)
             self._next = min(self._buckets, default=None)
         return due
-
-
-BURST_S: Final = 0.25
-BURST_BYTES_MIN: Final = 64 * 1024
 
 
 class RateLimit:

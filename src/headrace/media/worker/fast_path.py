@@ -44,6 +44,7 @@ _LINE: Final = re.compile(rb"\r\nRange: bytes=([0-9]{1,18})-([0-9]{0,18})(?=\r\n
 _RANGE_NAME: Final = "\r\nRange: "
 _HOP_OTHERS: Final = (HOP_FIELD, "traceparent", "baggage")
 _CONDITIONS: Final = ("if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
+_Asked = tuple[CachedHead, re.Match[bytes] | None, VerifiedHop | None]
 
 
 class _Found(NamedTuple):
@@ -57,9 +58,6 @@ class _Found(NamedTuple):
     length_bytes: int
     frame: Frame
     first_bytes: memoryview
-
-
-_Asked = tuple[CachedHead, re.Match[bytes] | None, VerifiedHop | None]
 
 
 class FastPath:

@@ -27,8 +27,15 @@ from headrace.kernel.logs import logger
 from headrace.media.errors import ListenFailed
 from headrace.media.model import WORKERS_MAX, MediaConfig
 
+log = logger(__name__)
+
 PIECE_BYTES: Final = 64 * 1024
 _RESET: Final = struct.pack("ii", 1, 0)
+BACKLOG: Final = 1024
+FILES_KEPT_BACK: Final = 128
+"""Descriptors reserved for engines, logs, disks and temporary files."""
+UNEVEN: Final = 1.25
+"""The kernel spreads clients by a hash: a worker gets up to this much more than its share."""
 
 
 class Channel(Protocol):
@@ -233,14 +240,6 @@ def address_of(client: socket.socket) -> str:
         return str(client.getpeername()[0])
     except OSError:
         return ""
-
-
-log = logger(__name__)
-BACKLOG: Final = 1024
-FILES_KEPT_BACK: Final = 128
-"""Descriptors reserved for engines, logs, disks and temporary files."""
-UNEVEN: Final = 1.25
-"""The kernel spreads clients by a hash: a worker gets up to this much more than its share."""
 
 
 def listening_sockets(address: tuple[str, int], count: int, setting: str) -> list[socket.socket]:

@@ -53,6 +53,17 @@ from headrace.media.worker.socket_io import (
     workers_wanted,
 )
 
+log = logger(__name__)
+RESTARTS: Final = Backoff(first_s=0.1, max_s=2.0)
+"""Short, because clients wait in the socket of a dead worker."""
+HEALTHY_S: Final = 60.0
+STOP_MARGIN_S: Final = 2.0
+"""Time for a worker beyond the time for its answers."""
+CHILD: Final = "headrace.media.child"
+"""The module that children run. It imports little, so that a node restarts fast."""
+FILLER_STOP_S: Final = 8.0
+"""Time for the filler to write its blocks. If it is killed, blocks must be verified again."""
+
 
 def require_servable(config: MediaConfig) -> None:
     """Check the setup of this machine. Raises: InvalidConfig, with every problem; InvalidNode."""
@@ -93,18 +104,6 @@ def _problems_of_disk(disk: DiskConfig) -> list[FieldProblem]:
         return []
     text = f"expected a folder or a block device, got {disk.path}, which is neither"
     return [FieldProblem("media.disks", "invalid", text)]
-
-
-log = logger(__name__)
-RESTARTS: Final = Backoff(first_s=0.1, max_s=2.0)
-"""Short, because clients wait in the socket of a dead worker."""
-HEALTHY_S: Final = 60.0
-STOP_MARGIN_S: Final = 2.0
-"""Time for a worker beyond the time for its answers."""
-CHILD: Final = "headrace.media.child"
-"""The module that children run. It imports little, so that a node restarts fast."""
-FILLER_STOP_S: Final = 8.0
-"""Time for the filler to write its blocks. If it is killed, blocks must be verified again."""
 
 
 class ChildFailed(Unavailable):
