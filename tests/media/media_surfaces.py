@@ -1,7 +1,7 @@
-"""The verbs of media through each way in: Python, HTTP as the API decodes and refuses, the commands as they are typed.
+"""The services of media through each surface: Python, HTTP as the API decodes it, and commands.
 
-`await surface.do("put", {"key": "a.mp3", "size": 5})` gives what JSON can hold, the same on each surface; what is refused
-raises `Refused` with the status and the code.
+`await surface.do("put", {"key": "a.mp3", "size": 5})` returns JSON values, the same on each
+surface. A refusal raises `Refused` with status and code.
 """
 
 # ruff: noqa: A002 - the routes' own word is `id`
@@ -100,7 +100,7 @@ class PythonSurface(PythonVerbs):
 
 
 class HttpSurface:
-    """Requests to the room's routes."""
+    """Requests to the routes."""
 
     def __init__(self, client) -> None:
         self.client = client
@@ -191,7 +191,7 @@ class CommandSurface:
         return await getattr(self, verb)(**given)
 
     async def run(self, *words, exit_code=0):
-        """The document that a command shows. Raises: Refused."""
+        """The document that a command prints. Raises: Refused."""
         loop, shown = asyncio.get_running_loop(), []
         terminal = SimpleNamespace(
             is_json=True,

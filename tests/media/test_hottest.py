@@ -1,4 +1,4 @@
-"""What clients ask for most: right in a sample, bounded, and soon forgotten."""
+"""The most requested objects: correct in a sample, bounded, and soon forgotten."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Clock:
 
 
 def asked(clock: Clock, *, seconds: int, shares: dict[str, int], others_a_s: int = 0) -> Hottest:
-    """A process that each second is asked for keys by their shares, and for others that never come again."""
+    """A process with a given share of requests for each key, and for unique keys."""
     dice = random.Random(7)
     found = Hottest(clock, random.Random(8))
     number = 0

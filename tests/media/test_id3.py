@@ -1,4 +1,4 @@
-"""ID3 tags: written, read again by us and by others, and joined with tracks at every byte."""
+"""ID3 tags: written, read by this and other libraries, and joined with tracks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_largest_tag_passes():
 @pytest.mark.slow
 @given(at=st.integers(0, 10_000), new=st.integers(0, 255), cut=st.booleans())
 def test_a_stored_tag_that_changed_is_not_believed(at, new, cut):
-    """A changed text is another tag of ours; its id tells, and the shape of everything is still right."""
+    """A changed text is another tag. Its id shows that, and the shape stays correct."""
     data = tag_bytes(FULL)
     at %= len(data)
     changed = data[:at] if cut else data[:at] + bytes([new]) + data[at + 1 :]
@@ -165,9 +165,12 @@ def read(
 
 @pytest.mark.slow
 @given(
-    tag_size=st.integers(11, 300), own_size=st.sampled_from([0, 10, 77]), music_size=st.integers(0, 300),
-    first=st.none() | st.integers(0, 700), last=st.none() | st.integers(0, 700),
-)  # fmt: skip
+    tag_size=st.integers(11, 300),
+    own_size=st.sampled_from([0, 10, 77]),
+    music_size=st.integers(0, 300),
+    first=st.none() | st.integers(0, 700),
+    last=st.none() | st.integers(0, 700),
+)
 def test_any_range_is_that_of_the_two_joined(tag_size, own_size, music_size, first, last):
     tag = bytes([1]) + bytes(range(256)) * 2
     tag, music = tag[:tag_size], bytes(n % 251 for n in range(music_size))

@@ -1,4 +1,4 @@
-"""Scripts of other origins read media where the settings allow it, ranges included; others learn nothing by it."""
+"""Scripts of other origins can read media only where the settings allow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node whose folder of objects is not mounted: what is missing there is no miss."""
+"""A node whose folder of objects is not mounted: a missing file is no miss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs, by the library, by HTTP and by the commands."""
+"""The services through Python, HTTP and commands."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_the_routes(media):
 
 
 class Screen:
-    """A terminal over one folder, as the cli floor gives it to commands."""
+    """A terminal over one folder, as the cli gives it to commands."""
 
     is_json = True
 
@@ -147,7 +147,7 @@ def test_the_limit_of_files_limits_connections():
 
 
 class Item:
-    """Something with a deadline."""
+    """An item with a deadline."""
 
     def __init__(self) -> None:
         self.deadline_s, self.bucket = 0.0, 0

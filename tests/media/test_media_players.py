@@ -1,6 +1,7 @@
-"""What people really use against a real node: curl, `wget -c`, ffprobe and a browser's audio element.
+"""Real clients against a real node: curl, `wget -c`, ffprobe and a browser's audio element.
 
-The node is the command, in its own processes; every URL is signed, and every track begins with a buyer's tag.
+The node is the command with its own processes. Every URL is signed, and every track begins with a
+buyer's tag.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MODES = {"files": "", "disks": "blocks:96MiB"}
 
 @dataclass
 class Shop:
-    """A running node, and what it should give for a bought track."""
+    """A running node, and the expected bytes of a bought track."""
 
     media: Media
     url: str
@@ -130,8 +131,10 @@ def test_what_was_not_signed_is_refused(shop):
     for url in (shop.url.partition("?")[0], shop.url[:-1], shop.url.replace("song", "sing")):
         ran = subprocess.run(
             [needs("curl"), "-sS", "-o", "-", "-w", "%{http_code}", url],
-            capture_output=True, timeout=90, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            timeout=90,
+            check=True,
+        )
         assert ran.stdout.endswith(b"403"), ran.stdout
         assert b"media.signature_invalid" in ran.stdout
 
@@ -167,7 +170,7 @@ def test_ffmpeg_decodes_from_the_middle(shop):
 
 
 async def test_what_is_traced_is_logged_by_the_node(shop):
-    """The user is the one of the signed URL, whatever the client says; no line tells the URL's signature."""
+    """The user is that of the signed URL, not of the client's fields; no line has a signature."""
     parent = f"00-{'4b' * 16}-{'f0' * 8}-01"
     client = ["-o", os.devnull, "-r", "300000-300099", "-H", f"traceparent: {parent}"]
     await shop.media.traces.start("user=42", for_s=60)

@@ -1,4 +1,4 @@
-"""One life of a node, told alike by Python, HTTP and the command line: `media_scenario.toml`, step by step."""
+"""One life of a node through Python, HTTP and commands: the steps of `media_scenario.toml`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DISK = "24MiB"
 
 
 def filled(value, names):
-    """`value` with `names` in their places."""
+    """`value` with `names` replaced."""
     if isinstance(value, dict):
         return {key: filled(one, names) for key, one in value.items()}
     if isinstance(value, list):
@@ -70,13 +70,13 @@ def node(blobs, tmp_path):
 
 
 def free_port():
-    """A port that nobody has; the others are told of it, so it must be known beforehand."""
+    """A free port, which must be fixed beforehand because the other nodes get it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
 
 
 async def wait_ready(process, media):
-    """Return once the node has entered the cluster, is served, and its disks are in use."""
+    """Return once the node is registered, is served, and its disks are in use."""
 
     async def is_ready():
         assert is_alive(process.pid), process.err
@@ -147,7 +147,7 @@ async def test_a_node_that_does_not_answer_is_told_by_warm(blobs, tmp_path):
 
 
 async def test_warm_asks_one_byte_of_each_block(blobs):
-    """A node that counts: what it is asked for is what it would fetch."""
+    """The requests that a counting node gets are the blocks it would read."""
     asked = []
 
     async def answer(reader, writer):

@@ -1,4 +1,4 @@
-"""What children tell their parent: growth is kept, clients are added up, a dead child's gauges go."""
+"""Reports of children: increments are kept, clients are summed, gauges of the dead are removed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headrace.media.worker.ipc_reports import Report, ReportCollector
 
 
 def shown(name: str) -> float:
-    """The series as a scrape would see it; 0 where it is not there."""
+    """The value as a scrape would show it; 0 if it does not exist."""
     for line in own_metrics().decode().splitlines():
         if line.startswith(name + " "):
             return float(line.split()[-1])

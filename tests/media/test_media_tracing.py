@@ -1,4 +1,4 @@
-"""Trace tags: read, handed on, and logged where a watch asks for it."""
+"""Trace tags are read, passed on, and logged where a watch matches."""
 
 from __future__ import annotations
 
@@ -136,9 +136,12 @@ def test_a_watched_request_without_a_trace_gets_one():
 def write(traces: TraceLog) -> None:
     traces.write(
         TraceTag(PARENT, "42", None, KEY),
-        status=206, sent_bytes=1000, cache="headrace; hit", outcome="done",
+        status=206,
+        sent_bytes=1000,
+        cache="headrace; hit",
+        outcome="done",
         stages_s={"parse": 0.00001, "send": 0.0123456},
-    )  # fmt: skip
+    )
 
 
 def lines(told: str) -> list[dict]:

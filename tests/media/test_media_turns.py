@@ -1,4 +1,4 @@
-"""Whose turn it is in one worker: who asks goes before those whose sockets only have room again."""
+"""Scheduling in one worker: new requests come before clients with room in their sockets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def waiting_bytes(client: socket.socket) -> int:
 
 
 def drain(client: socket.socket) -> None:
-    """Take all that is in the kernel; what has to come from the node does not come meanwhile."""
+    """Read all that is in the kernel; the node sends nothing meanwhile."""
     try:
         while client.recv(DRAINED_BYTES):
             pass
@@ -41,7 +41,7 @@ def drain(client: socket.socket) -> None:
 
 
 async def wait_full(clients: list[socket.socket]) -> None:
-    """Return once nothing more comes for any of them, since none of them reads."""
+    """Return once no more bytes arrive for any of them, since none of them reads."""
     before = None
     async with asyncio.timeout(DEADLINE_S):
         while (now := [waiting_bytes(client) for client in clients]) != before or not all(now):
@@ -62,7 +62,7 @@ async def test_who_asks_goes_before_those_that_only_have_room_again(blobs):
         for client in slow:
             client.sendall(head)
         await wait_full(slow)
-        # The node is in this very loop, so all of this is there at its next look, the request last.
+        # The node runs in this loop, so all of this is ready at its next poll, the request last.
         for client in slow:
             drain(client)
         fast.sendall(head.replace(b"\r\n\r\n", b"\r\nRange: bytes=0-9\r\n\r\n"))

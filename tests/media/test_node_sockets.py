@@ -1,4 +1,4 @@
-"""Listening sockets of several workers, and how many clients and workers a node has."""
+"""Listening sockets of several workers, and the numbers of clients and workers."""
 
 from __future__ import annotations
 

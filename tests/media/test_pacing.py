@@ -1,4 +1,4 @@
-"""The rate of a signed URL: never more than a burst ahead, and no more timers than bursts."""
+"""The rate of a signed URL: at most a burst ahead, and at most one timer per burst."""
 
 from __future__ import annotations
 

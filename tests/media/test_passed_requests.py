@@ -1,4 +1,4 @@
-"""A request that another node answers, by a head that was seen before: it must say and send what the long way does."""
+"""Known heads that another node answers: same answers and bytes as on the full path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 SIZE_BYTES = 3 * BLOCK_BYTES + 1234
 KEYS = [f"tracks/{n}.mp3" for n in range(8, 16)]
 SEEN = 4
-"""How often a head is sent: the first teaches what it means, the second its way, later ones go it."""
+"""Repetitions: the first parses the head, the second caches it, later ones use it."""
 PEER = "headrace; fwd=miss; detail=peer"
 LAST = SIZE_BYTES - 1
 CASES = {
@@ -34,12 +34,12 @@ CASES = {
     "past the end": {"Range": f"bytes={LAST}-{LAST + 100}"},
     "beyond": {"Range": f"bytes={SIZE_BYTES}-"},
     "the end alone": {"Range": "bytes=-77"},
-    "another is wanted": {"If_Match": '"other"'},
+    "another version is requested": {"If_Match": '"other"'},
 }
 
 
 class Pair:
-    """Node a, which is asked, and keys that node b keeps; one of them is for the test that changes its object."""
+    """Node a, which is queried, and keys that node b keeps; one is for the test with changes."""
 
     def __init__(self, node: WholeNode, blobs: Blobs, key: str, changing_key: str) -> None:
         self.node, self.blobs = node, blobs
@@ -75,8 +75,10 @@ async def _two_nodes(folder):
     for key in KEYS:
         await blobs.put(key, content(key, 0, SIZE_BYTES))
     settings = {
-        "blobs_url": blobs.folder.as_uri(), "media_workers": "1", "media_replicas": "1",
-    }  # fmt: skip
+        "blobs_url": blobs.folder.as_uri(),
+        "media_workers": "1",
+        "media_replicas": "1",
+    }
     for name in "ab":
         (folder / name / "disk").mkdir(parents=True)
 
@@ -92,7 +94,7 @@ async def _two_nodes(folder):
 
 
 def told(answer: Answer) -> tuple[int, dict[str, str], str]:
-    """All of an answer but the moment."""
+    """All of an answer except its date."""
     fields = {name: value for name, value in answer.fields.items() if name != "date"}
     return answer.status, fields, hashlib.sha256(answer.body).hexdigest()
 

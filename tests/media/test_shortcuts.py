@@ -1,4 +1,4 @@
-"""A head that was seen before is answered by a short way: it must say and send what the long way does, and know its end."""
+"""Known heads on the fast path: same answers and bytes as on the full path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 KEY, SIZE_BYTES = "tracks/a.mp3", 3 * BLOCK_BYTES + 1234
 DATA = content("a", 0, SIZE_BYTES)
 SEEN = 4
-"""How often a head is sent: the first teaches what it means, the second its way, later ones go it."""
+"""Repetitions: the first parses the head, the second caches it, later ones use it."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ async def blobs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 async def node(blobs, tmp_path_factory):
-    """One worker with a disk, every block of the track on it."""
+    """One worker with a disk that has every block of the track."""
     folder = tmp_path_factory.mktemp("node")
     settings = {"blobs_url": blobs.folder.as_uri(), "media_workers": "1"}
     async with whole_node(folder, media_disks=f"{folder}/disk:32MiB", **settings) as node:
@@ -51,7 +51,7 @@ async def connect(node: WholeNode, **options: int) -> Client:
 
 
 def told(answer: Answer) -> tuple[int, dict[str, str], bytes]:
-    """All of an answer but the moment."""
+    """All of an answer except its date."""
     fields = {name: value for name, value in answer.fields.items() if name != "date"}
     return answer.status, fields, answer.body
 
@@ -62,10 +62,16 @@ CASES = {
     "no range": ({}, *WHOLE),
     "a part": ({"Range": "bytes=10-19"}, 206, DATA[10:20]),
     "one byte": ({"Range": "bytes=0-0"}, 206, DATA[:1]),
-    "over a block's end": ({"Range": f"bytes={BLOCK_BYTES - 5}-{BLOCK_BYTES + 5}"}, 206,
-                           DATA[BLOCK_BYTES - 5 : BLOCK_BYTES + 6]),
-    "a block": ({"Range": f"bytes={BLOCK_BYTES}-{2 * BLOCK_BYTES - 1}"}, 206,
-                DATA[BLOCK_BYTES : 2 * BLOCK_BYTES]),
+    "over a block's end": (
+        {"Range": f"bytes={BLOCK_BYTES - 5}-{BLOCK_BYTES + 5}"},
+        206,
+        DATA[BLOCK_BYTES - 5 : BLOCK_BYTES + 6],
+    ),
+    "a block": (
+        {"Range": f"bytes={BLOCK_BYTES}-{2 * BLOCK_BYTES - 1}"},
+        206,
+        DATA[BLOCK_BYTES : 2 * BLOCK_BYTES],
+    ),
     "to the end": ({"Range": f"bytes={BLOCK_BYTES + 7}-"}, 206, DATA[BLOCK_BYTES + 7 :]),
     "past the end": ({"Range": f"bytes={LAST}-{LAST + 100}"}, 206, DATA[LAST:]),
     "the end alone": ({"Range": "bytes=-77"}, 206, DATA[-77:]),
@@ -77,10 +83,10 @@ CASES = {
     "small letters": ({"range": "bytes=10-19"}, 206, DATA[10:20]),
     "another version": ({"Range": "bytes=0-1", "If_Range": '"other"'}, *WHOLE),
     "unchanged since": ({"If_Modified_Since": "Fri, 01 Jan 2100 00:00:00 GMT"}, 304, b""),
-    "another is wanted": ({"If_Match": '"other"'}, 412, None),
+    "another version is requested": ({"If_Match": '"other"'}, 412, None),
     "a trace": ({"Range": "bytes=3-9", "baggage": "user=42"}, 206, DATA[3:10]),
     "last request": ({"Range": "bytes=0-4", "Connection": "close"}, 206, DATA[:5]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -129,14 +135,14 @@ async def test_repeated_heads_at_once_and_in_pieces(node):
 
 
 async def test_what_a_socket_does_not_take_at_once_follows(node):
-    """A client with a small window takes an answer in many turns."""
+    """A client with a small window receives an answer over many epochs."""
     client = await connect(node, limit=4096)
     for _ in range(SEEN):
         assert ((await client.ask(KEY, Range="bytes=5-")).body == DATA[5:]) is True
 
 
 async def test_small_answers_that_a_full_socket_takes_in_part_follow(node):
-    """One head at a time while nothing is read: at some answer the socket is full in the midst of it."""
+    """One head at a time without reading: at some answer the socket is full in the middle."""
     client = await connect(node)
     for _ in range(SEEN):
         await client.ask(KEY, Range="bytes=0-9")
@@ -241,7 +247,7 @@ async def test_a_watch_sees_heads_that_were_seen_before(node, blobs):
 
 
 async def test_a_hop_s_head_is_proven_each_time_however_often_it_was_seen(blobs, tmp_path):
-    """A node that asks this one gets the same answers, with a proof of its own each; no proof counts twice."""
+    """A requesting node gets the same answers, each with its own signature; replays are refused."""
     signer = HopSigner([derive_key(SECRET, KEY_USE)], "a")
     line = signer.sequence()
     settings = {"blobs_url": blobs.folder.as_uri(), "media_workers": "1", "media_node": "b"}

@@ -1,4 +1,4 @@
-"""Signed URLs and tagged tracks over the wire: who gets what, byte for byte."""
+"""Signed URLs and tagged tracks over the wire, byte for byte."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ KEYS = Keys.derive(SECRET)
 
 @pytest.fixture
 async def shut(blobs):
-    """A node that serves signed URLs alone."""
+    """A node that serves signed URLs only."""
     async with serving(blobs, signed="required") as served:
         yield served
 
 
 def target(url: str) -> str:
-    """What of a URL stands behind `/m/`."""
+    """The part of a URL behind `/m/`."""
     parts = urlsplit(url)
     return f"{parts.path}?{parts.query}".removeprefix("/m/")
 
@@ -48,7 +48,7 @@ async def test_only_what_was_signed_is_served(shut):
     assert answer.fields["cache-control"] == "private, max-age=60"
     for asked in (KEY, f"{KEY}?v=1", good[:-1], good.replace("a.mp3", "b.mp3"), f"{good}&x=1"):
         assert await code_of(client, asked) == (403, "media.signature_invalid")
-    # On the same connection: a refusal ends nothing.
+    # On the same connection: a refusal does not end it.
     part = await client.ask(good, Range="bytes=5-9")
     assert (part.status, part.body) == (206, MUSIC[5:10])
     head = await client.ask(good, method="HEAD")
@@ -56,7 +56,7 @@ async def test_only_what_was_signed_is_served(shut):
 
 
 async def test_a_refusal_tells_nothing(shut):
-    """Neither which part was wrong, nor whether the object is there, and it is never cached."""
+    """It shows neither the wrong part nor whether the object exists, and is never cached."""
     await shut.media.objects.put(KEY, MUSIC)
     client = await shut.connect()
     over = sign(KEYS, f"/m/{KEY}", expires_at=int(time.time()) - 1)
@@ -113,7 +113,7 @@ async def test_where_none_is_required_a_signature_is_checked_all_the_same(node):
 
 
 async def bought(node, track: bytes = MUSIC, **tags: str) -> tuple[str, bytes]:
-    """A track in the store and a buyer's URL of it: what to ask, and the tag it begins with."""
+    """A track and a buyer's URL of it: the target, and the tag it begins with."""
     await node.media.objects.put(KEY, track)
     given = {**TAGS, **tags}
     stored = await node.media.tags.put(**given, cover=JPEG)

@@ -1,4 +1,4 @@
-"""Signing, tags and tracing by Python, HTTP and the commands: the same answers and the same refusals."""
+"""Signing, tags and tracing through Python, HTTP and commands, with equal answers and refusals."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ async def test_a_tag_whose_bytes_changed_is_not_shown(way, media):
 
 
 def test_the_commands_print_what_a_shell_can_use(tmp_path, blobs):
-    """One line: a URL, an id, a table; and what a dry run leaves."""
+    """One line: a URL, an id, a table; and the effect of a dry run."""
     media = Media(blobs, MediaConfig(), secret=lambda: SECRET)
     shown = []
     terminal = SimpleNamespace(

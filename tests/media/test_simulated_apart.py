@@ -1,4 +1,4 @@
-"""A simulation asked of the API: in a process of its own, one at a time, ended with whoever asked."""
+"""A simulation over the API: in a separate process, one at a time, ended with its caller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGE = Cluster(centres=10, nodes=10)
 
 
 def simulating() -> list[str]:
-    """Processes of this one that compute one now."""
+    """Child processes that run a simulation."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

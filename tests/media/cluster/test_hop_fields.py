@@ -1,4 +1,4 @@
-"""A hop field is worth something once, for one request, to one node; anything else is refused."""
+"""A hop field is valid once, for one request, to one node; anything else is refused."""
 
 from __future__ import annotations
 

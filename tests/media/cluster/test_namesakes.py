@@ -1,4 +1,4 @@
-"""Two nodes of one name: the second is not entered while the first answers, and both say so."""
+"""Two nodes of one name: the second is not registered while the first answers; both log it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_another_node_or_a_stranger_at_the_address_takes_no_name(name, moo
     try:
         entered = Member(name="n1", address=node.member.address)
         await require_unique_name(entered, OWN, SIGNER, LISTEN)
-        assert node.asked, "it was not asked"
+        assert node.asked, "it got no request"
     finally:
         await node.stop()
 
@@ -58,7 +58,7 @@ def test_an_address_of_this_machine_and_port_is_our_own():
 
 @asynccontextmanager
 async def running(blobs, folder):
-    """A node n1 at a free port; its address."""
+    """A node n1 at a free port, and its address."""
     config = MediaConfig(node="n1", listen=("127.0.0.1", 0))
     media = Media(blobs, config, secret=lambda: "s" * 32, folder=folder)
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
@@ -104,7 +104,7 @@ async def test_a_name_goes_on_from_a_dead_node_and_not_from_one_that_answers(
     async with running(blobs, tmp_path / "first") as first:
         await wait_entered(blobs, first)
         async with running(blobs, tmp_path / "second") as second:
-            await wait_true(are_both_told, what="both nodes tell it")
+            await wait_true(are_both_told, what="both nodes log it")
             assert any(first in why and second in why for why in reasons)
             assert "another node with this name sent a request" in reasons
             await wait_entered(blobs, first)

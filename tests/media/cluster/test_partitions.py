@@ -1,4 +1,4 @@
-"""Who keeps what: alike everywhere, even, and moving no more than it must."""
+"""The owners of keys: the same everywhere, even, and with minimal moves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_keys_are_spread_over_all_partitions():
 
 @pytest.mark.slow
 def test_a_table_is_the_same_for_any_order_and_for_ever():
-    """Nodes of two versions stand side by side: the table of given nodes may not change between them."""
+    """Nodes of two versions coexist, so the table of given nodes may not change between them."""
     nodes = [Candidate("a", "x", 1), Candidate("b", "y", 0.5), Candidate("c", "x", 2)]
     table = PartitionTable.build(nodes, 2)
     again = PartitionTable.build(reversed(nodes), 2)

@@ -1,4 +1,4 @@
-"""A block of another node goes out as it comes in, and waits where nothing is here."""
+"""A block of another node is sent as it is received."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = "tracks/a.mp3"
 
 
 class Client:
-    """A socket pair: `send` moves what a body has, `got` is what arrived."""
+    """A socket pair: `send` sends a body, `got` is what arrived."""
 
     def __init__(self, source, shape, *, start: int, length_bytes: int) -> None:
         ours, self.theirs = socket.socketpair()
@@ -59,7 +59,7 @@ async def test_what_is_here_goes_out_while_the_rest_comes():
         source = router.router.source(KEY, None)
         shape = await source.shape(KEY)
         first.mood = "pauses"
-        # Over the border of two blocks: the second is asked for as soon as the first has begun.
+        # Across two blocks: the second is requested as soon as the first has begun.
         with closing(Client(source, shape, start=100_000, length_bytes=200_000)) as client:
             await client.begin()
             assert len(first.asked) == 2

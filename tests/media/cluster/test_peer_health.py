@@ -1,4 +1,4 @@
-"""Who is asked: out by failures, back by a probe alone."""
+"""Peer health: failures take a peer out, only a probe brings it back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_a_refused_connection_takes_a_peer_out_at_once():
     health = Health()
     assert health.fail(is_refused=True)
     assert not health.is_usable
-    assert not health.fail(is_refused=True), "told once"
+    assert not health.fail(is_refused=True), "reported once"
 
 
 def test_three_bad_answers_in_a_row_take_it_out_and_a_good_one_between_saves_it():
@@ -31,7 +31,7 @@ def test_only_a_probe_brings_it_back():
     assert not health.is_usable
     assert health.probe_succeeded()
     assert health.is_usable
-    assert not health.probe_succeeded(), "told once"
+    assert not health.probe_succeeded(), "reported once"
 
 
 STEPS = st.lists(st.sampled_from(["good", "bad", "gone", "probe good", "probe bad"]))

@@ -1,4 +1,4 @@
-"""A node's processes follow the store through one of them; nothing bad or old is ever taken."""
+"""A node's processes follow the store through one of them; invalid or old documents are ignored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 @asynccontextmanager
 async def following(blobs, folder, *, every_s: float = 0.05):
-    """One process's view of the members, and what asks for it."""
+    """One process's view of the members, and its poller."""
     polled = FollowedDocument(MEMBERSHIP)
     polling = DocumentPoller(blobs, folder, [polled], every_s=every_s)
     await polling.start()
@@ -44,7 +44,7 @@ def polls(outcome: str) -> float:
 
 
 async def wait_polled(outcome: str) -> None:
-    """Return once the store was asked again, with this outcome."""
+    """Return once the store was polled again with this outcome."""
     before = polls(outcome)
     await wait_true(lambda: polls(outcome) > before + 1, what=f"polled: {outcome}")
 
@@ -90,7 +90,7 @@ async def test_the_last_copy_serves_while_the_store_is_away(blobs, folder):
             await store(blobs, 8)
             await wait_true(lambda: polled.value.version == 8)
     told = [line for line in logs if line["event"] == "document_not_read"]
-    assert len(told) == 1, "told once, however long it lasts"
+    assert len(told) == 1, "logged once, however long it lasts"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A block asked of another node without a task: the plain case at once, every other as the long way gives it."""
+"""Block fetches without a task: the plain case is immediate, others match the full path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPAN = Span(0, 5000)
 
 
 class Soloist:
-    """Who asks, and what was told."""
+    """A fetch and its results."""
 
     def __init__(self, router, shape: Shape) -> None:
         self.router = router
@@ -40,7 +40,7 @@ class Soloist:
         return BlockRequest(KEY, self.shape.etag, 0, SPAN)
 
     async def answer(self) -> bytes | None:
-        await wait_true(lambda: bool(self.told), what="it is told")
+        await wait_true(lambda: bool(self.told), what="the result")
         [coming] = self.told
         return await coming.whole() if coming is not None else None
 
@@ -50,7 +50,7 @@ class Soloist:
 
 @asynccontextmanager
 async def soloist():
-    """One who has a connection to the first replica."""
+    """A fetch with a connection to the first replica."""
     async with asking({KEY: DATA}) as router:
         await router.get(KEY, 0, 10)
         yield Soloist(router, await router.router.peer_source.shape(KEY)), router.order(KEY)
@@ -81,7 +81,14 @@ async def test_without_a_kept_connection_nothing_is_done():
 
 @pytest.mark.parametrize(
     "mood",
-    ["full", "resets", "speaks nonsense", "is a stranger", "gives another part", "ignores ranges"],
+    [
+        "full",
+        "resets",
+        "sends garbage",
+        "has another secret",
+        "gives another part",
+        "ignores ranges",
+    ],
 )
 async def test_what_the_first_does_not_give_the_second_gives(mood):
     async with soloist() as (solo, (first, second)):
@@ -118,7 +125,7 @@ async def test_another_version_sends_it_the_long_way():
 
 @pytest.mark.parametrize("mood", ["slow", "full"])
 async def test_one_that_leaves_spoils_nothing_for_who_shares_the_block(mood):
-    """While the first is asked, or a second one after it."""
+    """While the first replica is queried, or a second one after it."""
     async with soloist() as (solo, (first, second)):
         first.mood, second.mood = mood, "slow"
         asked = solo.ask()
@@ -134,14 +141,19 @@ async def test_one_that_leaves_spoils_nothing_for_who_shares_the_block(mood):
 
 
 def test_the_head_of_a_part_is_read_by_its_shape_as_field_by_field():
-    """Else it would be read the long way, and nobody would see it but by the clock."""
+    """Otherwise heads would take the slow path without any visible difference."""
     request = Request("GET", f"/m/{KEY}", {}, is_http_1_0=False, keeps_alive=True, has_body=False)
     for etag, immutable in (("a1-b2-c3", False), ("0" * 64, True)):
         head = answers.object_head(
-            request, Decision(206, 100, 50), Shape(300, etag, 1_700_000_000, immutable),
-            key=KEY, grant=OPEN, cache_status=answers.HIT, keeps_alive=True,
+            request,
+            Decision(206, 100, 50),
+            Shape(300, etag, 1_700_000_000, immutable),
+            key=KEY,
+            grant=OPEN,
+            cache_status=answers.HIT,
+            keeps_alive=True,
             extra=(("X-Headrace-Reply", "5a" * 32),),
-        )  # fmt: skip
+        )
         data = head.removesuffix(b"\r\n\r\n")
         assert PLAIN_HEAD.fullmatch(data)
         status, fields = parse_answer_head(data)
@@ -149,9 +161,11 @@ def test_the_head_of_a_part_is_read_by_its_shape_as_field_by_field():
         assert (status, fields) == (
             206,
             {
-                "etag": f'"{etag}"', "content-length": "50", "content-range": "bytes 100-149/300",
+                "etag": f'"{etag}"',
+                "content-length": "50",
+                "content-range": "bytes 100-149/300",
                 "x-headrace-reply": "5a" * 32,
             },
-        )  # fmt: skip
+        )
         assert status == by_field[0]
         assert fields.items() <= by_field[1].items()

@@ -13,13 +13,20 @@ from typing import Self
 from store_lab import StoreNode
 
 CRASH_POINTS = (
-    "chosen", "hidden", "waited", "punched", "written", "fields_stored", "entry_summed", "verified",
+    "chosen",
+    "hidden",
+    "waited",
+    "punched",
+    "written",
+    "fields_stored",
+    "entry_summed",
+    "verified",
     "shown",
-)  # fmt: skip
+)
 
 
 class FillerChild:
-    """One filler process; killed at the end if it still runs."""
+    """One filler process, which is killed at the end if it still runs."""
 
     def __init__(self, node: StoreNode, *, bug: str = "", crash_at: str = "") -> None:
         settings = {
@@ -49,7 +56,7 @@ class FillerChild:
         line = self.process.stdout.readline()
         # The probe at the start passes some of the points, too.
         is_as_told = line == b"ready\n" or (self._dies and self.process.wait() == -signal.SIGKILL)
-        assert is_as_told, f"the filler said {line!r}: see filler.err"
+        assert is_as_told, f"the filler printed {line!r}: see filler.err"
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -57,17 +64,17 @@ class FillerChild:
         self._err.close()
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
+        """SIGKILL the filler and wait for its end."""
         self.process.kill()
         self.wait()
 
     def stop(self) -> int:
-        """SIGTERM, and wait for its end."""
+        """SIGTERM the filler and wait for its end."""
         self.process.terminate()
         return self.wait()
 
     def wait(self) -> int:
-        """Wait for its end; the exit code."""
+        """Wait for its end and return the exit code."""
         code = self.process.wait(timeout=90)
         self.process.stdout.close()
         self.process.stdin.close()

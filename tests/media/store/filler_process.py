@@ -1,4 +1,7 @@
-"""A filler as a process, with or without a planted bug: `python filler_process.py SETTINGS_JSON`. Says `ready`; SIGTERM ends it."""
+"""A filler process, optionally with a planted bug: `python filler_process.py SETTINGS_JSON`.
+
+It prints `ready`; SIGTERM ends it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def plant(bug: str) -> None:
 
 
 def end_with_parent() -> None:
-    """Whoever started this holds the other end of its standard input; when that is gone, so is this."""
+    """Exit when the parent, which holds the other end of the standard input, has ended."""
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), lambda: os._exit(1))
 
 

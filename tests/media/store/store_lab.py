@@ -1,4 +1,4 @@
-"""A node's store for tests: small disks, objects whose every byte follows from their key, filler and view in this process."""
+"""A node's cache for tests: small disks, objects derived from their keys, in this process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PAGE = 4096
 
 
 def disk_bytes(sets: int) -> int:
-    """The least size of a disk with so many sets."""
+    """The minimum size of a disk with this many sets."""
     return 2 * DATA_AT + PROBE_BLOCKS * BLOCK_BYTES + sets * (WAYS * BLOCK_BYTES + SET_BYTES)
 
 
 @lru_cache(maxsize=512)
 def block_data(name: str, number: int, length: int = BLOCK_BYTES) -> bytes:
-    """What block `number` of that object is: each page of it tells name, block and place."""
+    """The content of block `number`: each page has name, block and position."""
     pages = range(-(-length // PAGE))
     parts = [
         hashlib.blake2b(f"{name}/{number}/{page}".encode(), digest_size=64).digest() * (PAGE // 64)
@@ -39,7 +39,7 @@ def block_data(name: str, number: int, length: int = BLOCK_BYTES) -> bytes:
 
 
 def object_data(name: str, size_bytes: int) -> bytes:
-    """All bytes of that object."""
+    """All bytes of the object."""
     starts = range(0, size_bytes, BLOCK_BYTES)
     return b"".join(
         block_data(name, start // BLOCK_BYTES, min(BLOCK_BYTES, size_bytes - start))
@@ -48,7 +48,7 @@ def object_data(name: str, size_bytes: int) -> bytes:
 
 
 async def put_object(blobs: Blobs, name: str, blocks: float = 4) -> Shape:
-    """Store an object of so many blocks; its shape."""
+    """Store an object of this many blocks. Return its shape."""
     size_bytes = int(blocks * BLOCK_BYTES)
     await blobs.put(name, object_data(name, size_bytes))
     info = await blobs.info(name)
@@ -57,7 +57,7 @@ async def put_object(blobs: Blobs, name: str, blocks: float = 4) -> Shape:
 
 @dataclass
 class StoreNode:
-    """One node's folders and what runs of it."""
+    """One node's folders and its running parts."""
 
     folder: Path
     blobs: Blobs
@@ -78,11 +78,11 @@ class StoreNode:
 
     @property
     def store(self) -> BlockCache:
-        """The first worker's view."""
+        """The cache of the first worker."""
         return self.stores[0]
 
     async def start(self, *, workers: int = 1, **settings) -> None:
-        """Start the filler, and so many views that are not there yet."""
+        """Start the filler and the missing caches."""
         self._stop = asyncio.Event()
         self.filler = Filler(
             self.blobs, self.disks, run=self.run, boot=self.boot, hash_key=HASH_KEY, **settings
@@ -97,7 +97,7 @@ class StoreNode:
             self.open_store(worker)
 
     def open_store(self, worker: int, **settings) -> BlockCache:
-        """One more view."""
+        """Open one more cache."""
         store = BlockCache.open(self.run, worker=worker, boot=self.boot, **settings)
         store.enter_epoch()
         store.leave_epoch()
@@ -105,7 +105,7 @@ class StoreNode:
         return store
 
     async def stop_filler(self) -> None:
-        """Stop it in order; the views stay."""
+        """Stop the filler in order; the caches stay open."""
         if self._running is not None:
             self._stop.set()
             running, self._running = self._running, None
@@ -118,20 +118,20 @@ class StoreNode:
         await self.stop_filler()
 
     async def restart(self, *, boot: str = "boot-2", **settings) -> None:
-        """Stop all and start anew, as another boot of the node."""
+        """Stop all and start again, as another boot of the node."""
         workers = len(self.stores)
         await self.stop()
         self.boot = boot
         await self.start(workers=workers, **settings)
 
     def disk(self, place: int = 0):
-        """A disk as the filler has it."""
+        """A disk of the filler."""
         return self.filler._disks.opened[place]
 
 
 @asynccontextmanager
 async def store_node(tmp_path: Path, blobs: Blobs, *, disks: int = 1, sets: int = 1, **settings):
-    """A running node with so many disks of so many sets each."""
+    """A running node with this many disks of this many sets."""
     configs = [DiskConfig(tmp_path / f"disk-{n}", disk_bytes(sets)) for n in range(disks)]
     node = StoreNode(tmp_path, blobs, configs)
     await node.start(**settings)
@@ -142,7 +142,7 @@ async def store_node(tmp_path: Path, blobs: Blobs, *, disks: int = 1, sets: int 
 
 
 def look_up(store: BlockCache, key: BlockKey) -> bytes | None:
-    """What a client would be sent from a frame in one turn, or None."""
+    """The bytes that a client would get from a frame in one epoch, or None."""
     store.enter_epoch()
     try:
         frame = store.find(key)
@@ -167,14 +167,14 @@ async def read_block(store: BlockCache, key: BlockKey) -> tuple[bytes, str]:
 
 
 def expected_block(key: BlockKey) -> bytes:
-    """What that block must be."""
+    """The expected content of a block."""
     size_bytes = int(key.version.split(":")[1])
     length = min(BLOCK_BYTES, size_bytes - key.number * BLOCK_BYTES)
     return block_data(key.object, key.number, length)
 
 
 def is_block(data: bytes | None, key: BlockKey) -> bool:
-    """Whether that is the block. Not `==` in an assert: telling how blocks differ takes minutes."""
+    """Whether the data is correct. Not `==` in an assert: explaining differences takes minutes."""
     return data == expected_block(key)
 
 
@@ -188,7 +188,7 @@ def keys_of(store: BlockCache, shapes: dict[str, Shape]) -> list[BlockKey]:
 
 
 async def read_all(store: BlockCache, keys: Iterable[BlockKey]) -> dict[str, int]:
-    """Read every block, check every byte, count how they came."""
+    """Read every block, check every byte, and count the results."""
     counts = {"hit": 0, "stored": 0, "passed": 0}
     for key in keys:
         data, how = await read_block(store, key)
@@ -198,7 +198,7 @@ async def read_all(store: BlockCache, keys: Iterable[BlockKey]) -> dict[str, int
 
 
 async def wait_indexed(node: StoreNode) -> None:
-    """Wait until the index on every disk is as the table is."""
+    """Wait until the index on every disk equals its table."""
     for disk in node.filler._disks.in_service():
         await wait_true(
             lambda disk=disk: not disk._changed_sets and not disk.writes_waiting,

@@ -1,8 +1,9 @@
-"""A worker that serves itself: `python store_worker.py SETTINGS_JSON`. Every byte that its clients get is compared.
+"""A worker that serves itself: `python store_worker.py SETTINGS_JSON`. It checks every byte.
 
-It plays both ends of a few connections: looks blocks up in turns, sends them by sendfile, in one turn or in several, and
-leaves some unread for a while, as stalled clients do, while the filler writes their frames anew. Prints one JSON
-line at the end: {"reads": .., "hits": .., "wrong": .., "failed": ..}.
+It plays both ends of several connections: it looks blocks up, sends them by sendfile in one or
+several epochs, and leaves some unread for a while, as stalled clients do, while the filler
+overwrites their frames. It prints one JSON line at the end: {"reads": .., "hits": .., "wrong": ..,
+"failed": ..}.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ UNREAD_MAX = 6
 
 
 class Client:
-    """Both ends of one connection; `expected` is what was sent and not read yet."""
+    """Both ends of one connection; `expected` was sent and is still unread."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -38,7 +39,7 @@ class Client:
         self.expected = bytearray()
 
     def read(self) -> bool:
-        """Take all that was sent; whether it is right."""
+        """Read all sent bytes. Return whether they are correct."""
         got = bytearray()
         while len(got) < len(self.expected):
             got += self.reader.recv(len(self.expected) - len(got))
@@ -64,7 +65,7 @@ class SelfServing:
         self.unread: deque[Client] = deque()
 
     async def run(self) -> None:
-        """Read until the count or the time is up."""
+        """Read until the count or the time is reached."""
         ends_s = time.monotonic() + self.settings["run_s"]
         while self.counts["reads"] < self.settings["reads"] and time.monotonic() < ends_s:
             await self.serve_one()
@@ -74,7 +75,7 @@ class SelfServing:
         await self.store.close()
 
     async def serve_one(self) -> None:
-        """One block to one client."""
+        """Send one block to one client."""
         name = self.names[min(int(self.dice.expovariate(0.15)), len(self.names) - 1)]
         shape = self.shapes[name]
         number = self.dice.randrange(-(-shape.size_bytes // BLOCK_BYTES))
@@ -95,7 +96,7 @@ class SelfServing:
             self.settle(self.unread.popleft())
 
     async def send(self, client: Client, key: BlockKey, data: bytes, steps: int) -> None:
-        """The whole block, over so many turns; looked up by its key in each."""
+        """Send the block over this many epochs, looking it up by key in each."""
         step_bytes = -(-len(data) // steps)
         sent, misses = 0, 0
         while sent < len(data):
@@ -118,7 +119,7 @@ class SelfServing:
                 await asyncio.sleep(0)
 
     def send_in_turn(self, client: Client, key: BlockKey, start: int, count: int) -> int | None:
-        """One turn: find and send; None: not stored, 0: the socket is full."""
+        """One epoch: find and send; None: not stored, 0: the socket is full."""
         store = self.store
         store.enter_epoch()
         try:
@@ -137,7 +138,7 @@ class SelfServing:
             store.leave_epoch()
 
     def settle(self, client: Client, *, keep: bool = False) -> None:
-        """The client reads what it was sent."""
+        """Let the client read the sent bytes."""
         client.sender.setblocking(False)
         if client.expected and not client.read():
             self.counts["wrong"] += 1
@@ -146,8 +147,8 @@ class SelfServing:
 
 
 async def main(settings: dict) -> None:
-    """Serve, then tell."""
-    # Whoever started this holds the other end of its standard input; when that is gone, so is this.
+    """Serve, then print the result."""
+    # Exit when the parent, which holds the other end of the standard input, has ended.
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), lambda: os._exit(1))
     serving = SelfServing(settings)
     await serving.run()

@@ -1,7 +1,7 @@
-"""Disks cut, flipped, mixed and swapped while the node was down: every block served afterwards is right.
+"""Disks damaged while the node was down: every block served afterwards is correct.
 
-Each case fills two disks, damages their files, starts anew and reads every key, looking first at what is served without
-asking the origin. The planted bug at the end proves that the cases would show a wrong byte.
+Each case fills two disks, damages their files, restarts and reads every key, first those that are
+served without the origin. The planted bug at the end proves that the cases detect a wrong byte.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def filled_and_stopped(tmp_path, blobs) -> tuple[StoreNode, list]:
 
 
 async def served(node: StoreNode, keys: list) -> int:
-    """How many of these blocks are served from the disks, all of them right."""
+    """The number of blocks served from the disks, all of them correct."""
     count = 0
     for key in keys:
         ready = await node.store._prove(key, is_copy=False)
@@ -43,7 +43,7 @@ async def served(node: StoreNode, keys: list) -> int:
 
 
 async def started_anew(node: StoreNode, keys: list) -> int:
-    """Start on the damaged disks; how many blocks they still serve. All must be readable afterwards."""
+    """Start on the damaged disks and return the number of blocks served. All must be readable."""
     node.boot = f"boot-{random.random()}"
     await node.start()
     try:
@@ -185,7 +185,7 @@ async def test_damage_costs_misses_only(tmp_path, blobs, damage):
 
 
 async def age(tmp_path, blobs) -> tuple[StoreNode, list, dict[Path, bytes]]:
-    """A node whose frames were filled twice over; its files as they were at half time."""
+    """A node whose frames were filled twice, and its files from half-time."""
     node, keys = await filled_and_stopped(tmp_path, blobs)
     files = [folder / name for folder in disk_folders(node) for name in ("blocks", "index")]
     before = {path: path.read_bytes() for path in files}
@@ -198,7 +198,7 @@ async def age(tmp_path, blobs) -> tuple[StoreNode, list, dict[Path, bytes]]:
 
 
 def lose_power(node: StoreNode, before: dict[Path, bytes], seed: int) -> None:
-    """Of each sector of an index and each page of data, the old or the new one is on the disk."""
+    """Each index sector and each data page is randomly the old or the new one."""
     chosen = random.Random(seed)
     for path, old in before.items():
         step = SECTOR if path.name == "index" else 4096

@@ -1,4 +1,4 @@
-"""Disks that come, are drained, fail and go while the node serves."""
+"""Disks are added, drained, retired and fail while the node serves."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_a_node_starts_with_the_disks_that_are_well(tmp_path, blobs):
 
 
 async def test_a_disk_known_by_its_id_may_be_anywhere(two_disks, blobs):
-    """The folders change their places and names; every block is found again."""
+    """The folders are moved and renamed; every block is found again."""
     keys = await filled(two_disks, blobs)
     await two_disks.stop()
     one, other = (disk.path for disk in two_disks.disks)
@@ -222,7 +222,7 @@ async def test_a_full_disk_serves_on_and_the_rest_passes_through(one_set, blobs)
 
 
 async def test_a_disk_whose_writes_fail_is_out_and_bytes_pass_through(two_disks, blobs):
-    """Its file is replaced by one that cannot be written: what a device that went away looks like."""
+    """Its file is replaced by an unwritable one, like a device that disappeared."""
     keys = await filled(two_disks, blobs, 8)
     broken = two_disks.disk(0)
     os.dup2(os.open("/dev/full", os.O_RDONLY), broken.files.blocks)
@@ -261,7 +261,7 @@ async def test_a_disk_that_cannot_be_read_by_a_worker_passes_through(one_set, bl
 
 @pytest.mark.slow
 async def test_a_slow_disk_holds_nobody_up(one_set, blobs):
-    """Its thread is busy; a miss is answered with the bytes, and the block is stored when the disk comes to it."""
+    """Its thread is busy. A miss returns the bytes, and the block is stored later."""
     key = one_set.store.key("a.mp3", await put_object(blobs, "a.mp3", 1), 0)
     loop = asyncio.get_running_loop()
     gate = loop.create_future()

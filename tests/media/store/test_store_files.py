@@ -1,4 +1,4 @@
-"""A disk is made ours once, is known by its id, and what is not ours is left alone."""
+"""A blank disk is claimed once and identified by its id; other content is left alone."""
 
 from __future__ import annotations
 

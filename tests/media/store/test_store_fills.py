@@ -1,4 +1,4 @@
-"""Misses: one read of the origin for all who ask, into a frame or through, and never another version's bytes."""
+"""Misses: one read of the origin for all callers, and never bytes of another version."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ async def test_a_stuck_worker_makes_others_pass_through(one_set, blobs):
 
 @pytest.mark.slow
 async def test_a_frame_is_not_written_while_a_turn_may_send_it(one_set, blobs):
-    """The set is full; one worker stands in a turn with a frame in its hands while all others are asked for."""
+    """The set is full; a worker holds a frame in an epoch while all others are requested."""
     shapes = {f"{n}.mp3": await put_object(blobs, f"{n}.mp3", 1) for n in range(17)}
     *held, new = keys_of(one_set.store, shapes)
     await read_all(one_set.store, held)

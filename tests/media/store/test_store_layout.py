@@ -1,4 +1,4 @@
-"""The bytes of a disk: whatever is torn, flipped, cut or of another disk is not read as ours."""
+"""The bytes of a disk: torn, flipped, truncated or foreign data is not accepted."""
 
 from __future__ import annotations
 

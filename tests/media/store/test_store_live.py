@@ -1,6 +1,7 @@
-"""Never a wrong byte: worker processes, a filler process, few frames for many blocks, stalled clients, kills.
+"""Never a wrong byte: several processes, few frames for many blocks, stalled clients, kills.
 
-Every byte that a client of `store_worker` gets is compared. The planted bugs prove that it can fail.
+Every byte that a client of `store_worker` receives is checked. The planted bugs prove that the
+check can fail.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def start_workers(node: StoreNode, shapes: dict, **settings) -> list[subprocess.
 
 
 async def finish(workers: list[subprocess.Popen]) -> Counter:
-    """What all of them saw."""
+    """The combined results."""
     seen: Counter = Counter()
     for worker in workers:
         out = await asyncio.to_thread(worker.stdout.read)
@@ -57,7 +58,7 @@ async def finish(workers: list[subprocess.Popen]) -> Counter:
 
 
 async def run_under(node: StoreNode, shapes: dict, *, bug: str = "", **settings) -> Counter:
-    """One filler, all workers, to the end."""
+    """Run one filler and all workers to the end."""
     with FillerChild(node, bug=bug) as filler:
         seen = await finish(start_workers(node, shapes, **settings))
         assert filler.stop() == 0
@@ -65,7 +66,7 @@ async def run_under(node: StoreNode, shapes: dict, *, bug: str = "", **settings)
 
 
 async def run_through_kills(node: StoreNode, shapes: dict, *, kills: int, **settings) -> Counter:
-    """A filler that dies `kills` times, each time at another point, and is started again at once."""
+    """Run a filler that dies `kills` times, each time at another point, and is restarted."""
     dice = random.Random(5)
     workers = start_workers(node, shapes, **settings)
     for number in range(kills):
@@ -121,7 +122,7 @@ async def test_long_planted_without_punching(tmp_path, blobs):
     node, shapes = await make_node(tmp_path, blobs, objects=40)
     seen = await run_under(node, shapes, reads=10_000, bug="no punch, no probe")
     assert seen["wrong"] > 0
-    # With the probe such a disk is known, and copied.
+    # The probe detects such a disk, and it is served by copying.
     seen = await run_under(node, shapes, reads=2000, bug="no punch")
     assert (seen["wrong"], seen["failed"]) == (0, 0)
 
@@ -135,7 +136,7 @@ async def test_long_planted_without_the_wait(tmp_path, blobs):
 
 @pytest.mark.soak
 async def test_cold_blocks_with_eight_mebibytes_of_read_ahead(tmp_path, blobs):
-    """On a loop device with a file system of its own, whose read-ahead can be set."""
+    """On a loop device with its own file system, whose read-ahead can be set."""
     if shutil.which("losetup") is None or shutil.which("mkfs.ext4") is None:
         pytest.skip("needs losetup and mkfs.ext4")
     image, mounted = tmp_path / "image", tmp_path / "mounted"

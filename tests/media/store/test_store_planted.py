@@ -1,4 +1,4 @@
-"""Each rule of the store broken on purpose: the check that stands for it must see it."""
+"""Each rule of the cache broken on purpose: its check must detect it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace.media.cache.fills import Fills
 
 @pytest.fixture
 def planted(monkeypatch):
-    """Plants a bug for this test alone."""
+    """Plant a bug for this test only."""
 
     def do(bug: str) -> None:
         for owner, name in (
@@ -39,7 +39,7 @@ def planted(monkeypatch):
 
 
 async def full_set(node: StoreNode, blobs) -> tuple[list, list]:
-    """Keys of a set that is full, and as many that are not stored."""
+    """The keys of a full set, and as many that are not stored."""
     shapes = {f"{n}.mp3": await put_object(blobs, f"{n}.mp3", 4) for n in range(8)}
     keys = keys_of(node.store, shapes)
     held, others = keys[:16], keys[16:]
@@ -49,7 +49,7 @@ async def full_set(node: StoreNode, blobs) -> tuple[list, list]:
 
 
 async def frames_change_within_a_turn(node: StoreNode, blobs) -> bool:
-    """Whether a worker that stands in a turn sees a frame change while others are filled."""
+    """Whether a worker in an epoch sees a frame change while others are filled."""
     held, others = await full_set(node, blobs)
     reader = node.open_store(1)
     reader.enter_epoch()
@@ -72,7 +72,7 @@ async def test_planted_without_the_wait_frames_change_within_a_turn(one_set, blo
 
 
 async def stalled_clients_see_other_bytes(node: StoreNode, blobs) -> bool:
-    """Whether clients that were sent frames and did not read yet get anything else after an eviction."""
+    """Whether clients with unread data get other bytes after an eviction."""
     held, others = await full_set(node, blobs)
     node.store.enter_epoch()
     sent = [
@@ -124,7 +124,7 @@ async def test_planted_with_the_tag_first_it_can_be_found(one_set, blobs, plante
 
 
 async def test_planted_resumed_by_frame_a_body_goes_on_with_another_block(one_set, blobs):
-    """Rule 3 from the other side: the frame of the last turn holds something else in the next one."""
+    """The reverse of rule 3: the frame of the last epoch has another block in the next one."""
     held, others = await full_set(one_set, blobs)
     store = one_set.store
     store.enter_epoch()

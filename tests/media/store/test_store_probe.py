@@ -1,4 +1,4 @@
-"""Bytes that wait in a socket outlive the frame they came from; the probe tells a disk where they would not."""
+"""Bytes in a socket outlive their frame; the probe detects disks where they do not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_writing_without_punching_is_found_out(disk):
 
 
 def test_a_punch_over_the_border_is_found_out(disk):
-    """As if a folio reached over it: what is right of the border is zeroed in the page that the socket has."""
+    """As if a folio crossed the border: the socket's page is zeroed beyond it."""
 
     def zero_in_place(frame: int, data: bytes) -> None:
         disk.write_block(frame, data)
@@ -52,7 +52,7 @@ def test_a_disk_that_cannot_punch_is_copied(disk):
 
 
 def test_a_stalled_client_gets_the_block_that_was_there(disk):
-    """Twenty times round one frame, the clients reading only at the end."""
+    """Twenty fills of one frame, with clients that read only at the end."""
     waiting = []
     for number in range(20):
         data = block_data("old", number)

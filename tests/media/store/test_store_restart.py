@@ -1,4 +1,4 @@
-"""A store through stops, kills and restarts: what is served afterwards is right, and a kill costs misses only."""
+"""A cache through stops, kills and restarts: no wrong byte, and a kill causes misses only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headrace.media.model import DiskConfig
 
 
 def sums() -> float:
-    """Blocks whose sum was right, whoever looked: the scrub may come first."""
+    """The number of correct checksums by any reader; the scrub may be first."""
     labels = [{"by": by, "result": "right"} for by in ("worker", "scrub")]
     return sum(REGISTRY.get_sample_value("media_block_sums_total", found) or 0 for found in labels)
 
@@ -86,7 +86,7 @@ async def test_a_worker_that_outlived_its_node_finds_nothing_any_more(one_set, b
 
 
 async def test_shared_memory_that_vanished_stops_the_filler(one_set, blobs):
-    """Workers still send from memory that nobody else can see: nothing may be written over."""
+    """Workers still send from memory that others cannot see: nothing may be overwritten."""
     await filled(one_set, blobs, 1)
     await one_set.stop_filler()
     folder = shared_folders(one_set.run)[0]
@@ -120,7 +120,7 @@ async def test_the_memory_of_a_killed_node_whose_folder_was_deleted_is_removed(t
 @pytest.mark.slow
 @pytest.mark.parametrize("point", CRASH_POINTS)
 async def test_a_filler_killed_within_a_fill_harms_nothing(tmp_path, blobs, one_set, point):
-    """Killed at the tenth fill, of a set that is full; workers go on, a new filler goes on, then the node starts anew."""
+    """Killed at the tenth fill of a full set; workers and a new filler continue, then a restart."""
     node = one_set
     keys = await filled(node, blobs, 16)
     await node.stop_filler()

@@ -1,4 +1,4 @@
-"""Blocks that went bad on the disk are found: by the scrub, on request, and before any is served after a start."""
+"""Corrupt blocks are found by the scrub, on request, and before one is served after a start."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_worker_that_sees_a_wrong_sum_has_the_frame_hidden(one_set, blob
     [key] = await filled(one_set, blobs, 1)
     await one_set.restart()
     damage(one_set, [0])
-    # The scrub may have been there first.
+    # The scrub may have found it first.
     one_set.disk().table.verified[0] = 0
     assert await one_set.store._prove(key, is_copy=False) is None
     await wait_true(lambda: not one_set.disk().table.entry(0).tag, what="hidden by the filler")
@@ -134,7 +134,7 @@ async def test_a_cold_block_is_compared_off_the_loop_before_it_is_found_again(on
 
 
 async def test_what_a_read_brought_is_not_sent_before_it_is_compared(one_set, blobs):
-    """Two workers: one finds a block cold and reads it; the other one finds its bytes in memory meanwhile."""
+    """Two workers: one reads an uncached block; the other finds its pages in memory meanwhile."""
     [key] = await filled(one_set, blobs, 1)
     other = one_set.open_store(1)
     drop_from_memory(one_set)

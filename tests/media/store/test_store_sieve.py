@@ -1,4 +1,4 @@
-"""SIEVE in a set against the algorithm as its authors write it, a queue and a hand, with up to MARKS_MAX marks a block."""
+"""SIEVE in a set against the published algorithm: a queue and a hand, up to MARKS_MAX marks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SieveOfThePaper:
         self.hand: int | None = None
 
     def access(self, key: int) -> int | None:
-        """The key that goes for it, if one must."""
+        """The evicted key, if any."""
         if key in self.queue:
             self.marks[key] = min(MARKS_MAX, self.marks[key] + 1)
             return None
@@ -41,7 +41,7 @@ class SieveOfThePaper:
 
 
 class SieveOfTheSet:
-    """The same through `choose`, as the store keeps it."""
+    """The same through `choose`, with the data of the cache."""
 
     def __init__(self) -> None:
         self.keys: list[int | None] = [None] * WAYS

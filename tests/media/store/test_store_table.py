@@ -1,4 +1,4 @@
-"""The frames of a disk: found by their key alone, and never believed when anything of them is off."""
+"""The frames of a disk are found by key only, and invalid entries are not accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The filler waits for every turn in which a frame could have been found, and for nothing else."""
+"""The filler waits for every epoch in which a frame could have been found, and for no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.media.cache.linux import barrier, register_for_barriers, remove_sh
 
 @contextmanager
 def worker_inside(run: Path, worker: int):
-    """A process that stands in a turn."""
+    """A process inside an epoch."""
     command = [
         sys.executable,
         str(Path(__file__).with_name("turn_taker.py")),
@@ -67,7 +67,7 @@ async def test_the_wait_ends_with_the_turn_and_not_before(turns, tmp_path):
         await asyncio.sleep(0)
     assert not waiting.done()
     worker.leave()
-    # The next turn is none that could have found what was hidden before it.
+    # The next epoch cannot find what was hidden before it.
     worker.enter()
     assert await waiting
     worker.close()
@@ -98,7 +98,7 @@ async def test_a_worker_that_died_inside_is_not_waited_for(turns, tmp_path):
         child.kill()
         child.wait()
         assert await turns.wait_for_workers()
-    # Its successor has the same cell, and another turn than the one that never ended.
+    # Its successor has the same cell, and another epoch than the unfinished one.
     successor = WorkerEpochs(tmp_path, 0)
     assert await turns.wait_for_workers()
     successor.enter()

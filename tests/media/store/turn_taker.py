@@ -1,4 +1,7 @@
-"""A worker that enters a turn and stays there: `python turn_taker.py RUN_FOLDER WORKER`. Says `inside` and waits for a line."""
+"""A worker that stays in an epoch: `python turn_taker.py RUN_FOLDER WORKER`.
+
+It prints `inside` and waits for a line.
+"""
 
 from __future__ import annotations
 
