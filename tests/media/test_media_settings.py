@@ -25,8 +25,8 @@ def config_of(**settings: str) -> MediaConfig:
     ("setting", "text", "expected"),
     [
         ("connections_max", "0", "from 1 to"),
-        ("send_timeout", "0s", "more than nothing"),
-        ("header_timeout", "0ms", "more than nothing"),
+        ("send_timeout", "0s", "above zero"),
+        ("header_timeout", "0ms", "above zero"),
         ("workers", "100000", "from 0 to 64"),
         ("replicas", "9", "from 0 to 8"),
         ("weight", "0", "from 0.01 to 100"),

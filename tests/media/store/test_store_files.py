@@ -47,7 +47,7 @@ def test_it_is_told_whether_the_index_was_closed_in_order(disk):
 def test_what_holds_something_else_is_refused_and_left_alone(disk, found):
     disk.path.mkdir()
     (disk.path / "blocks").write_bytes(found)
-    with pytest.raises(DiskRefused, match="not ours"):
+    with pytest.raises(DiskRefused, match="other content"):
         open_files(disk)
     assert (disk.path / "blocks").read_bytes() == found
 

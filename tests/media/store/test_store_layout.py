@@ -109,7 +109,7 @@ def test_different_blocks_have_different_digests(block, other_block):
     one, other = digests.key(*block), digests.key(*other_block)
     assert (one.digest == other.digest) == (block == other_block)
     assert any(one.digest[:8])
-    assert 0 <= one.place < 2**64
+    assert 0 <= one.hash_bits < 2**64
     assert one.tag == one.digest[:8]
 
 

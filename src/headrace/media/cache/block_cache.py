@@ -246,9 +246,9 @@ class BlockCache:
             disk.table.note_cold(frame.number)
         return count == len(into) and disk.table.verified[frame.number] == VERIFIED
 
-    def report_fault(self, place: int, error: OSError) -> None:
+    def report_fault(self, position: int, error: OSError) -> None:
         """Stop using a disk that failed while a frame of it was sent, and notify the filler."""
-        disk = self._disks[place]
+        disk = self._disks[position]
         if disk is None:
             return
         log.warning("disk_failed_here", disk=disk.id, error=str(error))
@@ -268,7 +268,7 @@ class BlockCache:
         self._epochs.close()
 
     def _find(self, key: BlockKey) -> tuple[ReadDisk, Hit] | None:
-        slot = key.place & (SLOTS - 1)
+        slot = key.hash_bits & (SLOTS - 1)
         disk = self._owners[slot]
         hit = disk.table.find(key) if disk is not None else None
         if hit is None and self._owners_before:
@@ -347,7 +347,7 @@ class BlockCache:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._readers, disk.read, frame, entry)
         except OSError as error:
-            self.report_fault(disk.place, error)
+            self.report_fault(disk.position, error)
             return None
         finally:
             disk.release()
@@ -375,14 +375,15 @@ class BlockCache:
         manifest = read_manifest(self._run)
         is_ours = manifest is not None and manifest.boot == self._boot
         self._has_manifest = is_ours
-        before = {disk.place: disk for disk in self._disks if disk is not None}
+        before = {disk.position: disk for disk in self._disks if disk is not None}
         if manifest is None or not is_ours:
             self._disks, self._owners, self._owners_before = [], [None] * SLOTS, []
         else:
             self._digests = Digests(manifest.hash_key)
             self._keys.clear()
             self._disks = [
-                open_read_disk(disk, place, before) for place, disk in enumerate(manifest.disks)
+                open_read_disk(disk, position, before)
+                for position, disk in enumerate(manifest.disks)
             ]
             self._owners = self._map(manifest.owners)
             self._owners_before = self._map(manifest.owners_before)
@@ -390,5 +391,5 @@ class BlockCache:
             if disk not in self._disks:
                 disk.give_up()
 
-    def _map(self, places: Sequence[int]) -> Owners:
-        return [None if place == NO_DISK else self._disks[place] for place in places]
+    def _map(self, positions: Sequence[int]) -> Owners:
+        return [None if position == NO_DISK else self._disks[position] for position in positions]

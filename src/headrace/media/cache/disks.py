@@ -29,8 +29,8 @@ from headrace.media.cache.filler_ipc import (
     NO_DISK,
     Manifest,
     ManifestDisk,
-    places_of,
     read_manifest,
+    slot_maps,
     write_manifest,
 )
 from headrace.media.cache.frame_table import Hit
@@ -161,16 +161,18 @@ class Disks:
         """The disks to show: without reopened ones' old entries and retired ones that are not
         configured.
         """
-        return [disk for place, disk in enumerate(self.opened) if self._is_listed(place, disk)]
+        return [
+            disk for position, disk in enumerate(self.opened) if self._is_listed(position, disk)
+        ]
 
-    def _is_listed(self, place: int, disk: Disk) -> bool:
+    def _is_listed(self, position: int, disk: Disk) -> bool:
         if disk.state is not DiskState.OUT:
             return True
         if disk.fault == RETIRED and disk.config.path not in self._configured:
             return False
         return not any(
             disk.id == later.id or disk.config.path == later.config.path
-            for later in self.opened[place + 1 :]
+            for later in self.opened[position + 1 :]
         )
 
     def fail(self, disk: Disk, error: OSError) -> None:
@@ -220,12 +222,12 @@ class Disks:
 
     def owner(self, key: BlockKey) -> Disk | None:
         """The disk to place a block on; None: no disk is in use."""
-        place = self._owners[key.place & (SLOTS - 1)]
-        return self.opened[place] if place != NO_DISK else None
+        position = self._owners[key.hash_bits & (SLOTS - 1)]
+        return self.opened[position] if position != NO_DISK else None
 
     def find(self, key: BlockKey) -> tuple[Disk, Hit] | None:
         """The location of a block, verified or not."""
-        slot = key.place & (SLOTS - 1)
+        slot = key.hash_bits & (SLOTS - 1)
         for owners in (self._owners, self._owners_before):
             if owners and owners[slot] != NO_DISK:
                 disk = self.opened[owners[slot]]
@@ -347,7 +349,7 @@ class Disks:
     def _publish(self) -> None:
         """Publish the state of the disks to the workers."""
         disks = tuple(_manifest_disk(disk) for disk in self.opened)
-        self._owners, self._owners_before = places_of(disks)
+        self._owners, self._owners_before = slot_maps(disks)
         self._count()
         revision = self._epochs.revision + 1
         manifest = Manifest(

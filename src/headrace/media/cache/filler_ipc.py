@@ -252,7 +252,7 @@ def remove_manifest(run: Path) -> None:
     (run / _NAME).unlink(missing_ok=True)
 
 
-def places_of(disks: Sequence[ManifestDisk]) -> tuple[bytes, bytes]:
+def slot_maps(disks: Sequence[ManifestDisk]) -> tuple[bytes, bytes]:
     """`owners` and `owners_before` of a manifest."""
     is_draining = any(disk.state == DRAINING for disk in disks)
     owners = _owners(disks, (IN_USE,))
@@ -260,7 +260,7 @@ def places_of(disks: Sequence[ManifestDisk]) -> tuple[bytes, bytes]:
 
 
 def _owners(disks: Sequence[ManifestDisk], states: tuple[str, ...]) -> bytes:
-    taken = [place for place, disk in enumerate(disks) if disk.state in states]
+    taken = [position for position, disk in enumerate(disks) if disk.state in states]
     owners = slot_owners([(bytes.fromhex(disks[at].id), disks[at].frames) for at in taken])
     return bytes(taken[owner] if owner >= 0 else NO_DISK for owner in owners)
 

@@ -100,7 +100,7 @@ class FrameTable:
     def find(self, key: BlockKey) -> Hit | None:
         """The frame with this key, verified or not."""
         memory, tag = self._memory, key.tag
-        number = (key.place >> 16) % self.sets
+        number = (key.hash_bits >> 16) % self.sets
         start = number * SET_BYTES
         end = start + TAGS_BYTES
         at = memory.find(tag, start, end)
@@ -116,7 +116,7 @@ class FrameTable:
 
     def set_of(self, key: BlockKey) -> int:
         """The number of the set of this key."""
-        return (key.place >> 16) % self.sets
+        return (key.hash_bits >> 16) % self.sets
 
     def entry(self, frame: int) -> Entry:
         """The entry of a frame; a tag of 0 means that it is empty."""

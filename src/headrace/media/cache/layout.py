@@ -68,7 +68,7 @@ class BlockKey(NamedTuple):
     tag: bytes
     fingerprint: int
     """32 bits that are compared in addition to the tag."""
-    place: int
+    hash_bits: int
     """Hash bits that select slot (and so disk) and set."""
 
 
@@ -83,8 +83,8 @@ class Digests:
         text = f"{len(version)}:{version}:{number}:{name}"
         digest = self._digest(text)
         fingerprint = int.from_bytes(digest[8:12], "little")
-        place = int.from_bytes(digest[12:20], "little")
-        return BlockKey(name, version, number, digest, digest[:TAG_BYTES], fingerprint, place)
+        hash_bits = int.from_bytes(digest[12:20], "little")
+        return BlockKey(name, version, number, digest, digest[:TAG_BYTES], fingerprint, hash_bits)
 
     def _digest(self, text: str) -> bytes:
         keyed = self._keyed.copy()

@@ -33,10 +33,10 @@ class Frame(NamedTuple):
 class ReadDisk:
     """Descriptor and frame table of a disk."""
 
-    def __init__(self, disk: ManifestDisk, place: int) -> None:
+    def __init__(self, disk: ManifestDisk, position: int) -> None:
         """Raises: OSError, also if the files are not those of the filler."""
         self.source = disk
-        self.place = place
+        self.position = position
         self.id = disk.id
         self.is_copied = disk.is_copied
         self.reader = open_reader(Path(disk.reader_path))
@@ -62,7 +62,9 @@ class ReadDisk:
         """The location of a hit."""
         number, generation, length = hit
         offset = self.source.data_at + number * BLOCK_BYTES
-        return tuple.__new__(Frame, (self.reader, offset, length, self.place, number, generation))
+        return tuple.__new__(
+            Frame, (self.reader, offset, length, self.position, number, generation)
+        )
 
     def read(self, frame: int, entry: Entry) -> tuple[bytes, bool]:
         """The content of a frame, and whether it matches `entry`. Raises: OSError."""
@@ -94,17 +96,17 @@ class ReadDisk:
 
 
 def open_read_disk(
-    disk: ManifestDisk, place: int, before: Mapping[int, ReadDisk]
+    disk: ManifestDisk, position: int, before: Mapping[int, ReadDisk]
 ) -> ReadDisk | None:
     """The disk, already open or opened now; None: out of use, or this process cannot open it."""
     if disk.state == OUT:
         return None
     for known in before.values():
         if known.is_same(disk):
-            known.place = place
+            known.position = position
             return known
     try:
-        return ReadDisk(disk, place)
+        return ReadDisk(disk, position)
     except OSError as error:
         # The filler, which can open it, sends its blocks as bytes.
         log.warning("disk_not_opened_here", disk=disk.id, error=str(error))

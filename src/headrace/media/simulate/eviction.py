@@ -140,8 +140,8 @@ class SieveSets:
         """See `Policy`."""
         own = self._set_of.get(track)
         if own is None:
-            place = self._digests.key(str(track), "", 0).place
-            own = self._set_of[track] = self._sets[(place >> 16) % len(self._sets)]
+            hash_bits = self._digests.key(str(track), "", 0).hash_bits
+            own = self._set_of[track] = self._sets[(hash_bits >> 16) % len(self._sets)]
         return own.hit(track)
 
 
