@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_lab import StoreNode, is_block, keys_of, look_up, put_object, read_all, store_node
+from cache_lab import CacheNode, cache_node, is_block, keys_of, look_up, put_object, read_all
 
 from headrace.media.cache import Frame
 from headrace.media.cache.frame_table import FrameTable
@@ -23,15 +23,15 @@ from headrace.media.model import BLOCK_BYTES
 SECTOR = 512
 
 
-async def filled_and_stopped(tmp_path, blobs) -> tuple[StoreNode, list]:
-    async with store_node(tmp_path, blobs, disks=2, sets=2) as node:
+async def filled_and_stopped(tmp_path, blobs) -> tuple[CacheNode, list]:
+    async with cache_node(tmp_path, blobs, disks=2, sets=2) as node:
         shapes = {f"{n}.mp3": await put_object(blobs, f"{n}.mp3", 5) for n in range(6)}
         keys = keys_of(node.store, shapes)
         await read_all(node.store, keys)
     return node, keys
 
 
-async def served(node: StoreNode, keys: list) -> int:
+async def served(node: CacheNode, keys: list) -> int:
     """The number of blocks served from the disks, all of them correct."""
     count = 0
     for key in keys:
@@ -42,7 +42,7 @@ async def served(node: StoreNode, keys: list) -> int:
     return count
 
 
-async def started_anew(node: StoreNode, keys: list) -> int:
+async def started_anew(node: CacheNode, keys: list) -> int:
     """Start on the damaged disks and return the number of blocks served. All must be readable."""
     node.boot = f"boot-{random.random()}"
     await node.start()
@@ -54,7 +54,7 @@ async def started_anew(node: StoreNode, keys: list) -> int:
     return count
 
 
-def disk_folders(node: StoreNode) -> list[Path]:
+def disk_folders(node: CacheNode) -> list[Path]:
     return [disk.path for disk in node.disks]
 
 
@@ -78,22 +78,22 @@ def swap(one: Path, other: Path) -> None:
     spare.rename(other)
 
 
-def cut_index(node: StoreNode) -> None:
+def cut_index(node: CacheNode) -> None:
     index = disk_folders(node)[0] / "index"
     os.truncate(index, random.randrange(index.stat().st_size))
 
 
-def flip_index(node: StoreNode) -> None:
+def flip_index(node: CacheNode) -> None:
     for folder in disk_folders(node):
         edit(folder / "index", lambda data: flip_bits(data, 64, start=HEAD_BYTES))
 
 
-def flip_heads(node: StoreNode) -> None:
+def flip_heads(node: CacheNode) -> None:
     for folder in disk_folders(node):
         edit(folder / "index", lambda data: flip_bits(data[:64], 3) or flip_bits(data, 1))
 
 
-def scribble_on_index(node: StoreNode) -> None:
+def scribble_on_index(node: CacheNode) -> None:
     def scribble(data: bytearray) -> None:
         start = random.randrange(HEAD_BYTES, len(data) - 600)
         data[start : start + 600] = random.randbytes(600)
@@ -101,7 +101,7 @@ def scribble_on_index(node: StoreNode) -> None:
     edit(disk_folders(node)[0] / "index", scribble)
 
 
-def mix_sets(node: StoreNode) -> None:
+def mix_sets(node: CacheNode) -> None:
     def mix(data: bytearray) -> None:
         first, second = HEAD_BYTES, HEAD_BYTES + SET_BYTES
         data[first:second], data[second : second + SET_BYTES] = (
@@ -112,44 +112,44 @@ def mix_sets(node: StoreNode) -> None:
     edit(disk_folders(node)[0] / "index", mix)
 
 
-def lose_index(node: StoreNode) -> None:
+def lose_index(node: CacheNode) -> None:
     (disk_folders(node)[0] / "index").unlink()
 
 
-def swap_blocks(node: StoreNode) -> None:
+def swap_blocks(node: CacheNode) -> None:
     one, other = disk_folders(node)
     swap(one / "blocks", other / "blocks")
 
 
-def swap_indexes(node: StoreNode) -> None:
+def swap_indexes(node: CacheNode) -> None:
     one, other = disk_folders(node)
     swap(one / "index", other / "index")
 
 
-def swap_folders(node: StoreNode) -> None:
+def swap_folders(node: CacheNode) -> None:
     swap(*disk_folders(node))
 
 
-def foreign_index_with_a_right_head(node: StoreNode) -> None:
+def foreign_index_with_a_right_head(node: CacheNode) -> None:
     one, other = disk_folders(node)
     sets = (other / "index").read_bytes()[HEAD_BYTES:]
     edit(one / "index", lambda data: data.__setitem__(slice(HEAD_BYTES, None), sets))
 
 
-def lose_a_disk(node: StoreNode) -> None:
+def lose_a_disk(node: CacheNode) -> None:
     shutil.rmtree(disk_folders(node)[0])
 
 
-def tear_a_superblock(node: StoreNode) -> None:
+def tear_a_superblock(node: CacheNode) -> None:
     edit(disk_folders(node)[0] / "blocks", lambda data: data.__setitem__(slice(20, 40), bytes(20)))
 
 
-def flip_data(node: StoreNode) -> None:
+def flip_data(node: CacheNode) -> None:
     for folder in disk_folders(node):
         edit(folder / "blocks", lambda data: flip_bits(data, 10, start=DATA_AT))
 
 
-def move_blocks_by_one(node: StoreNode) -> None:
+def move_blocks_by_one(node: CacheNode) -> None:
     def move(data: bytearray) -> None:
         data[DATA_AT + BLOCK_BYTES :] = data[DATA_AT:-BLOCK_BYTES]
 
@@ -184,7 +184,7 @@ async def test_damage_costs_misses_only(tmp_path, blobs, damage):
     assert least <= await started_anew(node, keys) <= most
 
 
-async def age(tmp_path, blobs) -> tuple[StoreNode, list, dict[Path, bytes]]:
+async def age(tmp_path, blobs) -> tuple[CacheNode, list, dict[Path, bytes]]:
     """A node whose frames were filled twice, and its files from half-time."""
     node, keys = await filled_and_stopped(tmp_path, blobs)
     files = [folder / name for folder in disk_folders(node) for name in ("blocks", "index")]
@@ -197,7 +197,7 @@ async def age(tmp_path, blobs) -> tuple[StoreNode, list, dict[Path, bytes]]:
     return node, keys + newer, before
 
 
-def lose_power(node: StoreNode, before: dict[Path, bytes], seed: int) -> None:
+def lose_power(node: CacheNode, before: dict[Path, bytes], seed: int) -> None:
     """Each index sector and each data page is randomly the old or the new one."""
     chosen = random.Random(seed)
     for path, old in before.items():

@@ -1,6 +1,6 @@
 """Never a wrong byte: several processes, few frames for many blocks, stalled clients, kills.
 
-Every byte that a client of `store_worker` receives is checked. The planted bugs prove that the
+Every byte that a client of `cache_worker` receives is checked. The planted bugs prove that the
 check can fail.
 """
 
@@ -17,8 +17,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from cache_lab import CacheNode, disk_bytes, put_object
 from filler_child import CRASH_POINTS, FillerChild
-from store_lab import StoreNode, disk_bytes, put_object
 
 from headrace.media.model import DiskConfig
 
@@ -27,13 +27,13 @@ WORKERS = 2
 
 async def make_node(tmp_path: Path, blobs, *, sets: int = 1, objects: int = 12) -> tuple:
     disks = [DiskConfig(tmp_path / f"disk-{n}", disk_bytes(sets)) for n in range(2)]
-    node = StoreNode(tmp_path, blobs, disks)
+    node = CacheNode(tmp_path, blobs, disks)
     shapes = {f"{n}.mp3": await put_object(blobs, f"{n}.mp3", 4.3) for n in range(objects)}
     return node, {name: dataclasses.astuple(shape) for name, shape in shapes.items()}
 
 
-def start_workers(node: StoreNode, shapes: dict, **settings) -> list[subprocess.Popen]:
-    command = [sys.executable, str(Path(__file__).with_name("store_worker.py"))]
+def start_workers(node: CacheNode, shapes: dict, **settings) -> list[subprocess.Popen]:
+    command = [sys.executable, str(Path(__file__).with_name("cache_worker.py"))]
     told = {"run": str(node.run), "boot": node.boot, "shapes": shapes, "run_s": 300, **settings}
     return [
         subprocess.Popen(
@@ -57,7 +57,7 @@ async def finish(workers: list[subprocess.Popen]) -> Counter:
     return seen
 
 
-async def run_under(node: StoreNode, shapes: dict, *, bug: str = "", **settings) -> Counter:
+async def run_under(node: CacheNode, shapes: dict, *, bug: str = "", **settings) -> Counter:
     """Run one filler and all workers to the end."""
     with FillerChild(node, bug=bug) as filler:
         seen = await finish(start_workers(node, shapes, **settings))
@@ -65,7 +65,7 @@ async def run_under(node: StoreNode, shapes: dict, *, bug: str = "", **settings)
     return seen
 
 
-async def run_through_kills(node: StoreNode, shapes: dict, *, kills: int, **settings) -> Counter:
+async def run_through_kills(node: CacheNode, shapes: dict, *, kills: int, **settings) -> Counter:
     """Run a filler that dies `kills` times, each time at another point, and is restarted."""
     dice = random.Random(5)
     workers = start_workers(node, shapes, **settings)

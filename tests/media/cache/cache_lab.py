@@ -56,7 +56,7 @@ async def put_object(blobs: Blobs, name: str, blocks: float = 4) -> Shape:
 
 
 @dataclass
-class StoreNode:
+class CacheNode:
     """One node's folders and its running parts."""
 
     folder: Path
@@ -94,9 +94,9 @@ class StoreNode:
         if self._running.done():
             self._running.result()
         for worker in range(len(self.stores), workers):
-            self.open_store(worker)
+            self.open_cache(worker)
 
-    def open_store(self, worker: int, **settings) -> BlockCache:
+    def open_cache(self, worker: int, **settings) -> BlockCache:
         """Open one more cache."""
         store = BlockCache.open(self.run, worker=worker, boot=self.boot, **settings)
         store.enter_epoch()
@@ -130,10 +130,10 @@ class StoreNode:
 
 
 @asynccontextmanager
-async def store_node(tmp_path: Path, blobs: Blobs, *, disks: int = 1, sets: int = 1, **settings):
+async def cache_node(tmp_path: Path, blobs: Blobs, *, disks: int = 1, sets: int = 1, **settings):
     """A running node with this many disks of this many sets."""
     configs = [DiskConfig(tmp_path / f"disk-{n}", disk_bytes(sets)) for n in range(disks)]
-    node = StoreNode(tmp_path, blobs, configs)
+    node = CacheNode(tmp_path, blobs, configs)
     await node.start(**settings)
     try:
         yield node
@@ -197,7 +197,7 @@ async def read_all(store: BlockCache, keys: Iterable[BlockKey]) -> dict[str, int
     return counts
 
 
-async def wait_indexed(node: StoreNode) -> None:
+async def wait_indexed(node: CacheNode) -> None:
     """Wait until the index on every disk equals its table."""
     for disk in node.filler._disks.in_service():
         await wait_true(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from store_lab import disk_bytes
+from cache_lab import disk_bytes
 
 from headrace.media.cache.disk_files import open_files
 from headrace.media.cache.layout import DATA_AT, HEAD_BYTES, SET_BYTES

@@ -6,15 +6,15 @@ import asyncio
 import time
 
 import pytest
-from store_lab import (
+from cache_lab import (
     HASH_KEY,
+    cache_node,
     is_block,
     keys_of,
     look_up,
     put_object,
     read_all,
     read_block,
-    store_node,
 )
 
 from headrace.kernel.metrics import REGISTRY
@@ -63,7 +63,7 @@ async def test_the_middle_is_read_without_the_beginning(one_set, blobs):
 
 async def test_a_herd_makes_one_read(one_set, blobs):
     shape = await put_object(blobs, "hot.mp3", 1)
-    one_set.open_store(1)
+    one_set.open_cache(1)
     before = fills("stored")
     keys = [store.key("hot.mp3", shape, 0) for store in one_set.stores]
     asked = [store.block(key) for store, key in zip(one_set.stores, keys, strict=True)] * 1
@@ -74,7 +74,7 @@ async def test_a_herd_makes_one_read(one_set, blobs):
 
 async def test_all_workers_find_what_one_asked_for(one_set, blobs):
     shape = await put_object(blobs, "a.mp3", 1)
-    other = one_set.open_store(1)
+    other = one_set.open_cache(1)
     await one_set.store.block(one_set.store.key("a.mp3", shape, 0))
     key = other.key("a.mp3", shape, 0)
     assert is_block(look_up(other, key), key)
@@ -135,7 +135,7 @@ async def test_a_shorter_object_is_another_version(one_set, blobs):
 
 async def test_a_purge_asks_the_origin_anew(one_set, blobs):
     generations = {"a.mp3": 0}
-    store = one_set.open_store(1, generation=lambda name: generations[name])
+    store = one_set.open_cache(1, generation=lambda name: generations[name])
     old = await put_object(blobs, "a.mp3", 1)
     key = store.key("a.mp3", await store.shape("a.mp3"), 0)
     await store.block(key)
@@ -151,7 +151,7 @@ async def test_a_purge_asks_the_origin_anew(one_set, blobs):
 
 async def test_a_purge_hides_blocks_also_where_the_origin_did_not_change(one_set, blobs):
     generations = {"a.mp3": 0}
-    store = one_set.open_store(1, generation=lambda name: generations[name])
+    store = one_set.open_cache(1, generation=lambda name: generations[name])
     shape = await put_object(blobs, "a.mp3", 1)
     await store.block(store.key("a.mp3", shape, 0))
     generations["a.mp3"] = 1
@@ -177,7 +177,7 @@ async def test_an_origin_that_is_away_empties_nothing(one_set, blobs):
 async def test_a_stuck_worker_makes_others_pass_through(one_set, blobs):
     shapes = {f"{n}.mp3": await put_object(blobs, f"{n}.mp3", 1) for n in range(7)}
     keys = keys_of(one_set.store, shapes)
-    stuck = one_set.open_store(1)
+    stuck = one_set.open_cache(1)
     await read_block(one_set.store, keys[0])
     stuck.enter_epoch()
     assert is_block(await one_set.store.block(keys[1]), keys[1])
@@ -198,7 +198,7 @@ async def test_a_frame_is_not_written_while_a_turn_may_send_it(one_set, blobs):
     shapes = {f"{n}.mp3": await put_object(blobs, f"{n}.mp3", 1) for n in range(17)}
     *held, new = keys_of(one_set.store, shapes)
     await read_all(one_set.store, held)
-    reader = one_set.open_store(1)
+    reader = one_set.open_cache(1)
     one_set.disk().table.visited[:] = bytes(16)
     reader.enter_epoch()
     frames = {key: reader._find(key) for key in held}
@@ -222,7 +222,7 @@ async def test_a_block_can_be_had_as_bytes(one_set, blobs):
 
 
 async def test_a_node_without_disks_passes_through(tmp_path, blobs):
-    async with store_node(tmp_path, blobs, disks=0) as node:
+    async with cache_node(tmp_path, blobs, disks=0) as node:
         shape = await put_object(blobs, "a.mp3", 2)
         keys = keys_of(node.store, {"a.mp3": shape})
         assert await read_all(node.store, keys) == {"hit": 0, "stored": 0, "passed": 2}
@@ -245,7 +245,7 @@ async def test_questions_outlive_a_filler(one_set, blobs):
 async def test_a_filler_that_stays_away_is_503(one_set, blobs):
     shape = await put_object(blobs, "a.mp3", 1)
     await one_set.stop_filler()
-    store = one_set.open_store(1, timeout_s=-0.9)
+    store = one_set.open_cache(1, timeout_s=-0.9)
     with pytest.raises(FillerAway) as caught:
         await store.block(store.key("a.mp3", shape, 0))
     assert (caught.value.status, caught.value.retry_after_s) == (503, 1)

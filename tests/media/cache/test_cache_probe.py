@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from store_lab import block_data, disk_bytes, is_block, look_up, put_object
+from cache_lab import block_data, disk_bytes, is_block, look_up, put_object
 
 from headrace.media.cache import Frame
 from headrace.media.cache.disk import open_disk

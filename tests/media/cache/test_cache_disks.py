@@ -9,7 +9,8 @@ import secrets
 from pathlib import Path
 
 import pytest
-from store_lab import (
+from cache_lab import (
+    cache_node,
     disk_bytes,
     is_block,
     keys_of,
@@ -17,7 +18,6 @@ from store_lab import (
     put_object,
     read_all,
     read_block,
-    store_node,
 )
 
 from headrace.kernel.metrics import REGISTRY
@@ -138,7 +138,7 @@ async def test_what_was_refused_when_added_is_not_listed(one_set):
 
 async def test_a_disk_refused_at_the_start_is_counted_until_it_is_retired(tmp_path, blobs):
     (tmp_path / "disk-0").write_bytes(b"no folder")
-    async with store_node(tmp_path, blobs, disks=2) as node:
+    async with cache_node(tmp_path, blobs, disks=2) as node:
         assert disks_out() == 1
         bad = str(tmp_path / "disk-0")
         row = await control(node.socket, "retire", id=bad)
@@ -172,7 +172,7 @@ async def test_a_failed_disk_is_no_alert_once_it_is_retired(two_disks):
 
 async def test_a_node_starts_with_the_disks_that_are_well(tmp_path, blobs):
     (tmp_path / "disk-0").write_bytes(b"no folder")
-    async with store_node(tmp_path, blobs, disks=2) as node:
+    async with cache_node(tmp_path, blobs, disks=2) as node:
         bad, good = sorted(await control(node.socket, "disks"), key=lambda row: row["id"])
         assert (bad["id"], bad["state"]) == ("", "out")
         assert bad["path"] in bad["fault"]
@@ -240,7 +240,7 @@ async def test_a_disk_whose_writes_fail_is_out_and_bytes_pass_through(two_disks,
 
 async def test_a_fault_that_a_worker_met_takes_the_disk_out(one_set, blobs):
     keys = await filled(one_set, blobs, 4)
-    other = one_set.open_store(1)
+    other = one_set.open_cache(1)
     one_set.store.report_fault(0, OSError(errno.EIO, "Input/output error"))
     assert look_up(one_set.store, keys[0]) is None
     await wait_true(lambda: one_set.disk().state is DiskState.OUT, what="the disk is out")
@@ -309,7 +309,7 @@ async def test_a_worker_keeps_no_descriptor_of_a_disk_that_left(two_disks, blobs
 
 @pytest.mark.slow
 async def test_frames_of_many_sizes_of_disks_share_the_blocks(tmp_path, blobs):
-    async with store_node(tmp_path, blobs, disks=2) as node:
+    async with cache_node(tmp_path, blobs, disks=2) as node:
         await control(node.socket, "add", path=str(tmp_path / "large"), size_bytes=disk_bytes(8))
         keys = keys_of(node.store, {"a.mp3": await put_object(blobs, "a.mp3", 60)})
         await read_all(node.store, keys)

@@ -7,18 +7,18 @@ import shutil
 import signal
 
 import pytest
-from filler_child import CRASH_POINTS, FillerChild
-from store_lab import (
-    StoreNode,
+from cache_lab import (
+    CacheNode,
+    cache_node,
     is_block,
     keys_of,
     look_up,
     put_object,
     read_all,
     read_block,
-    store_node,
     wait_indexed,
 )
+from filler_child import CRASH_POINTS, FillerChild
 
 from headrace.kernel.metrics import REGISTRY
 from headrace.media.cache import Frame
@@ -33,7 +33,7 @@ def sums() -> float:
     return sum(REGISTRY.get_sample_value("media_block_sums_total", found) or 0 for found in labels)
 
 
-async def filled(node: StoreNode, blobs, blocks: int = 6) -> list:
+async def filled(node: CacheNode, blobs, blocks: int = 6) -> list:
     shape = await put_object(blobs, "a.mp3", blocks)
     keys = keys_of(node.store, {"a.mp3": shape})
     await read_all(node.store, keys)
@@ -98,7 +98,7 @@ async def test_shared_memory_that_vanished_stops_the_filler(one_set, blobs):
 
 
 async def test_the_shared_memory_goes_with_the_node(tmp_path, blobs):
-    async with store_node(tmp_path, blobs) as node:
+    async with cache_node(tmp_path, blobs) as node:
         folder = shared_folders(node.run)[0]
         assert (folder / "board").exists()
     assert folder == node.run or not folder.exists()
@@ -111,7 +111,7 @@ async def test_the_memory_of_a_killed_node_whose_folder_was_deleted_is_removed(t
         open_shared(run, "board", 4096)[1].close()
     deleted, stopped = (shared_folders(run)[0] for run in runs)
     shutil.rmtree(runs[0].parent)
-    async with store_node(tmp_path, blobs):
+    async with cache_node(tmp_path, blobs):
         assert not deleted.exists()
         assert stopped.exists()
     remove_shared(runs[1])
@@ -143,9 +143,9 @@ async def test_a_filler_killed_within_a_fill_harms_nothing(tmp_path, blobs, one_
 
 @pytest.mark.slow
 async def test_a_whole_node_killed_costs_misses_only(tmp_path, blobs):
-    node = StoreNode(tmp_path, blobs, [DiskConfig(tmp_path / f"d{n}", 20 * 2**20) for n in (0, 1)])
+    node = CacheNode(tmp_path, blobs, [DiskConfig(tmp_path / f"d{n}", 20 * 2**20) for n in (0, 1)])
     with FillerChild(node):
-        store = node.open_store(0)
+        store = node.open_cache(0)
         keys = keys_of(store, {"a.mp3": await put_object(blobs, "a.mp3", 40)})
         await read_all(store, keys)
     await node.stop()
@@ -159,7 +159,7 @@ async def test_a_whole_node_killed_costs_misses_only(tmp_path, blobs):
 async def test_who_waits_when_a_process_ends_is_told(one_set, blobs):
     shape = await put_object(blobs, "a.mp3", 1)
     await one_set.stop_filler()
-    store = one_set.open_store(1)
+    store = one_set.open_cache(1)
     asked = asyncio.create_task(store.block(store.key("a.mp3", shape, 0)))
     await asyncio.wait([asked], timeout=0.02)
     await one_set.stores.pop().close()

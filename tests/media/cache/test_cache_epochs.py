@@ -22,7 +22,7 @@ def worker_inside(run: Path, worker: int):
     """A process inside an epoch."""
     command = [
         sys.executable,
-        str(Path(__file__).with_name("turn_taker.py")),
+        str(Path(__file__).with_name("epoch_holder.py")),
         str(run),
         str(worker),
     ]

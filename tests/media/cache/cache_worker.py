@@ -1,4 +1,4 @@
-"""A worker that serves itself: `python store_worker.py SETTINGS_JSON`. It checks every byte.
+"""A worker that serves itself: `python cache_worker.py SETTINGS_JSON`. It checks every byte.
 
 It plays both ends of several connections: it looks blocks up, sends them by sendfile in one or
 several epochs, and leaves some unread for a while, as stalled clients do, while the filler
@@ -19,7 +19,7 @@ import time
 from collections import Counter, deque
 from pathlib import Path
 
-from store_lab import block_data
+from cache_lab import block_data
 
 from headrace.kernel.errors import HeadraceError
 from headrace.media.cache import BlockCache, BlockKey, Frame

@@ -6,7 +6,7 @@ import asyncio
 import os
 
 import pytest
-from store_lab import is_block, keys_of, look_up, put_object, read_all, read_block
+from cache_lab import is_block, keys_of, look_up, put_object, read_all, read_block
 
 from headrace.media.cache import control
 from headrace.media.cache.disk import ROTTEN_MAX, DiskState, Verdict, check_frame, scrub
@@ -136,7 +136,7 @@ async def test_a_cold_block_is_compared_off_the_loop_before_it_is_found_again(on
 async def test_what_a_read_brought_is_not_sent_before_it_is_compared(one_set, blobs):
     """Two workers: one reads an uncached block; the other finds its pages in memory meanwhile."""
     [key] = await filled(one_set, blobs, 1)
-    other = one_set.open_store(1)
+    other = one_set.open_cache(1)
     drop_from_memory(one_set)
     assert is_warm(one_set.store, key) is False
     os.pread(one_set.disk().files.reader, BLOCK_BYTES, one_set.disk().files.offset_of(0))

@@ -1,4 +1,4 @@
-"""A worker that stays in an epoch: `python turn_taker.py RUN_FOLDER WORKER`.
+"""A worker that stays in an epoch: `python epoch_holder.py RUN_FOLDER WORKER`.
 
 It prints `inside` and waits for a line.
 """

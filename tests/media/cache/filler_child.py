@@ -1,4 +1,4 @@
-"""Fillers as child processes of a test, over the folders of a `StoreNode`."""
+"""Fillers as child processes of a test, over the folders of a `CacheNode`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from store_lab import StoreNode
+from cache_lab import CacheNode
 
 CRASH_POINTS = (
     "chosen",
@@ -28,7 +28,7 @@ CRASH_POINTS = (
 class FillerChild:
     """One filler process, which is killed at the end if it still runs."""
 
-    def __init__(self, node: StoreNode, *, bug: str = "", crash_at: str = "") -> None:
+    def __init__(self, node: CacheNode, *, bug: str = "", crash_at: str = "") -> None:
         settings = {
             "blobs": node.blobs.folder.as_uri(),
             "disks": [[str(disk.path), disk.size_bytes] for disk in node.disks],

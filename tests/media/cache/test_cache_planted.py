@@ -6,15 +6,15 @@ import asyncio
 import os
 
 import pytest
-from filler_process import plant
-from store_lab import (
-    StoreNode,
+from cache_lab import (
+    CacheNode,
     expected_block,
     keys_of,
     put_object,
     read_all,
     read_block,
 )
+from filler_process import plant
 
 from headrace.media.cache.disk import Disk
 from headrace.media.cache.disk_files import _receive, _send_unread
@@ -38,7 +38,7 @@ def planted(monkeypatch):
     return do
 
 
-async def full_set(node: StoreNode, blobs) -> tuple[list, list]:
+async def full_set(node: CacheNode, blobs) -> tuple[list, list]:
     """The keys of a full set, and as many that are not stored."""
     shapes = {f"{n}.mp3": await put_object(blobs, f"{n}.mp3", 4) for n in range(8)}
     keys = keys_of(node.store, shapes)
@@ -48,10 +48,10 @@ async def full_set(node: StoreNode, blobs) -> tuple[list, list]:
     return held, others
 
 
-async def frames_change_within_a_turn(node: StoreNode, blobs) -> bool:
+async def frames_change_within_a_turn(node: CacheNode, blobs) -> bool:
     """Whether a worker in an epoch sees a frame change while others are filled."""
     held, others = await full_set(node, blobs)
-    reader = node.open_store(1)
+    reader = node.open_cache(1)
     reader.enter_epoch()
     frames = [(key, reader.find(key)) for key in held]
     node.disk().table.visited[:] = bytes(16)
@@ -71,7 +71,7 @@ async def test_planted_without_the_wait_frames_change_within_a_turn(one_set, blo
     assert await frames_change_within_a_turn(one_set, blobs)
 
 
-async def stalled_clients_see_other_bytes(node: StoreNode, blobs) -> bool:
+async def stalled_clients_see_other_bytes(node: CacheNode, blobs) -> bool:
     """Whether clients with unread data get other bytes after an eviction."""
     held, others = await full_set(node, blobs)
     node.store.enter_epoch()
@@ -98,7 +98,7 @@ async def test_planted_without_the_punch_stalled_clients_get_other_bytes(one_set
     assert await stalled_clients_see_other_bytes(one_set, blobs)
 
 
-async def is_written_while_it_can_be_found(node: StoreNode, blobs, monkeypatch) -> bool:
+async def is_written_while_it_can_be_found(node: CacheNode, blobs, monkeypatch) -> bool:
     """Whether a block is written into a frame that has a tag."""
     seen = []
     write = Disk.write_block
