@@ -73,7 +73,7 @@ def signed_targets(cell: Cell, tracks: Sequence[Track]) -> list[str]:
     """Path and query of each track, signed as an application signs them."""
     blobs = Blobs(blobs_folder(cell).as_uri())
     media = Media(blobs, MediaConfig(), secret=lambda: load_or_make_root(cell.folder / "data"))
-    urls = [media.url(track.key, ttl_s=SIGNED_S) for track in tracks]
+    urls = [media.objects.url(track.key, ttl_s=SIGNED_S) for track in tracks]
     return ["/m/" + url.partition("/m/")[2] for url in urls]
 
 

@@ -36,10 +36,7 @@ from bench.media_stage import (
 from bench.report import RESULTS
 from bench.systems import OURS
 from bench.views_stage import free_port
-from headrace.media.model import BLOCK_BYTES
-from headrace.media.simulate.eviction import TRACKS, simulate
-from headrace.media.simulate.plot import lines_svg
-from headrace.media.store.layout import (
+from headrace.media.cache.layout import (
     DATA_AT,
     DISK_ID_BYTES,
     ENTRY,
@@ -54,6 +51,9 @@ from headrace.media.store.layout import (
     pack_head,
     pack_superblock,
 )
+from headrace.media.model import BLOCK_BYTES
+from headrace.media.simulate.eviction import TRACKS, simulate
+from headrace.media.simulate.plot import lines_svg
 from headrace.testing.processes import descendants
 
 FRAMES, FRAMES_QUICK = 4_194_304, 262_144

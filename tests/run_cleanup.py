@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.media.store.shared import memory_folders
+from headrace.media.cache.linux import memory_folders
 from headrace.testing.processes import wait_until
 
 RUN_VARIABLE = "TEST_RUN"

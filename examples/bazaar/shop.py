@@ -54,15 +54,15 @@ class Shop:
             loader=FileSystemLoader(_FOLDER / "templates"),
             autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
-        self._templates.globals.update(media=headrace.media.url, item_path=item_path)
+        self._templates.globals.update(media=headrace.media.objects.url, item_path=item_path)
         self._templates.filters.update(segment=segment)
-        media = urlsplit(headrace.media.url("photos"))
+        media = urlsplit(headrace.media.objects.url("photos"))
         self._policy = _POLICY.format(media=f"{media.scheme}://{media.netloc}")
 
     async def open(self) -> None:
         """Store the tracks; those that are stored already stay what they are."""
         for track in TRACKS:
-            await self.headrace.media.put(track.key, await asyncio.to_thread(track.data))
+            await self.headrace.media.objects.put(track.key, await asyncio.to_thread(track.data))
 
     def page(self, request: Asked, template: str, *, status: int = 200, **values: Any) -> Page:
         """A page of `template`, and the cookie of a buyer who has none yet."""

@@ -21,7 +21,7 @@ from headrace.kernel.secrets import derive_key
 from headrace.media.cluster.hop import HOP_FIELD, KEY_USE, HopSigner, covered_by
 from headrace.media.cluster.membership import MEMBERSHIP, Member, Membership
 from headrace.media.model import BLOCK_BYTES
-from headrace.media.partitions import Table, partition_of
+from headrace.media.partitions import PartitionTable, partition_of
 from headrace.testing.processes import HeadraceProcess
 from headrace.testing.waiting import wait_true
 
@@ -104,11 +104,11 @@ class Cluster:
     keys: list[str] = field(default_factory=list)
 
     @property
-    def table(self) -> Table:
+    def table(self) -> PartitionTable:
         """Who keeps what, from the document in the bucket."""
         data = self.bucket.objects[MEMBERSHIP.key]
         membership = MEMBERSHIP.decode(data)
-        return Table.build(membership.candidates(time.time()), membership.replicas)
+        return PartitionTable.build(membership.candidates(time.time()), membership.replicas)
 
     def put(self, key: str, version: int = 1) -> None:
         self.bucket.objects[key] = content(key, version)
@@ -136,7 +136,7 @@ class Cluster:
     def hop_headers(self, to: str, key: str, *, secret: str = SECRET) -> dict[str, str]:
         """What a node would send to `to` for the whole of `key`."""
         signer = HopSigner([derive_key(secret, KEY_USE)], "n0")
-        value, _ = signer.line().sign(to, covered_by("GET", f"/m/{key}", {}), 0)
+        value, _ = signer.sequence().sign(to, covered_by("GET", f"/m/{key}", {}), 0)
         return {HOP_FIELD: value}
 
 

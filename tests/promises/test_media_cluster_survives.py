@@ -15,12 +15,12 @@ import pytest
 from media_cluster import OBJECT_BLOCKS, Traffic, content, running_cluster
 
 from headrace.engines.blobs import Blobs
+from headrace.media.cache.origin import SHAPE_KEPT_S
+from headrace.media.cluster.cluster_config import POLL_EVERY_S
 from headrace.media.cluster.membership import Roster
-from headrace.media.cluster.polling import POLL_EVERY_S
 from headrace.media.cluster.purge import Purges
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.partitions import partition_of
-from headrace.media.store.origin import SHAPE_KEPT_S
 from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
@@ -128,7 +128,7 @@ async def test_a_store_that_is_away_costs_nobody_what_is_cached(cluster):
             assert traffic.faults == []
             await wait_true(
                 lambda: any(
-                    node.process and node.process.events("document_not_asked")
+                    node.process and node.process.events("document_not_read")
                     for node in cluster.nodes
                 ),
                 what="the store is missed",

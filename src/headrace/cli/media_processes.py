@@ -8,21 +8,21 @@ from headrace.cli.house import App
 from headrace.engines.marked import RECORD_FILE
 
 if TYPE_CHECKING:
-    from headrace.media.worker.telling import Orders
+    from headrace.media.worker.ipc_reports import ChildConfig
 
 SECTIONS: Final = ("blobs", "media")
 
 
-def orders_of(app: App) -> Orders:
+def orders_of(app: App) -> ChildConfig:
     """What every child goes by: each setting of its sections that is not a default, as it was written."""
-    from headrace.media.worker.telling import Orders
+    from headrace.media.worker.ipc_reports import ChildConfig
 
     settings = {
         key: text
         for key, (text, source) in app.config.written.items()
         if source != "default" and key.partition(".")[0] in SECTIONS
     }
-    return Orders(
+    return ChildConfig(
         settings=settings,
         blobs_url=app.configured_urls().blobs_url,
         store_record=str(app.data_folder / RECORD_FILE),

@@ -348,7 +348,7 @@ def media() -> None:
 def serve_media(line: CommandLine, application: str | None) -> None:
     """Serve `GET /m/KEY` by range on `media.listen`, by several processes; needs the object store alone."""
     require_libraries("media")
-    from headrace.media.worker.crew import run_node
+    from headrace.media.worker.supervisor import run_node
 
     async def body(app: App, stop: asyncio.Event) -> None:
         def on_ready(host: str, port: int) -> None:
@@ -360,7 +360,7 @@ def serve_media(line: CommandLine, application: str | None) -> None:
         except BlobsDown as error:
             # What is on the node's own disks is served, and the rest once the folder is there.
             log.warning("object_store_not_there", error=error.text)
-        await run_node(app.media, stop, on_ready, orders=orders_of(app))
+        await run_node(app.media, stop, on_ready, child_config=orders_of(app))
 
     # The standard loop: uvloop has no sendfile.
     run_role(

@@ -28,7 +28,7 @@ SQL: Final = load_queries("headrace.web")
 OPEN: Final = {"scope": None}
 """Of the probes, which tell nothing but up or down."""
 KNOWN: Final = {"scope": ANY_SCOPE}
-LATE_ERRORS: Final = {"headrace.media.store.errors": "xxhash"}
+LATE_ERRORS: Final = {"headrace.media.errors": "xxhash"}
 """Errors of modules that are imported by the first call that needs them, and the library that these need."""
 
 

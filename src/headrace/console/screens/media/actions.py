@@ -27,7 +27,7 @@ async def purge(ask: Ask, given: dict[str, Any]) -> str:
 
 async def remove(ask: Ask, given: dict[str, Any]) -> str:
     """Remove an object."""
-    await ask.service("media").rm(given["key"])
+    await ask.service("media").objects.rm(given["key"])
     return (
         f"{given['key']} is removed; caches that hold it forget it by a purge, or within a minute"
     )
@@ -35,13 +35,13 @@ async def remove(ask: Ask, given: dict[str, Any]) -> str:
 
 async def preview_remove(ask: Ask, given: dict[str, Any]) -> str:
     """What would be removed."""
-    found = await ask.service("media").info(given["key"])
+    found = await ask.service("media").objects.info(given["key"])
     return f"{found.key}: {found.size_bytes:,} bytes of {found.content_type}, for good."
 
 
 async def warm(ask: Ask, given: dict[str, Any]) -> str:
     """Have the owners fetch an object."""
-    found = await ask.service("media").warm([given["key"]])
+    found = await ask.service("media").warming.warm([given["key"]])
     told = ", ".join(
         f"{one.node}: {shown.counted(one.blocks, 'block', 'blocks')}"
         + (f", {one.failed} failed" if one.failed else "")

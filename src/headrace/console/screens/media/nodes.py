@@ -9,10 +9,8 @@ from typing import Any, Final
 
 from headrace.console.screens.media.figures import NodeFigures, read_figures
 from headrace.console.seeing import Ask, Found, attempt
-from headrace.media.service.disks import Disk
-from headrace.media.service.hottest import HotObject
-from headrace.media.service.nodes import NodeSeen
-from headrace.media.service.partitions import Plan
+from headrace.media.service.local_node import Disk, HotObject
+from headrace.media.service.nodes import NodeInfo, Plan
 from headrace.media.tracing import Watch
 
 NOTHING: Final[Found[Any]] = Found()
@@ -48,7 +46,7 @@ class ClusterView:
     """Every node, and what would become of their load."""
 
     mode: Mode
-    nodes: Found[Sequence[NodeSeen]]
+    nodes: Found[Sequence[NodeInfo]]
     lost: str
     plan: Found[Plan] | None
 
@@ -67,7 +65,7 @@ async def see_node(ask: Ask) -> NodeView:
     figures, disks, hottest = await asyncio.gather(
         read_figures(ask.rates),
         attempt(media.disks.list()) if mode.is_cache else _nothing(),
-        attempt(media.hottest(objects_max=HOTTEST_MAX)),
+        attempt(media.hottest.list(objects_max=HOTTEST_MAX)),
     )
     return NodeView(mode=mode, figures=figures, disks=disks, hottest=hottest)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from headrace.console.seeing import Ask, Found, attempt
 from headrace.media.model import MediaObject
-from headrace.media.service.partitions import Ownership
+from headrace.media.service.nodes import Ownership
 
 OBJECTS_SHOWN: Final = 200
 KEY_CHARACTERS_MAX: Final = 1_024
@@ -54,7 +54,7 @@ class ObjectView:
 async def see_objects(ask: Ask) -> ObjectsView:
     """The objects in a folder."""
     prefix = ask.query.text("prefix", most=KEY_CHARACTERS_MAX).strip().strip("/")
-    found = await attempt(ask.service("media").ls(prefix, objects_max=OBJECTS_SHOWN + 1))
+    found = await attempt(ask.service("media").objects.ls(prefix, objects_max=OBJECTS_SHOWN + 1))
     lines, size_bytes = None, 0
     if found.value is not None:
         shown = sorted(found.value, key=lambda one: one.key)[:OBJECTS_SHOWN]
@@ -77,7 +77,8 @@ async def see_object(ask: Ask) -> ObjectView:
         return ObjectView(key=key)
     is_alone = media.config.node is None
     found, owners = await asyncio.gather(
-        attempt(media.info(key)), _nothing() if is_alone else attempt(media.partitions.show(key))
+        attempt(media.objects.info(key)),
+        _nothing() if is_alone else attempt(media.partitions.show(key)),
     )
     seen = found.value
     line = None if seen is None else ObjectLine(seen, kind_of(seen.content_type))
