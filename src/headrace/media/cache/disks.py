@@ -58,13 +58,13 @@ class DiskOverrides(msgspec.Struct):
 class Disks:
     """The disks of this node. Each keeps its position for as long as the filler runs."""
 
-    def __init__(self, run: Path, turns: FillerEpochs, *, boot: str, hash_key: bytes) -> None:
+    def __init__(self, run: Path, epochs: FillerEpochs, *, boot: str, hash_key: bytes) -> None:
         self.opened: list[Disk] = []
         self.refused: dict[Path, str] = {}
         """Disks that could not be opened, with the reason."""
         self._configured: set[Path] = set()
         self._run = run
-        self._epochs = turns
+        self._epochs = epochs
         self._boot = boot
         self._hash_key = hash_key
         self._overrides = _read_overrides(run)

@@ -275,11 +275,11 @@ class Commands:
     """The commands of one filler."""
 
     def __init__(
-        self, disks: Disks, fills: Fills, turns: FillerEpochs, on_added: Callable[[Disk], None]
+        self, disks: Disks, fills: Fills, epochs: FillerEpochs, on_added: Callable[[Disk], None]
     ) -> None:
         self._disks = disks
         self._fills = fills
-        self._epochs = turns
+        self._epochs = epochs
         self._on_added = on_added
         self._known: Mapping[str, Callable[..., Awaitable[Any]]] = {
             "disks": self.disks,

@@ -47,10 +47,10 @@ class Filled(NamedTuple):
 class Fills:
     """All fills in progress, by key."""
 
-    def __init__(self, origin: Origin, disks: Disks, turns: FillerEpochs) -> None:
+    def __init__(self, origin: Origin, disks: Disks, epochs: FillerEpochs) -> None:
         self._origin = origin
         self._disks = disks
-        self._epochs = turns
+        self._epochs = epochs
         self._under_way: SingleFlight[bytes, Filled] = SingleFlight()
         self._placing: set[asyncio.Task[bool]] = set()
 
