@@ -7,7 +7,7 @@ import re
 import pytest
 
 from headrace.views import traffic_of_user_agent
-from headrace.views.bots import bot_rules
+from headrace.views.model import bot_rules
 
 PEOPLE = (
     "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/126.0.0.0 Safari/537.36",

@@ -9,8 +9,8 @@ import pytest
 from headrace.engines.valkey import ValkeyDown
 from headrace.testing.waiting import wait_true
 from headrace.views import Hit
+from headrace.views import store as shard_store
 from headrace.views.model import START, shard_of
-from headrace.views.store import shards as shard_store
 
 ENTITIES = [f"ad:{number}" for number in range(12)]
 
@@ -35,7 +35,7 @@ async def test_hits_reach_totals_and_hours_once(views, flusher, sql):
     totals, hours = await stored(sql)
     assert totals == {entity: 15 if entity == "ad:0" else 10 for entity in ENTITIES}
     assert hours == 125
-    assert (await views.verify()).differences == []
+    assert (await views.analytics.verify()).differences == []
 
 
 @pytest.mark.slow
@@ -211,11 +211,11 @@ async def test_a_flusher_runs_until_told_and_leaves_its_shards(views, make_flush
 
 async def test_lag_says_what_is_pending_and_whose_it_is(views, flusher):
     await views.hit("ad:1")
-    [lag] = [each for each in await views.lag() if each.shard == shard_of("ad:1", 4)]
+    [lag] = [each for each in await views.analytics.lag() if each.shard == shard_of("ad:1", 4)]
     assert (lag.pending, lag.flusher) == (1, None)
     assert 0 <= lag.oldest_s < 60
     await flusher.run_once()
-    [lag] = [each for each in await views.lag() if each.shard == shard_of("ad:1", 4)]
+    [lag] = [each for each in await views.analytics.lag() if each.shard == shard_of("ad:1", 4)]
     assert (lag.pending, lag.oldest_s, lag.flusher) == (0, 0.0, flusher.name)
 
 
@@ -269,7 +269,9 @@ async def test_what_was_written_into_a_stream_by_hand_stops_no_flush(
 
 
 @pytest.mark.slow
-async def test_entries_of_any_size_are_read_in_bounded_parts(hot, engines, views, flusher, sql):
+async def test_entries_of_any_size_are_read_in_bounded_parts(
+    valkey_store, engines, views, flusher, sql
+):
     """A thousand hits with long names each are 128 kB an entry; a read takes half a MB."""
     names = [f"{number:03}{'x' * 120}" for number in range(999)]
     await views.hits(names)
@@ -279,7 +281,7 @@ async def test_entries_of_any_size_are_read_in_bounded_parts(hot, engines, views
         await engines.multiplexer.call("headrace_views_hit_v1", [key], [line])
     found, through, parts = [], START, 0
     while True:
-        pending = await hot.pending(1, through=through, entries_max=2_000)
+        pending = await valkey_store.pending(1, through=through, entries_max=2_000)
         found += [entry for entry, _ in pending.rows]
         parts += 1
         if not pending.is_cut:

@@ -49,34 +49,36 @@ class PythonSurface(PythonVerbs):
 
     async def series(self, *, id, by="day", **span):
         moments = {f"{name}_at": datetime.fromisoformat(text) for name, text in span.items()}
-        return await self._views.series(id, by, **moments)
+        return await self._views.analytics.series(id, by, **moments)
 
     async def viewers(self, *, id, **span):
         try:
             days = {f"{name}_day": date.fromisoformat(text) for name, text in span.items()}
         except ValueError as error:
             raise InvalidSpan(str(span)) from error
-        return await self._views.viewers(id, **days)
+        return await self._views.analytics.viewers(id, **days)
 
     async def top(self, *, window, limit, **more):
         try:
             window_s = parse_duration_s(window)
         except ValueError as error:
             raise InvalidSpan(window) from error
-        return await self._views.top(window_s, limit, traffic=more.get("class", "human"))
+        return await self._views.analytics.top(window_s, limit, traffic=more.get("class", "human"))
 
     async def verify(self):
-        return await self._views.verify()
+        return await self._views.analytics.verify()
 
     async def pending(self):
-        return [row.pending for row in await self._views.lag()]
+        return [row.pending for row in await self._views.analytics.lag()]
 
     async def delete(self, *, id):
         return await self._views.delete(id)
 
     async def reclassify(self, *, id, from_at, to_at, **classes):
         moments = [datetime.fromisoformat(text) for text in (from_at, to_at)]
-        job = await self._views.reclassify(id, from_at=moments[0], to_at=moments[1], **classes)
+        job = await self._views.corrections.reclassify(
+            id, from_at=moments[0], to_at=moments[1], **classes
+        )
         return {"job": job}
 
 

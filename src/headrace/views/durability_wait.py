@@ -1,16 +1,17 @@
-"""Waits until Valkey's writes survive a failure: `FileWait` for a killed process, `Fence` for a power cut or failover.
+"""Wait until writes to Valkey survive a failure: a killed process, or a power cut or failover.
 
-**A killed process** loses what Valkey has not written to its append-only file. With `appendfsync everysec` Valkey postpones
-its writes for up to 2 s while a background sync runs, and answers commands meanwhile. Each answer to a hit reports whether
-that is so (`lua/views_v1.lua`); only then `FileWait` polls INFO until the hit is written. On a fast disk a sync takes some
-milliseconds of each second.
+**Killed process** (`FileWriteWait`). Valkey loses what it has not written to its append-only file.
+With `appendfsync everysec` it delays writes for up to 2 s while a background sync runs, and answers
+commands meanwhile. The reply to a hit reports that (`lua/views_v1.lua`). Only then `FileWriteWait`
+polls INFO until the hit is written.
 
-**A power cut or failover.** WAIT and WAITAOF block their connection, and confirm what that connection wrote last. So a fence
-writes a key of its own, later than everything that was answered before, and waits for that: while one wait runs, all later
-callers share the next. In a cluster each shard has a fence of its own, on its current primary.
+**Power cut or failover** (`DurabilityWait`). WAIT and WAITAOF block their connection and confirm
+its last write. So the wait writes a key of its own, later than all writes to confirm. While one
+confirmation is pending, all later callers share the next. A cluster has one wait per shard, on the
+shard's current primary.
 
-Without replicas only `appendfsync always` will do: with `everysec` Valkey 9.1.2 confirms WAITAOF before any fdatasync (seen
-with strace; with a replica it waits as it should). So the setting is asked, and nothing else believed.
+Without replicas `appendfsync always` is required: with `everysec` Valkey 9.1 confirms WAITAOF
+before any fdatasync. So the setting is checked first.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ from typing import Final
 from headrace.engines.multiplex import ValkeyLost
 from headrace.engines.valkey import Node, Session, Valkey, ValkeyDown, ValkeyMoved
 from headrace.views.errors import NotDurable
-from headrace.views.hot import FileState, Hot
+from headrace.views.valkey_store import FileState, ValkeyStore
 
-ALL: Final = 0
-"""The shard whose key stands for all of them where there is one server."""
+ONE_SERVER: Final = 0
+"""The shard whose key is used for all shards of a single server."""
 
 POLL_S: Final = 0.005
 WRITTEN_S: Final = 5.0
-"""Valkey writes after 2 s at the latest, unless its disk refuses the write."""
+"""Wait limit; Valkey writes within 2 s unless the disk rejects the write."""
 
 
 @dataclass(slots=True)
 class _Unwritten:
-    """One answer that is held back until its hits are in the file."""
+    """A caller whose hits are not in the file yet."""
 
     run: str
     done: asyncio.Future[None]
     until_s: float
     seen: FileState | None = None
-    """The file as it was first seen after the hits were counted."""
+    """First state of the file after the hits were counted."""
 
-    def judge(self, state: FileState, now_s: float) -> None:
-        """End the wait if `state`, which is later than the answer, decides it."""
+    def update(self, state: FileState, now_s: float) -> None:
+        """End the wait if `state`, read after the reply, decides it."""
         if self.done.done():
             return
         if state.run != self.run:
-            self.fail(_lost("another server, or the same one started again, has the shard"))
+            self.fail(_lost("another server has the shard, or its server was restarted"))
         elif not state.is_syncing or self._is_written(state):
             self.done.set_result(None)
         elif now_s > self.until_s:
@@ -67,22 +68,22 @@ class _Unwritten:
 
 def _lost(reason: str) -> ValkeyLost:
     return ValkeyLost(
-        f"Valkey counted the hits and may have lost them ({reason}): it is not known whether they are counted;"
+        f"Valkey counted the hits and may have lost them ({reason}), so their state is unknown:"
         " repeat only hits with an event id",
         retry_after_s=2,
     )
 
 
-class FileWait:
-    """`await wait.passed(shard, run)`: the server `run` has written what it answered before to its append-only file."""
+class FileWriteWait:
+    """Wait until a server has written earlier replies to its append-only file."""
 
-    def __init__(self, hot: Hot) -> None:
-        self._hot = hot
+    def __init__(self, valkey: ValkeyStore) -> None:
+        self._valkey = valkey
         self._waiting: dict[int, list[_Unwritten]] = {}
         self._polling: dict[int, asyncio.Task[None]] = {}
 
-    async def passed(self, shard: int, run: str) -> None:
-        """Wait for the write. Raises: ValkeyLost, where the hits may be lost with the server."""
+    async def wait(self, shard: int, run: str) -> None:
+        """Wait for the write of server `run`. Raises: ValkeyLost if the hits may be lost."""
         loop = asyncio.get_running_loop()
         mine = _Unwritten(run, loop.create_future(), loop.time() + WRITTEN_S)
         self._waiting.setdefault(shard, []).append(mine)
@@ -93,18 +94,18 @@ class FileWait:
 
     async def _poll(self, waiting: list[_Unwritten], shard: int) -> None:
         while waiting:
-            asked = list(waiting)
+            callers = list(waiting)
             try:
-                state = await self._hot.file_state(shard)
+                state = await self._valkey.file_state(shard)
             except ValkeyDown as error:
-                for one in asked:
+                for one in callers:
                     one.fail(_lost(error.text))
-            except Exception as error:  # noqa: BLE001 - every caller gets it, and nobody waits without end
-                for one in asked:
+            except Exception as error:  # noqa: BLE001 - passed on to every caller
+                for one in callers:
                     one.fail(error)
             else:
-                for one in asked:
-                    one.judge(state, asyncio.get_running_loop().time())
+                for one in callers:
+                    one.update(state, asyncio.get_running_loop().time())
             waiting[:] = [one for one in waiting if not one.done.done()]
             if waiting:
                 await asyncio.sleep(POLL_S)
@@ -112,14 +113,14 @@ class FileWait:
 
 @dataclass(slots=True)
 class _Queue:
-    """Those who wait for the same confirmation, and the one under way."""
+    """Callers of the next confirmation, and the running one."""
 
     next: asyncio.Future[int] | None = None
     running: asyncio.Task[None] | None = None
 
 
-class Fence:
-    """`await fence.passed(shard)`: what Valkey answered of it before is synced to its file, or on `replicas` replicas."""
+class DurabilityWait:
+    """Wait until earlier writes of a shard are synced to the file or on `replicas` replicas."""
 
     def __init__(self, valkey: Valkey, *, replicas: int, timeout_s: float) -> None:
         self._valkey = valkey
@@ -127,9 +128,9 @@ class Fence:
         self._timeout_ms = max(1, int(timeout_s * 1000))
         self._queues: dict[int, _Queue] = {}
 
-    async def passed(self, shard: int) -> None:
+    async def wait(self, shard: int) -> None:
         """Wait for the next confirmation. Raises: NotDurable, ValkeyDown."""
-        which = shard if await self._valkey.is_cluster() else ALL
+        which = shard if await self._valkey.is_cluster() else ONE_SERVER
         queue = self._queues.setdefault(which, _Queue())
         if queue.next is None:
             queue.next = asyncio.get_running_loop().create_future()
@@ -137,20 +138,20 @@ class Fence:
         if queue.running is None or queue.running.done():
             queue.running = asyncio.create_task(self._run(which, queue))
         confirmed = await asyncio.shield(mine)
-        wanted = self._replicas or 1
-        if confirmed < wanted:
-            raise NotDurable(confirmed, wanted)
+        required = self._replicas or 1
+        if confirmed < required:
+            raise NotDurable(confirmed, required)
 
     async def _run(self, shard: int, queue: _Queue) -> None:
-        while (asked := queue.next) is not None:
+        while (shared := queue.next) is not None:
             queue.next = None
             try:
                 confirmed = await self._confirm(shard)
             except ValkeyDown as error:
-                asked.set_exception(error)
-                asked.exception()  # a caller may be gone; then nobody else looks
+                shared.set_exception(error)
+                shared.exception()  # marks it as retrieved, for the case that all callers ended
             else:
-                asked.set_result(confirmed)
+                shared.set_result(confirmed)
 
     async def _confirm(self, shard: int) -> int:
         key = f"{self._valkey.prefix}:{{v:{shard}}}:f"
@@ -171,15 +172,18 @@ class Fence:
         return int(synced[0])
 
 
-async def means_of(valkey: Valkey) -> tuple[str, int]:
-    """What a fence can stand on: how writes are synced (`always`, `everysec`, `no`) and how many replicas there are.
+async def durability_of(valkey: Valkey) -> tuple[str, int]:
+    """The sync policy of writes (`always`, `everysec`, `no`), and the number of replicas.
 
-    Of a cluster the least of its primaries; one that is away may sync every second. Raises: ValkeyDown where none answers.
+    For a cluster: the lowest of its primaries; an unreachable one is taken as `everysec`. Raises:
+    ValkeyDown if no primary answers.
     """
     nodes = await valkey.primaries()
-    told = await asyncio.gather(*[_means_of(node) for node in nodes], return_exceptions=True)
+    replies = await asyncio.gather(
+        *[_durability_of(node) for node in nodes], return_exceptions=True
+    )
     found, failures = list[tuple[str, int]](), list[BaseException]()
-    for one in told:
+    for one in replies:
         if isinstance(one, BaseException):
             failures.append(one)
         else:
@@ -191,7 +195,7 @@ async def means_of(valkey: Valkey) -> tuple[str, int]:
     return least, min(replicas for _, replicas in found)
 
 
-async def _means_of(node: Node) -> tuple[str, int]:
+async def _durability_of(node: Node) -> tuple[str, int]:
     persistence = await node.command("INFO", "persistence")
     replication = await node.command("INFO", "replication")
     has_file = int(persistence.get("aof_enabled", 0)) == 1
@@ -200,7 +204,7 @@ async def _means_of(node: Node) -> tuple[str, int]:
 
 
 async def _sync_policy(server: Node | Session) -> str:
-    """The setting; where nobody may ask, that it is synced at all."""
+    """The setting `appendfsync`; `everysec` if CONFIG is not permitted."""
     try:
         found = await server.command("CONFIG", "GET", "appendfsync")
     except ValkeyDown:
