@@ -25,8 +25,8 @@ from bench.peers.seed_views import QUEUE, TABLES, PlainViews, SeedViews
 from bench.views_stage import ITEMS, PER_READ, open_views
 from headrace import Headrace
 from headrace.engines.sql import compile_query
-from headrace.views.hot import Hot
 from headrace.views.model import shard_of
+from headrace.views.valkey_store import ValkeyStore
 from headrace.views.worker import Flusher
 
 QUEUED, PLAIN, TOOL = "queue of hits", "plain INCR and dump", "benchmark tool"
@@ -192,7 +192,7 @@ async def _pend(app: Headrace, items: Sequence[str]) -> None:
     parts: list[list[str]] = [[] for _ in range(shards)]
     for item in items[FIRST:]:
         parts[shard_of(item, shards)].append(item)
-    hot = Hot(app.engines.valkey, app.engines.multiplexer)
+    hot = ValkeyStore(app.engines.valkey, app.engines.multiplexer)
     for shard, part in enumerate(parts):
         for start in range(0, len(part), HITS_AN_ENTRY):
             lines = part[start : start + HITS_AN_ENTRY]

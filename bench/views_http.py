@@ -196,7 +196,9 @@ class _Beside:
             while True:
                 require_not_cancelled()
                 await asyncio.sleep(0.1)
-                self._lags.append(max(row.oldest_s for row in await self._app.views.lag()))
+                self._lags.append(
+                    max(row.oldest_s for row in await self._app.views.analytics.lag())
+                )
         finally:
             if scanning is not None:
                 scanning.cancel()

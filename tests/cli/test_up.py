@@ -17,7 +17,7 @@ from headrace import Headrace
 from headrace.cli.up import embedded_of
 from headrace.engines.valkey import Valkey, ValkeyConfig
 from headrace.testing.processes import HeadraceProcess
-from headrace.views.fence import means_of
+from headrace.views.durability_wait import durability_of
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 FREE_PORTS = {"HEADRACE_WEB_LISTEN": "127.0.0.1:0", "HEADRACE_MEDIA_LISTEN": "127.0.0.1:0"}
@@ -143,7 +143,7 @@ async def test_the_embedded_valkey_is_as_safe_as_hits_are_to_be(tmp_path, settin
     engines = embedded_of(Headrace(flags={"data.folder": str(tmp_path / "data"), **settings}))
     valkey = Valkey((await engines.start()).valkey_url, ValkeyConfig())
     try:
-        assert await means_of(valkey) == (policy, 0)
+        assert await durability_of(valkey) == (policy, 0)
     finally:
         await valkey.close()
         await engines.stop()

@@ -19,7 +19,7 @@ from headrace.engines.slots import place_of, read_map, slot_of
 from headrace.engines.valkey import Valkey, ValkeyConfig, ValkeyDown, ValkeyMoved
 from headrace.testing.chaos import ChaosProxy
 from headrace.testing.waiting import wait_true
-from headrace.views.fence import Fence, means_of
+from headrace.views.durability_wait import DurabilityWait, durability_of
 from own_cluster import Primary
 
 
@@ -188,7 +188,7 @@ async def test_a_primary_that_is_away_fails_its_own_keys_alone(cluster, line, st
             await line.values([its, its])
         assert not isinstance(all_lost.value, ValkeyPartlyDown)
         await stock.open()
-        assert await means_of(stock) == ("no", 0)
+        assert await durability_of(stock) == ("no", 0)
         assert await load_libraries(stock, ("headrace.views",)) in ([], ["headrace_views_v1"])
         found = {finding.subject: finding.state for finding in await check_of(stock)}
         assert found.pop(f"valkey {gone.address}") == "fail"
@@ -254,24 +254,24 @@ async def test_a_primary_that_joins_gets_its_functions_with_the_first_call(clust
             assert one.ask("CLUSTER", "FORGET", name) == b"OK"
 
 
-async def test_a_fence_waits_on_the_primary_of_each_shard(cluster, stock):
-    fence = Fence(stock, replicas=0, timeout_s=1)
+async def test_a_durability_wait_uses_the_primary_of_each_shard(cluster, stock):
+    fence = DurabilityWait(stock, replicas=0, timeout_s=1)
     for one in cluster.primaries:
         assert one.ask("CONFIG", "SET", "appendfsync", "always") == b"OK"
     try:
-        assert await means_of(stock) == ("always", 0)
-        await asyncio.gather(*[fence.passed(shard) for shard in range(8) for _ in range(3)])
+        assert await durability_of(stock) == ("always", 0)
+        await asyncio.gather(*[fence.wait(shard) for shard in range(8) for _ in range(3)])
         key = f"{stock.prefix}:{{v:0}}:f"
         owner = cluster.owner_of(key)
         other = next(one for one in cluster.primaries if one is not owner)
         for to in (other, owner):
             await asyncio.to_thread(cluster.move, key, to=to)
-            await fence.passed(0)
+            await fence.wait(0)
         assert int(await stock.command("GET", key, near=key)) >= 3
     finally:
         for one in cluster.primaries:
             assert one.ask("CONFIG", "SET", "appendfsync", "no") == b"OK"
-    assert await means_of(stock) == ("no", 0)
+    assert await durability_of(stock) == ("no", 0)
 
 
 def one_of_a_cluster(peer, words):

@@ -116,7 +116,7 @@ class CountedViews:
         await wait_true(self._is_flushed, what="all flushed")
         ended.set()
         await running
-        verified = await self.views.verify()
+        verified = await self.views.analytics.verify()
         assert verified.differences == []
         rows = await self.engines.postgres.all(STORED)
         assert all(row["total"] == row["hours"] for row in rows)
@@ -150,7 +150,7 @@ class CountedViews:
 
     async def _is_flushed(self) -> bool:
         with suppress(Unavailable):
-            lags = await self.views.lag()
+            lags = await self.views.analytics.lag()
             done = [lag.pending == 0 and lag.flusher is not None for lag in lags]
             return len(done) == self.config.shards and all(done)
         return False

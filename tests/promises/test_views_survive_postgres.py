@@ -100,7 +100,7 @@ async def _offsets(counted):
     """What PostgreSQL says of each shard; asked without others in between where it can be."""
     while True:
         try:
-            return {lag.shard: lag.through for lag in await counted.views.lag()}
+            return {lag.shard: lag.through for lag in await counted.views.analytics.lag()}
         except Unavailable:
             await asyncio.sleep(0)
 
@@ -118,7 +118,7 @@ async def test_while_postgres_is_away_hits_go_on_and_totals_stay_right(tmp_path)
         [new] = await counted.views.totals(["new"])
         assert (new.total, new.stale) == (None, True)
         with pytest.raises(Unavailable):
-            await counted.views.series("ad:1")
+            await counted.views.analytics.series("ad:1")
         # A process that starts now counts, too.
         assert (await counted.new_views().hit("new")).stale
         await engines.restart("postgres")

@@ -32,7 +32,7 @@ from headrace.engines.marked import RECORD_FILE
 from headrace.engines.migrate import plan_migrations
 from headrace.engines.valkey import Node
 from headrace.kernel.errors import HeadraceError
-from headrace.views.fence import means_of
+from headrace.views.durability_wait import durability_of
 from headrace.web.tokens import RootToken, Tokens, dead_token, mend_of
 
 VALKEY_OLDEST: Final = {7: (7, 2, 11), 8: (8, 1, 6), 9: (9, 0, 3)}
@@ -307,7 +307,7 @@ async def _valkey_setting(node: Node, name: str) -> str:
 async def check_views(app: App, engines: Engines) -> list[Finding]:
     """Whether Valkey can keep what the level of durability promises."""
     config = app.config.sections["views"]
-    policy, replicas = await means_of(engines.valkey)
+    policy, replicas = await durability_of(engines.valkey)
     if config.durability == "fast":
         return [Finding("views", "ok", f"level fast, appendfsync {policy}")]
     if config.durable_replicas:

@@ -36,7 +36,7 @@ async def preview_delete(ask: Ask, given: dict[str, Any]) -> str:
 
 async def reclassify(ask: Ask, given: dict[str, Any]) -> str:
     """Move views between classes."""
-    job = await ask.service("views").reclassify(
+    job = await ask.service("views").corrections.reclassify(
         given["id"],
         from_at=_moment("from", given["from"]),
         to_at=_moment("to", given["to"]),
@@ -59,7 +59,7 @@ def reclassify_body(given: dict[str, Any]) -> Any:
 
 async def verify(ask: Ask, given: dict[str, Any]) -> str:  # noqa: ARG001 - every action is called so
     """Prove that totals are the sums of their hours."""
-    found = await ask.service("views").verify()
+    found = await ask.service("views").analytics.verify()
     all_of_it = f"{found.entities:,} totals of {found.views:,} views"
     if not found.differences:
         return f"{all_of_it}: each is the sum of its hours"

@@ -121,7 +121,8 @@ async def see_top(ask: Ask) -> TopView:
     traffic = ask.query.choice("class", CLASSES, Traffic.HUMAN)
     limit = ask.query.choice("limit", LIMITS, LIMITS[0])
     top, lag = await asyncio.gather(
-        attempt(views.top(WINDOWS[window], int(limit), traffic=traffic)), attempt(views.lag())
+        attempt(views.analytics.top(WINDOWS[window], int(limit), traffic=traffic)),
+        attempt(views.analytics.lag()),
     )
     found = top.value or []
     totals = await attempt(views.totals([entry.id for entry in found])) if found else Found([])
@@ -149,8 +150,8 @@ async def see_entity(ask: Ask) -> EntityView:
     from_at = ask.now_at - length
     total, series, viewers = await asyncio.gather(
         _total(views, entity),
-        attempt(views.series(entity, by, from_at=from_at)),
-        attempt(views.viewers(entity)),
+        attempt(views.analytics.series(entity, by, from_at=from_at)),
+        attempt(views.analytics.viewers(entity)),
     )
     zone = ZoneInfo(views.config.time_zone)
     points = series.value
@@ -172,7 +173,7 @@ async def see_entity(ask: Ask) -> EntityView:
 async def see_lag(ask: Ask) -> LagView:
     """How far the flush is, shard by shard."""
     views = ask.service("views")
-    lag = await attempt(views.lag())
+    lag = await attempt(views.analytics.lag())
     return LagView(
         shards=lag,
         flush=flush_of(lag),
