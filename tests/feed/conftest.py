@@ -68,7 +68,7 @@ def app(jobs, engines):
 @pytest.fixture
 def sweeper(feed):
     """A sweep; `await sweeper.run_once(older_s=0)`."""
-    return Sweeper.of(feed)
+    return Sweeper(feed)
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ async def test_pages_are_right_while_the_clock_steps(clock, make_feed, registry,
         checked += await history.check(8)
     assert checked == 480
     assert history.shown_late > 0, "some waited for their moment"
-    assert (await feed.verify()).is_equal
+    assert (await feed.index.verify()).is_equal
 
 
 async def slow_pages(feed, history):
@@ -135,23 +135,23 @@ async def test_pages_are_right_after_a_clock_was_months_ahead(clock, make_feed):
     for _ in range(20):
         await history.step()
     await clock.go(timedelta(seconds=YEAR_S) + timedelta(days=20))
-    await Sweeper.of(feed).trim()
+    await Sweeper(feed).trim()
     for _ in range(2):
         for _ in range(8):
             await history.step()
             await history.check(8)
         await clock.go(timedelta())
     assert await slow_pages(feed, history) > 0
-    assert (await feed.verify()).is_equal
-    await feed.rebuild_now(clean=True)
+    assert (await feed.index.verify()).is_equal
+    await feed.index.rebuild_now(clean=True)
     assert await slow_pages(feed, history) == 0
     await history.check(40)
-    assert (await feed.verify()).is_equal
+    assert (await feed.index.verify()).is_equal
 
 
 async def test_what_a_writer_left_before_a_step_back_is_swept_at_once(feed, sweeper, sql):
     await feed.follow(7, 1)
-    await store.posts.post(feed.postgres, ids=["a"], authors=[1], ats=[None], refs=[None])
+    await store.post(feed.postgres, ids=["a"], authors=[1], ats=[None], refs=[None])
     await sql("UPDATE headrace.feed_outbox SET made_at = made_at + interval '1 hour'")
     assert await sweeper.run_once() == 1
     assert [post.id for post in (await feed.page(7)).posts] == ["a"]
@@ -168,10 +168,10 @@ async def test_what_valkey_lost_after_a_step_back_is_brought_again(feed, sweeper
         f"UPDATE headrace.feed_outbox SET made_at = made_at - interval '5 minutes' WHERE id > {row[0]}"
     )
     await sweeper.run_once(older_s=0)
-    prefix = f"{engines.valkey.prefix}:{{f2:0}}:"
+    prefix = f"{engines.valkey.prefix}:{{f:0}}:"
     await engines.valkey.command("ZREM", f"{prefix}p:1", "b")
     await engines.valkey.command("ZADD", f"{prefix}p:1", -1, "")
     await engines.valkey.command("HSET", f"{prefix}m", "run", "the run before", "swept", row[0])
     assert await sweeper.run_once(older_s=0, settle_s=0) == 1
     assert [post.id for post in (await feed.page(7)).posts] == ["b", "a"]
-    assert (await feed.verify()).is_equal
+    assert (await feed.index.verify()).is_equal

@@ -34,7 +34,7 @@ async def test_readers_without_valkey_leave_connections_to_all_others(
 ):
     await feed.follow(7, [100])
     await feed.post(100, "p1")
-    await without_valkey.ready()
+    await without_valkey.index.ready()
     holder = await postgres.connect_alone()
     async with client_of(engines, without_valkey) as client:
         async with holder.transaction():
@@ -52,7 +52,7 @@ async def test_readers_without_valkey_leave_connections_to_all_others(
                 assert answer.headers["content-type"] == "application/problem+json"
                 assert answer.json()["code"] == "feed.slow_pages_busy"
             assert readers, "those who wait or are read"
-            assert (await feed.find("p1")).id == "p1"
+            assert (await feed.posts.find("p1")).id == "p1"
             assert (await client.get("/v1/feed/viewers/7/marker")).status_code == 200
             assert not (await feed.page(7)).is_slow
             with pytest.raises(SlowPagesBusy, match="slow_pages_max"):
@@ -67,7 +67,7 @@ async def test_readers_without_valkey_leave_connections_to_all_others(
 async def test_a_reader_that_goes_away_leaves_its_turn_to_others(feed, without_valkey, postgres):
     await feed.follow(7, [100])
     await feed.post(100, "p1")
-    await without_valkey.ready()
+    await without_valkey.index.ready()
     holder = await postgres.connect_alone()
     async with holder.transaction():
         await holder.execute("LOCK TABLE headrace.feed_follow IN ACCESS EXCLUSIVE MODE")

@@ -1,10 +1,10 @@
-"""The feed's index in Valkey; the only caller of the functions in `lua/`.
+"""The feed's index in Valkey. Only this module calls `lua/feed_v1.lua`.
 
-All of it is rebuilt from PostgreSQL, and nothing is here alone. A shard without its key `m` is empty or was lost: pages
-then come from PostgreSQL, and changes need not be made, since whoever builds it reads the truth after that. One that came
-back with its server, and may lack the last changes, is not read from either (`returning.py`).
+All of it can be rebuilt from PostgreSQL. A shard without its key `m` is empty or lost: pages come
+from PostgreSQL, and changes are not applied, because the later build reads them. A shard that may
+lack changes after a server restart is not read either (`index_recovery.py`).
 
-Functions are loaded again where the server has lost them, since an unknown function did nothing.
+A missing function is loaded and called again, because an unknown function has no effect.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from headrace.engines.functions import Functions
 from headrace.engines.multiplex import Multiplexer
 from headrace.engines.multiplex.scanning import Keys, every, scan
 from headrace.engines.valkey import Valkey
-from headrace.feed.model import SCORE_MAX, VERSION_SLOTS, Change, Kind, Place
+from headrace.feed.model import SCORE_MAX, VERSION_SLOTS, Change, Kind, Position
 
 PACKAGE: Final = "headrace.feed"
 POSTS_AT_ONCE: Final = 5_000
-"""So many posts a call puts or tells: 30 ms of Valkey's time, in which nobody is served."""
+"""Posts per call; Valkey serves no other client during a call."""
 SPLITS_PER_CHANGE: Final = 8
-"""Crowded buckets that a writer splits after its change; others are left to the next writers and the sweep."""
+"""Crowded buckets that a writer splits after its change; the sweep splits the others."""
 _CHANGE: Final = {
-    Kind.POSTS: "headrace_feed_change_posts_v2",
-    Kind.FOLLOWS: "headrace_feed_change_follows_v2",
+    Kind.POSTS: "headrace_feed_change_posts_v1",
+    Kind.FOLLOWS: "headrace_feed_change_follows_v1",
 }
 _PUT: Final = {
-    Kind.POSTS: "headrace_feed_put_posts_v2",
-    Kind.FOLLOWS: "headrace_feed_put_follows_v2",
+    Kind.POSTS: "headrace_feed_put_posts_v1",
+    Kind.FOLLOWS: "headrace_feed_put_follows_v1",
 }
 
 
@@ -46,16 +46,16 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardPage:
-    """What one shard has of a page."""
+    """The page of one shard."""
 
     floor: int
-    """No post with a lower score is here."""
+    """Lowest score in the index."""
     posts: list[Found]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """How a shard stands."""
+class ShardStatus:
+    """State of a shard."""
 
     state: str | None
     floor: int
@@ -63,40 +63,46 @@ class Look:
     newest: int
     oldest: int
     run: str | None
-    """Of the server on which it was last known to have all."""
-    returned: str | None
-    """Of the server on which it came back, once what it may have lost is to be swept again."""
+    """Run id of the server on which the shard was last known to be complete."""
+    recovering: str | None
+    """Run id of the server on which its changes were marked for another sweep."""
     swept: int
-    """The last change of the outbox that was swept."""
+    """Id of the last swept change."""
     server_run: str
 
     @property
-    def came_back(self) -> bool:
-        """Whether it is whole and from before its server was started: its last changes may be missing."""
+    def is_recovering(self) -> bool:
+        """Whether the server was restarted since, so that recent changes may be missing."""
         return self.state == "ready" and self.run != self.server_run
 
 
-class Hot:
-    """Functions and keys of the feed in one Valkey."""
+class ValkeyStore:
+    """Functions and keys of the feed in Valkey."""
 
-    def __init__(self, valkey: Valkey, line: Multiplexer, shards: int) -> None:
+    def __init__(self, valkey: Valkey, multiplexer: Multiplexer, shards: int) -> None:
         self.shards = shards
-        self._line = line
-        self._functions = Functions(line, PACKAGE)
-        self._starts = [f"{valkey.prefix}:{{f2:{shard}}}:" for shard in range(shards)]
+        self._connection = multiplexer
+        self._functions = Functions(multiplexer, PACKAGE)
+        self._starts = [f"{valkey.prefix}:{{f:{shard}}}:" for shard in range(shards)]
 
     def shard_of(self, author: int) -> int:
-        """Where an author's posts are."""
+        """The shard of an author's posts."""
         return author % self.shards
 
     async def page(
-        self, shard: int, viewer: int, *, limit: int, before: Place | None, after: Place | None
+        self,
+        shard: int,
+        viewer: int,
+        *,
+        limit: int,
+        before: Position | None,
+        after: Position | None,
     ) -> ShardPage | None:
-        """The newest posts between two places; None where the index is not ready. Raises: ValkeyDown."""
+        """The newest posts between two positions; None: not ready. Raises: ValkeyDown."""
         start = self._starts[shard]
         arguments: list[Any] = [limit, *(before or ("", "")), *(after or ("", ""))]
         keys = [f"{start}f:{viewer}", f"{start}m"]
-        reply = await self._functions.call("headrace_feed_page_v2", keys, arguments, reads=True)
+        reply = await self._functions.call("headrace_feed_page_v1", keys, arguments, reads=True)
         if reply is None:
             return None
         words = iter(reply[1:])
@@ -107,26 +113,26 @@ class Hot:
         return ShardPage(int(reply[0]), posts)
 
     async def change(self, shard: int, change: Change) -> tuple[str, int]:
-        """Make the next change of a version: `ok`, `old`, `gap` or `unready`; and the version there was."""
+        """Apply a change: `ok`, `old`, `gap` or `unready`, and the previous version."""
         return await self._send(_CHANGE[change.kind], shard, change)
 
-    async def bring(self, shard: int, change: Change) -> tuple[str, int]:
-        """Make a change, or put it where it is whole; the answers are the same."""
-        return await (self.put if change.is_whole else self.change)(shard, change)
+    async def apply(self, shard: int, change: Change) -> tuple[str, int]:
+        """Apply a change, or put a snapshot. The replies are the same."""
+        return await (self.put if change.is_snapshot else self.change)(shard, change)
 
-    async def put(self, shard: int, whole: Change) -> tuple[str, int]:
-        """Replace all of a viewer's or author's part: `ok`, `old` or `unready`; and the version there was.
+    async def put(self, shard: int, snapshot: Change) -> tuple[str, int]:
+        """Replace an entity. Return `ok`, `old` or `unready`, and the previous version.
 
-        Of an author with many posts that takes several calls.
+        An author with many posts takes several calls.
         """
-        if whole.kind is Kind.POSTS and len(whole.items) > POSTS_AT_ONCE:
-            return await self._put_in_parts(shard, whole)
-        # Posts come from the oldest on; a listpack is looked through from there on for each: the other way it takes half as long.
-        newest_first = replace(whole, items=whole.items[::-1], scores=whole.scores[::-1])
-        return await self._send(_PUT[whole.kind], shard, newest_first)
+        if snapshot.kind is Kind.POSTS and len(snapshot.items) > POSTS_AT_ONCE:
+            return await self._put_in_parts(shard, snapshot)
+        # Newest first: each insertion into a listpack scans from the oldest, so this is faster.
+        newest_first = replace(snapshot, items=snapshot.items[::-1], scores=snapshot.scores[::-1])
+        return await self._send(_PUT[snapshot.kind], shard, newest_first)
 
     def parts(self, change: Change) -> list[tuple[int, Change]]:
-        """A change as each shard that it concerns takes it: an author is in one, a viewer's follows are in all."""
+        """Split a change by shard: an author is in one shard, a viewer's follows are in all."""
         if change.kind is Kind.POSTS:
             return [(self.shard_of(change.entity), change)]
         if self.shards == 1:
@@ -147,7 +153,7 @@ class Hot:
                     items[shard],
                     scores[shard],
                     change.id,
-                    change.is_whole,
+                    change.is_snapshot,
                 ),
             )
             for shard in range(self.shards)
@@ -156,54 +162,51 @@ class Hot:
     async def begin(
         self, shard: int, token: str, *, floor: int, fine: int, swept: int
     ) -> tuple[str, str]:
-        """Begin to build a shard where there is nothing; state and token of what is there then."""
+        """Start building a missing shard. Return its state and token."""
         keys = [f"{self._starts[shard]}m"]
         state, found = await self._functions.call(
-            "headrace_feed_begin_v2", keys, [token, floor, fine, swept]
+            "headrace_feed_begin_v1", keys, [token, floor, fine, swept]
         )
         return state.decode(), found.decode()
 
     async def finish(self, shard: int, token: str) -> bool:
-        """A shard has all; False where it was lost since it was begun."""
+        """Mark a shard as ready. Return False if it was lost during the build."""
         keys = [f"{self._starts[shard]}m"]
-        return bool(await self._functions.call("headrace_feed_finish_v2", keys, [token]))
+        return bool(await self._functions.call("headrace_feed_finish_v1", keys, [token]))
 
     async def split_all(self, shard: int) -> None:
         """Split all crowded buckets of a shard. Raises: ValkeyDown."""
         while await self._split(shard):
             pass
 
-    async def look(self, shard: int) -> Look:
-        """How a shard stands."""
+    async def status(self, shard: int) -> ShardStatus:
+        """The state of a shard."""
         keys = [f"{self._starts[shard]}m"]
-        reply = await self._functions.call("headrace_feed_look_v2", keys, [], reads=True)
+        reply = await self._functions.call("headrace_feed_status_v1", keys, [], reads=True)
         words = [None if word is None else word.decode() for word in reply]
-        state, floor, fine, newest, oldest, run, returned, swept, server_run = words
-        return Look(
+        state, floor, fine, newest, oldest, run, recovering, swept, server_run = words
+        return ShardStatus(
             state=state,
             floor=int(floor or 0),
             fine=int(fine or 0),
             newest=int(newest or 0),
             oldest=int(oldest or 0),
             run=run,
-            returned=returned,
+            recovering=recovering,
             swept=int(swept or 0),
             server_run=server_run or "",
         )
 
     async def note_swept(self, shard: int, *, run: str, swept: int) -> bool:
-        """It has all changes on this run of its server; False where that is over."""
+        """Record that the shard is complete on a run of its server; False: another run."""
         return await self._note(shard, "run", run, swept)
 
-    async def note_returned(self, shard: int, *, run: str, swept: int) -> bool:
-        """What it may have lost before this run of its server is to be swept again; False where that is over."""
-        return await self._note(shard, "returned", run, swept)
+    async def note_recovering(self, shard: int, *, run: str, swept: int) -> bool:
+        """Record that changes are marked for another sweep on a run; False: another run."""
+        return await self._note(shard, "recovering", run, swept)
 
     async def posts(self, author: int) -> tuple[int, int, dict[str, int]]:
-        """An author's version, how many buckets lack him, and his posts with their scores.
-
-        The version is -1 where it changed in between.
-        """
+        """Version (-1: changed during the read), missing bucket entries and posts of an author."""
         start = self._starts[self.shard_of(author)]
         keys = [f"{start}p:{author}", f"{start}m"]
         found: dict[str, int] = {}
@@ -211,7 +214,7 @@ class Hot:
         while True:
             arguments = [author, score, limit]
             reply = await self._functions.call(
-                "headrace_feed_posts_v2", keys, arguments, reads=True
+                "headrace_feed_posts_v1", keys, arguments, reads=True
             )
             versions.add(reply[0])
             unhinted += reply[1]
@@ -224,59 +227,59 @@ class Hot:
             score = scores[-1]
 
     async def follows(self, shard: int, viewer: int) -> tuple[int, set[str]]:
-        """A viewer's version in a shard, and the authors to be seen."""
+        """A viewer's version and visible authors in a shard."""
         start = self._starts[shard]
         keys = [f"{start}f:{viewer}", f"{start}m"]
         arguments = [viewer, viewer % VERSION_SLOTS]
-        reply = await self._functions.call("headrace_feed_follows_v2", keys, arguments, reads=True)
+        reply = await self._functions.call("headrace_feed_follows_v1", keys, arguments, reads=True)
         return reply[0], {word.decode() for word in reply[1:]}
 
     async def trim(self, shard: int, *, floor: int, fine: int, buckets_max: int) -> bool:
-        """Raise floor and fine, and remove buckets before them; whether there is more to remove."""
+        """Raise floor and fine and delete older buckets. Return whether more remain."""
         keys = [f"{self._starts[shard]}m"]
         return bool(
-            await self._functions.call("headrace_feed_trim_v2", keys, [floor, fine, buckets_max])
+            await self._functions.call("headrace_feed_trim_v1", keys, [floor, fine, buckets_max])
         )
 
     async def trim_posts(self, cursor: bytes) -> bytes:
-        """Remove posts below the floor of some authors; where to go on (`0`: all were seen)."""
-        cursor, found = await scan(self._line, self._keys("p:"), cursor)
+        """Delete some authors' posts below the floor. Return the next cursor; `0`: complete."""
+        cursor, found = await scan(self._connection, self._keys("p:"), cursor)
         for key in found:
             meta = key.partition("}:")[0] + "}:m"
-            await self._functions.call("headrace_feed_trim_posts_v2", [key, meta], [])
+            await self._functions.call("headrace_feed_trim_posts_v1", [key, meta], [])
         return cursor
 
     async def drop(self) -> int:
-        """Remove the whole index; how many keys there were."""
+        """Delete the whole index. Return the number of keys."""
         for start in self._starts:
-            await self._line.command("UNLINK", f"{start}m")
+            await self._connection.command("UNLINK", f"{start}m")
         dropped = 0
-        async for keys in every(self._line, self._keys("")):
+        async for keys in every(self._connection, self._keys("")):
             for key in keys:
-                dropped += await self._line.command("UNLINK", key)
+                dropped += await self._connection.command("UNLINK", key)
         return dropped
 
     def _keys(self, letter: str) -> Keys:
-        pattern = self._starts[0].replace("{f2:0}", "{f2:*}") + f"{letter}*"
+        pattern = self._starts[0].replace("{f:0}", "{f:*}") + f"{letter}*"
         return Keys(pattern, [start + letter for start in self._starts])
 
     async def _note(self, shard: int, field: str, run: str, swept: int) -> bool:
         keys = [f"{self._starts[shard]}m"]
-        return bool(await self._functions.call("headrace_feed_noted_v2", keys, [field, run, swept]))
+        return bool(await self._functions.call("headrace_feed_noted_v1", keys, [field, run, swept]))
 
-    async def _put_in_parts(self, shard: int, whole: Change) -> tuple[str, int]:
+    async def _put_in_parts(self, shard: int, snapshot: Change) -> tuple[str, int]:
         start = self._starts[shard]
-        keys = [f"{start}p:{whole.entity}", f"{start}m"]
-        told = ("ok", 0)
-        for part in parts_of(whole):
-            arguments: list[Any] = [whole.entity, whole.version, part.first, part.last]
+        keys = [f"{start}p:{snapshot.entity}", f"{start}m"]
+        reply = ("ok", 0)
+        for part in parts_of(snapshot):
+            arguments: list[Any] = [snapshot.entity, snapshot.version, part.first, part.last]
             arguments.append(int(part.last == SCORE_MAX))
             for score, post in part.posts:
                 arguments += (score, post)
-            told = await self._bring("headrace_feed_put_posts_part_v2", shard, keys, arguments)
-            if told[0] != "ok":
+            reply = await self._call("headrace_feed_put_posts_part_v1", shard, keys, arguments)
+            if reply[0] != "ok":
                 break
-        return told
+        return reply
 
     async def _send(self, function: str, shard: int, change: Change) -> tuple[str, int]:
         start = self._starts[shard]
@@ -287,12 +290,12 @@ class Hot:
             arguments += (score, item)
         letter = "p" if change.kind is Kind.POSTS else "f"
         keys = [f"{start}{letter}:{change.entity}", f"{start}m"]
-        return await self._bring(function, shard, keys, arguments)
+        return await self._call(function, shard, keys, arguments)
 
-    async def _bring(
+    async def _call(
         self, function: str, shard: int, keys: list[str], arguments: list[Any]
     ) -> tuple[str, int]:
-        """Call a function that changes a shard, then split some of the buckets that became crowded."""
+        """Call a function that changes a shard, then split some crowded buckets."""
         state, version, *crowded = await self._functions.call(function, keys, arguments)
         if crowded == [1]:
             for _ in range(SPLITS_PER_CHANGE):
@@ -301,25 +304,25 @@ class Hot:
         return state.decode(), version
 
     async def _split(self, shard: int) -> int:
-        """Split one crowded bucket, in 1 to 2 ms of Valkey's time; how many are left."""
+        """Split one crowded bucket. Return how many remain."""
         keys = [f"{self._starts[shard]}m"]
-        return int(await self._functions.call("headrace_feed_split_v2", keys, []))
+        return int(await self._functions.call("headrace_feed_split_v1", keys, []))
 
 
 class Part(NamedTuple):
-    """An author's posts from a score to another, both of them included."""
+    """An author's posts between two scores, both included."""
 
     first: int
     last: int
     posts: list[tuple[int, str]]
 
 
-def parts_of(whole: Change) -> Iterator[Part]:
-    """An author's posts in parts from the oldest on, which together reach from 0 to the greatest score there is.
+def parts_of(snapshot: Change) -> Iterator[Part]:
+    """Split an author's posts into parts, oldest first, that cover all scores.
 
-    Those of one score are in one part.
+    Posts of one score are in one part.
     """
-    posts = sorted(zip(whole.scores, whole.items, strict=True))
+    posts = sorted(zip(snapshot.scores, snapshot.items, strict=True))
     first = begin = 0
     while begin < len(posts):
         end = begin + POSTS_AT_ONCE

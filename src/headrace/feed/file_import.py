@@ -1,9 +1,9 @@
-"""The command that brings in a file: `headrace feed import follows|posts FILE`.
+"""Import of files: `headrace feed import follows|posts FILE`.
 
-A file is read line by line in bounded memory, CSV with a head or a JSON object a line, whichever its first character says.
-Lines go in by calls of up to IMPORT_STEP, each all or none, those of follows of one viewer each. So where a line is faulty
-or cannot be taken, what is told is true: up to which line all is in, and that nothing after it is. What is there already
-stays as it is, so the mended file is imported again as a whole.
+A file is read line by line in bounded memory. It is CSV with a header or one JSON object per line,
+recognized by its first character. Lines are imported in calls of up to IMPORT_STEP, each all or
+none; a call of follows has one viewer. So an error can state up to which line everything is
+imported. Existing entries stay unchanged, so the corrected file is imported again as a whole.
 """
 
 from __future__ import annotations
@@ -17,56 +17,62 @@ from typing import Any, BinaryIO, Final, TypeVar
 import click
 import msgspec
 
-from headrace.feed.cli.text import moment_of
-from headrace.feed.errors import ImportStopped, InvalidLine
+from headrace.feed.errors import ImportStopped, InvalidLine, InvalidPost
 from headrace.feed.model import FeedId, NewPost, require_feed_id, require_posts
 from headrace.feed.service import Feed
 from headrace.kernel.errors import Conflict, HeadraceError, InvalidInput
-from headrace.kernel.terminal import Terminal
+from headrace.kernel.terminal import Terminal, parse_moment
 
 IMPORT_STEP: Final = 1_000
-TOLD_EVERY: Final = 10_000
+PROGRESS_EVERY: Final = 10_000
 COLUMNS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "follows": (("viewer", "author"), ("at",)),
     "posts": (("author", "id"), ("at", "ref")),
 }
-"""Of each kind what a line must have, and what it may have."""
+"""Required and optional columns of each kind."""
 Line = TypeVar("Line")
 Follow = tuple[FeedId, FeedId, datetime | None]
 
 
-@click.command("import", short_help="Bring in follows or posts from a file.")
+@click.command("import", short_help="Import follows or posts from a file.")
 @click.argument("kind", type=click.Choice(list(COLUMNS)))
 @click.argument("file", type=click.File("rb"))
 @click.pass_obj
 def import_lines(terminal: Terminal, kind: str, file: BinaryIO) -> None:
-    """Bring in FILE (- is standard input): CSV with a head, or a JSON object a line.
+    """Import FILE (- is standard input): CSV with a header, or one JSON object per line.
 
-    follows: viewer, author, at (since when; may be missing). posts: author, id, at, ref (the last two may be missing).
-    Lines of one viewer are best kept together.
+    follows: viewer, author, at (optional). posts: author, id, at, ref (the last two optional).
+    Group follows by viewer for fewer calls.
     """
     lines = counted(terminal, rows_of(file, kind))
     if kind == "follows":
         follows = ((number, _follow(row, number)) for number, row in lines)
         count = terminal.run(
-            Feed, lambda feed: taken(follows, feed.import_follows, together=lambda line: line[0])
+            Feed,
+            lambda feed: import_in_steps(
+                follows, feed.follows.import_all, group=lambda line: line[0]
+            ),
         )
         terminal.show({"follows": count}, f"{count} new follows")
         return
     posts = ((number, _post(row, number)) for number, row in lines)
     count = terminal.run(
-        Feed, lambda feed: taken(posts, feed.import_posts, together=lambda _line: None)
+        Feed,
+        lambda feed: import_in_steps(posts, feed.posts.import_all, group=lambda _line: None),
     )
-    terminal.show({"posts": count}, f"{count} posts are in")
+    terminal.show({"posts": count}, f"{count} posts imported")
 
 
-async def taken(
+async def import_in_steps(
     lines: Iterable[tuple[int, Line]],
-    take: Callable[[list[Line]], Awaitable[int]],
+    write: Callable[[list[Line]], Awaitable[int]],
     *,
-    together: Callable[[Line], object],
+    group: Callable[[Line], object],
 ) -> int:
-    """Bring lines in, by calls of lines that are `together`; the sum of what they tell. Raises: InvalidLine, ImportStopped."""
+    """Write lines in steps of one `group` each. Return the sum of the results.
+
+    Raises: InvalidLine, ImportStopped.
+    """
     count = done = 0
     numbers, part = list[int](), list[Line]()
 
@@ -75,7 +81,7 @@ async def taken(
         if not part:
             return
         try:
-            count += await take(part)
+            count += await write(part)
         except (InvalidInput, Conflict) as error:
             where = (numbers[0], numbers[-1])
             raise ImportStopped(_reason(error), lines=where, done=done) from error
@@ -85,7 +91,7 @@ async def taken(
 
     try:
         for number, line in lines:
-            if part and (len(part) == IMPORT_STEP or together(line) != together(part[-1])):
+            if part and (len(part) == IMPORT_STEP or group(line) != group(part[-1])):
                 await flush()
             numbers.append(number)
             part.append(line)
@@ -97,7 +103,10 @@ async def taken(
 
 
 def rows_of(file: Iterable[bytes], kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The lines of a file with their numbers, each with the columns of `kind` alone. Raises: InvalidLine."""
+    """Lines of a file with their numbers, validated against the columns of `kind`.
+
+    Raises: InvalidLine.
+    """
     lines, skipped, first = _texts(file), 0, ""
     for first in lines:
         if first.strip():
@@ -109,7 +118,7 @@ def rows_of(file: Iterable[bytes], kind: str) -> Iterator[tuple[int, Mapping[str
         missing = [name for name in needed if row.get(name) in (None, "")]
         unknown = [name for name in row if name not in (*needed, *allowed)]
         if missing or unknown:
-            expected = ", ".join((*needed, *(f"{name} (may be missing)" for name in allowed)))
+            expected = ", ".join((*needed, *(f"{name} (optional)" for name in allowed)))
             raise InvalidLine(number, f"expected {expected}, got {', '.join(map(str, row))}")
         yield number, row
 
@@ -117,21 +126,21 @@ def rows_of(file: Iterable[bytes], kind: str) -> Iterator[tuple[int, Mapping[str
 def counted(
     terminal: Terminal, rows: Iterable[tuple[int, Mapping[str, Any]]]
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The same, while the terminal shows how far it is."""
+    """The same rows, with progress on the terminal."""
     for number, row in rows:
-        if number % TOLD_EVERY == 0:
+        if number % PROGRESS_EVERY == 0:
             terminal.progress(f"line {number}")
         yield number, row
 
 
 def _texts(file: Iterable[bytes]) -> Iterator[str]:
-    """Lines as text, without a mark at the beginning of the file."""
+    """Lines as text, without a byte order mark."""
     for number, line in enumerate(file, 1):
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
             where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
-            raise InvalidLine(number, f"no UTF-8 text ({where}): save the file as UTF-8") from error
+            raise InvalidLine(number, f"not UTF-8 ({where}): save the file as UTF-8") from error
         yield text.removeprefix("\ufeff") if number == 1 else text
 
 
@@ -142,9 +151,9 @@ def _json_rows(lines: Iterable[str], skipped: int) -> Iterator[tuple[int, dict[s
         try:
             row = msgspec.json.decode(line)
         except RecursionError as error:
-            raise InvalidLine(number, "the JSON is nested too deep: flatten it") from error
+            raise InvalidLine(number, "the JSON is nested too deeply: flatten it") from error
         except msgspec.DecodeError as error:
-            raise InvalidLine(number, f"no JSON ({error})") from error
+            raise InvalidLine(number, f"not JSON ({error})") from error
         if not isinstance(row, dict):
             raise InvalidLine(number, "expected a JSON object")
         yield number, row
@@ -163,7 +172,7 @@ def _csv_rows(lines: Iterable[str], skipped: int) -> Iterator[tuple[int, dict[st
         for row in csv.DictReader(numbered(), restkey="too many", strict=True):
             yield number, {name: value for name, value in row.items() if value}
     except csv.Error as error:
-        raise InvalidLine(number, f"no CSV ({error})") from error
+        raise InvalidLine(number, f"not CSV ({error})") from error
 
 
 def _follow(row: Mapping[str, Any], number: int) -> Follow:
@@ -183,7 +192,7 @@ def _post(row: Mapping[str, Any], number: int) -> NewPost:
 
 
 def _reason(error: HeadraceError) -> str:
-    """What is wrong, without what its call did: the file was begun before it."""
+    """The error without its statement about the call, which does not apply to the whole file."""
     return error.text.partition("; nothing")[0]
 
 
@@ -192,3 +201,13 @@ def _moment(row: Mapping[str, Any]) -> datetime | None:
     if row.get("at") in (None, ""):
         return None
     return moment_of(str(row["at"]), where="at")
+
+
+def moment_of(text: str, *, where: str) -> datetime:
+    """Parse a moment. Raises: InvalidPost."""
+    try:
+        return parse_moment(text)
+    except ValueError as error:
+        raise InvalidPost(
+            f"{where}: expected a moment such as 2026-11-21T10:00Z, got {text[:40]!r}"
+        ) from error

@@ -1,7 +1,7 @@
-"""Why a viewer sees a post or not, decided from what the truth says of the two and from what his page tells. No I/O.
+"""Why a viewer's pages show a post or not, decided from stored facts and the viewer's page. No I/O.
 
-All that keeps the post away is told, since ending one of two reasons changes nothing. Index and truth may differ for as
-long as it takes the sweep; that is a reason of its own, in both directions.
+All reasons that hide the post are returned, because removing one of two does not show it. Index and
+PostgreSQL may differ until the next sweep; that is a reason of its own, in both directions.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ import msgspec
 
 from headrace.feed.model import FeedId, moment_of
 
-_UNKNOWN: Final = "there is no such post: it was never posted, or it was deleted"
+_UNKNOWN: Final = "the post does not exist: it was never posted, or it was deleted"
 _BEHIND: Final = (
-    "the index is behind the truth: the sweep brings what is missing within moments; if this stays so,"
-    " `headrace feed verify` shows what differs and `headrace feed rebuild` mends it"
+    "the index is behind PostgreSQL: the sweep adds missing changes within seconds;"
+    " if this persists, list differences with `headrace feed verify` and fix them with"
+    " `headrace feed rebuild`"
 )
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that keeps a post from a viewer, or brings it to him."""
+    """One fact that hides a post from a viewer, or shows it."""
 
     code: str
     """followed, unknown, waits, not_followed, muted, blocked, blocked_by_author, index_behind."""
     text: str
     at: datetime | None = None
-    """Since when; of a post that waits, until when."""
+    """The beginning of the state; for a waiting post its end."""
 
 
 class PostWhy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether a viewer's pages show a post, and everything that decides it."""
+    """Whether a viewer's pages show a post, and all reasons."""
 
     viewer: FeedId
     post: str
@@ -40,20 +41,20 @@ class PostWhy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasons: list[Reason]
     author: FeedId | None = None
     at: datetime | None = None
-    """Its moment in the feed."""
+    """Its time in the feed."""
     is_slow: bool = False
-    """Whether pages read it from PostgreSQL: it is older than the index, or the index is not there."""
+    """Whether pages read it from PostgreSQL: older than the index, or no index."""
 
 
 def why_shown(
     viewer: FeedId, post: str, facts: Any, *, author: FeedId | None, page: tuple[bool, bool]
 ) -> PostWhy:
-    """The answer; `facts` as `store.posts.why` gives them, `page`: whether one shows it, and whether that is slow."""
+    """Decide from the `facts` of `store.why_post`; `page`: whether it has the post, and is slow."""
     is_shown, is_slow = page
     if facts is None:
         unknown = Reason(code="unknown", text=_UNKNOWN)
         return PostWhy(viewer=viewer, post=post, is_shown=False, reasons=[unknown])
-    reasons = list(_in_the_way(facts, viewer, author))
+    reasons = list(_hiding(facts, viewer, author))
     if is_behind(facts, is_shown=is_shown):
         reasons.append(Reason(code="index_behind", text=_BEHIND))
     if not reasons:
@@ -71,12 +72,12 @@ def why_shown(
 
 
 def is_behind(facts: Any, *, is_shown: bool) -> bool:
-    """Whether a page shows what the truth would not, or does not show what it would."""
-    is_free = next(_in_the_way(facts, "", None), None) is None
+    """Whether the page and PostgreSQL disagree about the post."""
+    is_free = next(_hiding(facts, "", None), None) is None
     return is_free != is_shown
 
 
-def _in_the_way(facts: Any, viewer: FeedId, author: FeedId | None) -> Iterator[Reason]:
+def _hiding(facts: Any, viewer: FeedId, author: FeedId | None) -> Iterator[Reason]:
     if facts["state"]:
         until_at = facts["visible_at"]
         text = f"the post waits until {until_at:%Y-%m-%d %H:%M:%S} UTC"
