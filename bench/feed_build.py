@@ -64,12 +64,12 @@ async def build(
 
     Raises: BenchFault, where the index is not the truth.
     """
-    await app.feed.rebuild_now(clean=True)
+    await app.feed.index.rebuild_now(clean=True)
     empty = await merges.used_bytes()
     began_s = time.perf_counter()
     await stage_follows(cell, world)
     copied_s = time.perf_counter() - began_s
-    await app.feed.rebuild_now(clean=True)
+    await app.feed.index.rebuild_now(clean=True)
     followed = await merges.used_bytes()
     began_s = time.perf_counter()
     await stage_posts(cell, world)
@@ -79,7 +79,7 @@ async def build(
     built.follow_bytes = (followed - empty) / sum(len(row) for row in world.follows.values())
     built.post_bytes = (await merges.used_bytes() - followed) / len(world.ids)
     began_s = time.perf_counter()
-    proof = await app.feed.verify(sample=sample)
+    proof = await app.feed.index.verify(sample=sample)
     built.proved_s = time.perf_counter() - began_s
     if proof.differences or (sample is None and proof.posts != len(world.ids)):
         raise BenchFault(f"{proof.posts} posts are proved, {proof.differences[:3]} differ")
@@ -87,8 +87,8 @@ async def build(
 
 
 async def _build_by_job(cell: Cell, app: Headrace, merges: Merges) -> Built:
-    await app.feed.hot.drop()
-    job = await app.feed.rebuild()
+    await app.feed.valkey.drop()
+    job = await app.feed.index.rebuild()
     seen, agent = Seen(), cell.work()
     pinging = asyncio.create_task(_ping(merges, seen))
     try:

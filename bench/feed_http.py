@@ -120,7 +120,9 @@ async def _writes(run: Run) -> Mapping[str, float]:
             )
             await _seen(app, viewer, waits, "delete", call=app.feed.delete(post), post=None)
         for one in world.viewers[MANY]:
-            await _seen(app, one, waits, "unfollow all", call=app.feed.unfollow_all(one), post=None)
+            await _seen(
+                app, one, waits, "unfollow all", call=app.feed.follows.unfollow_all(one), post=None
+            )
             if (await app.feed.page(one)).posts:
                 raise BenchFault("somebody is followed still")
     return {name: percentile(row, 0.5) for name, row in waits.items()}

@@ -29,7 +29,7 @@ async def measure_module(run: Run) -> list[Figure]:
         print("  not measured: set FEED_MODULE to the path of a built module", flush=True)
         return []
     rows = []
-    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f2:0}:")
+    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f:0}:")
     try:
         for shape in ("uniform", "zipf"):
             world = make_world(shape, posts=POSTS, viewers=VIEWERS, authors=AUTHORS)

@@ -62,7 +62,7 @@ async def measure_shape(run: Run, shape: str, size: Size) -> list[Figure]:
     )
     values: Values = {}
     await run.engines.clear_valkey()
-    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f2:0}:")
+    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f:0}:")
     async with run.cell() as cell:
         app = open_app(cell)
         try:

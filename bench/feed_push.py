@@ -56,7 +56,7 @@ async def _costs(run: Run) -> Mapping[str, float]:
     world = make_world("uniform", posts=run.sized(400_000, 50_000), viewers=5)
     await run.engines.clear_valkey()
     pid, found = run.engines.valkey_pid, dict[str, float]()
-    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f2:0}:")
+    merges = Merges(run.engines.endpoints.valkey_url, "headrace:{f:0}:")
     try:
         async with run.cell() as cell, staged(cell, world) as app:
             for follows in FOLLOWS:

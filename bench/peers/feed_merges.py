@@ -36,7 +36,7 @@ return reply
 
 
 class Merges:
-    """All of them, on the index that was built at `base` (`headrace:{f2:0}:`)."""
+    """All of them, on the index that was built at `base` (`headrace:{f:0}:`)."""
 
     def __init__(self, valkey_url: str, base: str) -> None:
         self.client: Any = Valkey.from_url(valkey_url)

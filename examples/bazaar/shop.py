@@ -98,7 +98,7 @@ class Shop:
         """The sellers whom this buyer follows, latest first."""
         if BUYER_COOKIE not in request.cookies:
             return []
-        followed = await self.headrace.feed.following(buyer_of(request), FOLLOWED_MAX)
+        followed = await self.headrace.feed.follows.following(buyer_of(request), FOLLOWED_MAX)
         return [str(person.id) for person in followed.people]
 
 
@@ -139,10 +139,10 @@ async def show_item(
 @get("/sellers/{seller:str}")
 async def show_seller(request: Asked, shop: Given, seller: FromPath[str]) -> Page:
     """A seller's adverts, the newest first."""
-    posts = (await shop.headrace.feed.author_posts(seller, FEED_POSTS)).posts
+    posts = (await shop.headrace.feed.pages.author_posts(seller, FEED_POSTS)).posts
     if not posts:
         raise NotFoundException("No seller of this name has anything on the site.")
-    followers = (await shop.headrace.feed.followers(seller, 1)).total
+    followers = (await shop.headrace.feed.follows.followers(seller, 1)).total
     return shop.page(
         request, "seller.html",
         seller=seller, cards=await shop.cards_of_posts(posts), followers=followers,

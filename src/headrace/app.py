@@ -270,7 +270,7 @@ class Headrace:
         config = self.config.section(FeedConfig)
         feed = Feed(self.engines, self.jobs, config, make_key=lambda: derive_key(self.secret, USE))
         for handler in self._deletion_handlers:
-            feed.on_post_deleted(handler)
+            feed.posts.on_deleted(handler)
         feed.register(self.registry)
         return feed
 

@@ -180,7 +180,7 @@ class FeedStorm:
     async def _is_due(self, post_id, page) -> bool:
         """Whether a post that is not on a page would have its place there."""
         try:
-            post = await self.feed.find(post_id)
+            post = await self.feed.posts.find(post_id)
         except PostUnknown:
             return True
         except Unavailable:

@@ -40,7 +40,7 @@ async def _killed(running_engines, database_url, tmp_path, *, kills):
     prefix, chance = f"test-{secrets.token_hex(4)}", random.Random(5)
     valkey_url = running_engines.endpoints.valkey_url
     feed, engines = open_feed(database_url, valkey_url, prefix, tmp_path)
-    await feed.ready()
+    await feed.index.ready()
     env = {
         "HEADRACE_POSTGRES_URL": database_url,
         "HEADRACE_VALKEY_URL": valkey_url,
@@ -62,7 +62,7 @@ async def _killed(running_engines, database_url, tmp_path, *, kills):
                 assert await _ended(running.pop(0)) == -signal.SIGKILL
         assert await _ended(running.pop()) == -signal.SIGKILL
         await wait_true(lambda: _is_swept(engines.postgres), what="all is swept")
-        verified = await feed.verify()
+        verified = await feed.index.verify()
         assert verified.is_equal, verified.differences
         assert verified.posts == await _require_told(engines.postgres, files)
     finally:
@@ -77,7 +77,7 @@ async def test_a_valkey_emptied_under_load_is_filled_anew_while_pages_go_on(data
     server.start()
     server.lead()
     feed, engines = open_feed(database_url, server.url, "test", tmp_path)
-    sweeper, stop = Sweeper.of(feed), asyncio.Event()
+    sweeper, stop = Sweeper(feed), asyncio.Event()
     writers = [Writer(feed, seed, lambda _line: None) for seed in range(3)]
     for writer in writers:
         for _ in range(60):
@@ -90,14 +90,14 @@ async def test_a_valkey_emptied_under_load_is_filled_anew_while_pages_go_on(data
         for harm in (_empty, _kill, _cut, _empty):
             before = pages[0]
             await asyncio.to_thread(harm, server)
-            feed.want_ready()
+            feed.index.require_ready()
             await wait_true(lambda: _is_fast(feed), what="pages come from the index")
             await wait_true(lambda b=before: _is(pages[0] > b + 20), what="pages are told")
     finally:
         stop.set()
         await asyncio.gather(*load, sweeping)
     await sweeper.run_once(older_s=0)
-    verified = await feed.verify()
+    verified = await feed.index.verify()
     assert verified.is_equal, verified.differences
     await engines.close()
     server.end()
@@ -138,7 +138,7 @@ async def test_a_returning_valkey_shows_nothing_that_was_undone(database_url, tm
                 page = await reader.page(viewer)
                 assert {post.id for post in page.posts} == expected
                 slow = slow or page.is_slow
-    verified = await feed.verify()
+    verified = await feed.index.verify()
     assert verified.is_equal, verified.differences
     for opened in (engines, *(other[1] for other in others)):
         await opened.close()
@@ -160,8 +160,8 @@ async def _fill(feed):
 async def _undo(feed):
     assert await feed.delete("a1") == 1
     assert await feed.unfollow(2, 11) == 1
-    assert await feed.block(12, 3) == 1
-    assert await feed.unfollow_all(4) == 3
+    assert await feed.follows.block(12, 3) == 1
+    assert await feed.follows.unfollow_all(4) == 3
 
 
 async def _shown(feed, viewer):

@@ -56,13 +56,13 @@ async def _through(folder, *, kills):
         await storm.settle()
         print(f"{kills} kills, {storm.answered()} writes were answered, {storm.pages} pages told,"
               f" {storm.late} late, {storm.refused} refused")  # fmt: skip
-        verified = await storm.feed.verify()
+        verified = await storm.feed.index.verify()
         assert verified.is_equal, verified.differences
         for viewer in (*VIEWERS, STEADY):
             rows = await storm.postgres.all(TRUTH, viewer=viewer)
             assert await _feed_of(storm.feed, viewer) == [row["id"] for row in rows]
         await _require_told(storm)
-        assert not storm.late or "feed_change_left" in (folder / "writers.log").read_text()
+        assert not storm.late or "feed_change_deferred" in (folder / "writers.log").read_text()
 
 
 async def _loaded(storm, readers):

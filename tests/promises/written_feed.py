@@ -74,7 +74,7 @@ class Writer:
 
 async def _is_back(feed):
     try:
-        await feed.marker(1)
+        await feed.pages.marker(1)
     except Unavailable:
         return False
     return True

@@ -330,7 +330,7 @@ def flusher(line: CommandLine, application: str | None) -> None:
     async def body(app: App, stop: asyncio.Event) -> None:
         engines, config = app.engines, app.config.sections["views"]
         running = Flusher(engines, config, name=host_name())
-        sweeper = Sweeper.of(app.feed)
+        sweeper = Sweeper(app.feed)
         announce_ready()
         await asyncio.gather(running.run(stop), sweeper.run(stop))
 

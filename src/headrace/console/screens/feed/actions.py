@@ -40,18 +40,20 @@ async def delete_post(ask: Ask, given: dict[str, Any]) -> str:
 
 async def preview_delete(ask: Ask, given: dict[str, Any]) -> str:
     """What would be removed."""
-    found = await ask.service("feed").find(given["post"])
+    found = await ask.service("feed").posts.find(given["post"])
     return f"Post {found.id} of {found.author}, of {found.at:%Y-%m-%d %H:%M:%S} UTC. Handlers of deletions are told."
 
 
 async def rebuild(ask: Ask, given: dict[str, Any]) -> str:  # noqa: ARG001 - every action is called so
     """Build the index anew."""
-    return f"job {await ask.service('feed').rebuild()} builds the index; pages go on meanwhile"
+    return (
+        f"job {await ask.service('feed').index.rebuild()} builds the index; pages go on meanwhile"
+    )
 
 
 async def verify(ask: Ask, given: dict[str, Any]) -> str:  # noqa: ARG001 - every action is called so
     """Compare index and truth."""
-    found = await ask.service("feed").verify(sample=SAMPLE)
+    found = await ask.service("feed").index.verify(sample=SAMPLE)
     seen = f"{found.viewers:,} viewers with {found.follows:,} follows, {found.authors:,} authors"
     seen += f" with {found.posts:,} posts"
     if found.is_equal:
@@ -65,7 +67,7 @@ async def verify(ask: Ask, given: dict[str, Any]) -> str:  # noqa: ARG001 - ever
 
 def _between(verb: str, done: str, before: str) -> Callable[[Ask, dict[str, Any]], Awaitable[str]]:
     async def run(ask: Ask, given: dict[str, Any]) -> str:
-        changed = await getattr(ask.service("feed"), verb)(given["viewer"], given["author"])
+        changed = await getattr(ask.service("feed").follows, verb)(given["viewer"], given["author"])
         told = done if changed else f"{before}: nothing is changed"
         return f"viewer {given['viewer']} {told.format(author=given['author'])}"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.console.seeing import Ask, Found, attempt
-from headrace.feed.model import Bar, Marker, Page, People, ShardState, Unread
-from headrace.feed.reasons import PostWhy
+from headrace.feed.model import Marker, MuteOrBlock, Page, People, ShardState, Unread
+from headrace.feed.why import PostWhy
 
 POSTS_SHOWN: Final = 30
 PEOPLE_SHOWN: Final = 50
@@ -75,9 +75,9 @@ async def see_viewer(ask: Ask) -> ViewerView:
         return ViewerView(viewer=viewer, board=board)
     cursor = ask.query.text("cursor", most=512) or None
     unread, marker, following = await asyncio.gather(
-        attempt(feed.unread(viewer)),
-        attempt(feed.marker(viewer)),
-        attempt(feed.following(viewer, 1)),
+        attempt(feed.pages.unread(viewer)),
+        attempt(feed.pages.marker(viewer)),
+        attempt(feed.follows.following(viewer, 1)),
     )
     page: Found[Page] = NOTHING
     people: Found[People] = NOTHING
@@ -110,11 +110,11 @@ async def see_author(ask: Ask) -> AuthorView:
     cursor = ask.query.text("cursor", most=512) or None
     page: Found[Page] = NOTHING
     if board == "posts":
-        followers = await attempt(feed.followers(author, 1))
-        page = await attempt(feed.author_posts(author, POSTS_SHOWN, cursor=cursor))
+        followers = await attempt(feed.follows.followers(author, 1))
+        page = await attempt(feed.pages.author_posts(author, POSTS_SHOWN, cursor=cursor))
         more = page.value.next if page.value else None
     else:
-        followers = await attempt(feed.followers(author, PEOPLE_SHOWN, cursor=cursor))
+        followers = await attempt(feed.follows.followers(author, PEOPLE_SHOWN, cursor=cursor))
         more = followers.value.next if followers.value else None
     return AuthorView(
         author=author,
@@ -130,7 +130,7 @@ async def see_why(ask: Ask) -> WhyView:
     """Why a viewer sees a post or not."""
     viewer, post = (ask.query.text(name, most=128).strip() for name in ("viewer", "post"))
     is_asked = bool(viewer and post)
-    why = await attempt(ask.service("feed").why(viewer, post)) if is_asked else None
+    why = await attempt(ask.service("feed").pages.why(viewer, post)) if is_asked else None
     return WhyView(viewer=viewer, post=post, why=why)
 
 
@@ -138,7 +138,7 @@ async def see_index(ask: Ask) -> IndexView:
     """How each shard of the index stands."""
     feed = ask.service("feed")
     return IndexView(
-        shards=await attempt(feed.stats()),
+        shards=await attempt(feed.index.stats()),
         index_for_s=feed.config.index_for_s,
         keep_for_s=feed.config.keep_for_s,
     )
@@ -148,8 +148,8 @@ async def _people(feed: Any, viewer: str, board: str, *, cursor: str | None) -> 
     """Raises: whatever the verb raises."""
     found: People
     if board == "following":
-        found = await feed.following(viewer, PEOPLE_SHOWN, cursor=cursor)
+        found = await feed.follows.following(viewer, PEOPLE_SHOWN, cursor=cursor)
     else:
-        kind = Bar.MUTE if board == "muted" else Bar.BLOCK
-        found = await feed.barred(viewer, kind, PEOPLE_SHOWN, cursor=cursor)
+        kind = MuteOrBlock.MUTE if board == "muted" else MuteOrBlock.BLOCK
+        found = await feed.follows.list_kind(viewer, kind, PEOPLE_SHOWN, cursor=cursor)
     return found
