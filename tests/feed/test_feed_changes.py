@@ -287,7 +287,7 @@ async def test_an_index_that_was_damaged_is_proved_so_and_repaired_in_place(feed
 
 async def test_shards_stay_as_they_were_begun(make_feed):
     await make_feed(shards=2).follow(7, 1)
-    with pytest.raises(FeedShardsFixed, match="use 2 shards"):
+    with pytest.raises(FeedShardsFixed, match="uses 2 shards"):
         await make_feed(shards=3).follow(7, 1)
 
 
