@@ -211,7 +211,7 @@ async def test_what_an_import_did_before_it_was_stopped_is_said(feed):
         await surface.run("import", "posts", "-", text="\n".join(["author,id", *posts]))
     assert raised.value.told == "409 feed.import_stopped"
     told = raised.value.__cause__.text
-    assert told.startswith("lines 2002 to 2301: post 'mine' is another author's")
+    assert told.startswith("lines 2002 to 2301: post 'mine' belongs to another author")
     assert "lines up to 2001 are imported" in told
     assert (await feed.posts.find("p1999")).author == 1
     with pytest.raises(PostUnknown):
