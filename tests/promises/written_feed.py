@@ -69,7 +69,7 @@ class Writer:
             await self.feed.delete(post)
             self.told(f"deleted {post}")
         elif verb != "delete":
-            await getattr(self.feed, verb)(viewer, author)
+            await getattr(self.feed.follows, verb)(viewer, author)
 
 
 async def _is_back(feed):
