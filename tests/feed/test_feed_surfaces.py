@@ -220,7 +220,7 @@ async def test_what_an_import_did_before_it_was_stopped_is_said(feed):
     with pytest.raises(Refused) as raised:
         await surface.run("import", "follows", "-", text="\n".join(["viewer,author", *follows]))
     told = raised.value.__cause__.text
-    assert told.startswith("line 5002: viewer 8 would follow more than 5000 authors")
+    assert told.startswith("line 5002: viewer 8 would exceed the limit of 5000 follows")
     assert "lines up to 5001 are imported" in told
     assert (await feed.follows.following(8)).total == 5_000
     assert (await feed.follows.following(9)).total == 0
