@@ -19,6 +19,7 @@ import wave
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 from hostile import CORPUS, LAMP, TEXT
@@ -234,3 +235,29 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError("none of 100 ports is free")
+
+
+BACK = "/console/audit"
+"""Where every form leads back to in tests: a page that needs no room."""
+
+
+async def act(screen, action, /, *, back=BACK, **values):
+    """Fill in and send the form of an action; the sentence that the console says then."""
+    await screen.open(f"/console/do/{action}?{urlencode({'back': back})}")
+    for key, value in values.items():
+        field = screen.page.locator(f"#a-{key}")
+        if await field.evaluate("field => field.tagName") == "SELECT":
+            await field.select_option(str(value))
+        else:
+            await field.fill(str(value))
+    return await send(screen)
+
+
+async def send(screen):
+    """Send the form that is open; the sentence that is said then, on the page it leads back to or above its fields."""
+    await screen.page.locator("#form .primary").click()
+    await screen.page.locator(".flash").first.wait_for()
+    if await screen.page.locator("#form .flash").count():
+        # The form came back with a refusal, which Chromium writes down as well.
+        screen.allow("status of 422")
+    return await screen.text(".flash")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MARK = "hostile"
+CSRF_TOKEN = "hostile"
 """Stands in each, so that a test can tell that the text is shown at all."""
 
 CORPUS = (

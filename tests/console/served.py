@@ -15,7 +15,7 @@ from headrace.web.server import run_api
 from headrace.web.sessions import Sessions
 
 PAGE = {"accept": "text/html"}
-MARK = re.compile(r'name="mark" value="([0-9a-f]{32})"')
+CSRF_TOKEN = re.compile(r'name="csrf_token" value="([0-9a-f]{32})"')
 
 
 def app_of(tmp_path, endpoints: Endpoints, **flags: str) -> Headrace:
@@ -59,9 +59,9 @@ async def send(at, name: str, /, **values: object) -> httpx.Response:
     given = {key: str(value) for key, value in values.items()}
     form = await at.client.get(f"/console/do/{name}", params=given)
     assert form.status_code == 200, form.text
-    mark = MARK.search(form.text)
-    assert mark is not None
-    return await post(at, f"/console/do/{name}", mark=mark[1], **given)
+    csrf_token = CSRF_TOKEN.search(form.text)
+    assert csrf_token is not None
+    return await post(at, f"/console/do/{name}", csrf_token=csrf_token[1], **given)
 
 
 async def post(at, path: str, *, origin: str | None = None, **fields: str) -> httpx.Response:

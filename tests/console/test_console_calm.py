@@ -12,7 +12,7 @@ import pytest
 from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
-WAITS = "not all is live: what came or went is shown once you are done here"
+WAITS = "partly live: new and removed rows appear when you finish editing"
 RECORD = """
 window.said = [];
 window.lost = [];

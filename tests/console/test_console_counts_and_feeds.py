@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from console_acts import act
+from console_stack import act
 from hostile import TEXT
 
 from headrace.testing.waiting import wait_true
@@ -45,7 +45,7 @@ async def test_a_number_on_an_open_page_follows_what_happens(screen, stack):
 async def test_totals_are_proved_moved_and_removed(screen, stack):
     stack.call("POST", "/v1/views/items/ad:moved?n=9&class=human")
     stack.wait("/v1/views/top?limit=1000", lambda top: any(one["id"] == "ad:moved" for one in top))
-    assert "each is the sum of its hours" in await act(screen, "views-verify")
+    assert "all match their hourly counts" in await act(screen, "views-verify")
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     span = {
         "from": (hour - timedelta(hours=2)).isoformat(),
@@ -54,7 +54,7 @@ async def test_totals_are_proved_moved_and_removed(screen, stack):
     told = await act(
         screen, "views-reclassify", id="ad:moved", source="human", target="bot", **span
     )
-    assert "moves them" in told
+    assert "moves the views" in told
     path = "/v1/views?ids=ad:moved&fields=total,classes"
     stack.wait(path, lambda found: found[0]["classes"]["bot"] == 9)
     assert "9 views" not in await act(screen, "views-delete", id="ad:moved")
@@ -110,14 +110,14 @@ async def test_what_stands_between_a_viewer_and_an_author_is_changed(screen, sta
         assert "bike-shop" in told
         assert names(part) == (["bike-shop"] if is_there else [])
     told = await act(screen, "feed-unfollow", **given)
-    assert told == "viewer tester did not follow bike-shop: nothing is changed"
+    assert told == "viewer tester did not follow bike-shop; no change"
 
 
 async def test_a_post_is_removed_and_the_index_is_proved_and_built_anew(screen, stack):
     stack.call("POST", "/v1/feed/posts", json={"author": "quiet", "id": "quiet-1", "ref": TEXT})
-    assert "post quiet-1 is removed" in await act(screen, "feed-delete", post="quiet-1")
+    assert "post quiet-1 is deleted" in await act(screen, "feed-delete", post="quiet-1")
     assert stack.call("GET", "/v1/feed/authors/quiet/posts")["posts"] == []
-    assert "the index is what PostgreSQL says" in await act(screen, "feed-verify")
+    assert "the index matches PostgreSQL" in await act(screen, "feed-verify")
     told = await act(screen, "feed-rebuild")
     job = int(told.split()[1])
     stack.wait(f"/v1/jobs/{job}", lambda found: found["state"] in ("done", "gone"))
@@ -133,5 +133,5 @@ async def test_hostile_names_in_addresses_do_no_harm(screen):
             await screen.open(f"/console/{path}={text}")
             assert (
                 "alert(1)" in await screen.text("main")
-                or await screen.page.locator(".trouble, .refusal").count()
+                or await screen.page.locator(".load-error, .refusal").count()
             )

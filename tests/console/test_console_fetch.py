@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlencode
 
 import pytest
-from console_acts import act
+from console_stack import act
 from hostile import CORPUS, LAMP, TEXT
 
 from headrace.kernel.terminal import visible
@@ -17,7 +17,7 @@ async def test_a_runs_page_says_what_became_of_every_row_and_photo(screen, stack
     [run] = stack.call("GET", "/v1/fetch/runs?customer=bike-shop")["runs"][-1:]
     await screen.open(f"/console/fetch/runs/{run['run']}?list=problems")
     text = await screen.text("main")
-    assert "1 faulty" in text
+    assert "1 invalid" in text
     assert "failed:http_404" in text
     assert "refused:not_an_image" in text
     problem = stack.call("GET", f"/v1/fetch/runs/{run['run']}/errors")["problems"][0]
@@ -86,25 +86,25 @@ async def test_a_held_run_is_confirmed_by_a_person(screen, stack):
     held = stack.catalogue("fragile", ["f-0,Item 0,5,,,"])
     assert stack.wait_run(held)["state"] == "held"
     await screen.open(f"/console/fetch/runs/{held}")
-    assert "29" in await screen.text(".tile:has-text('Gone')")
-    await screen.page.locator("a.button:has-text('Apply it')").click()
+    assert "29" in await screen.text(".tile:has-text('Removed')")
+    await screen.page.locator("a.button:has-text('Apply')").click()
     await screen.page.locator("#dialog .primary").wait_for()
     form = await screen.text("#dialog")
     assert f"headrace fetch catalogue confirm {held}" in form
     assert f"POST /v1/fetch/runs/{held}/confirm" in form
-    assert "unpublishes 29" in form
+    assert "removes 29" in form
     async with screen.page.expect_navigation(wait_until="load"):
         await screen.page.locator("#dialog .primary").click()
-    assert f"run {held} is" in await screen.text(".told")
+    assert f"run {held} is" in await screen.text(".flash")
     run = stack.wait(f"/v1/fetch/runs/{held}", lambda found: found["state"] == "done")
     assert run["gone"] == 29
     await screen.open(f"/console/fetch/runs/{held}")
-    assert "Undo it" in await screen.text("main")
+    assert "Undo run" in await screen.text("main")
     assert "29 published again" in await act(screen, "fetch-undo", run=held)
     undone_by = stack.call("GET", f"/v1/fetch/runs/{held}")["undone_by"]
     await screen.open(f"/console/fetch/runs/{held}")
     assert f"Undone by run {undone_by}" in await screen.text("main")
-    assert "Undo it" not in await screen.text("main")
+    assert "Undo run" not in await screen.text("main")
     stack.wait(f"/v1/fetch/runs/{undone_by}", lambda found: found["state"] == "done")
     held = stack.catalogue("fragile", [])
     assert stack.wait_run(held)["state"] == "held"
@@ -119,7 +119,7 @@ async def test_a_customer_its_source_and_its_webhook_are_set_tried_and_removed(s
     told = await act(
         screen, "fetch-customer", customer="made-here", rate="20/5s", connections=3, webhook=hook
     )
-    assert "20 requests in 5 s, 3 at once" in told
+    assert "20 requests per 5 s, 3 concurrent" in told
     await act(
         screen, "fetch-customer", customer="made-here", rate="20/5s", connections=3,
         hold_share="0.1", hold_items=5, refresh_s="7d",
@@ -130,7 +130,7 @@ async def test_a_customer_its_source_and_its_webhook_are_set_tried_and_removed(s
     refused = await act(screen, "fetch-customer", **limits, hold_share="30%")
     assert "a share from 0 to 1" in refused
     await screen.open("/console/fetch/customers/made-here")
-    assert "Held over" in await screen.text("main")
+    assert "Hold above" in await screen.text("main")
     assert "headrace fetch webhook rotate made-here" in told
     assert "whsec" not in told
     made = stack.call("GET", path)
@@ -139,17 +139,17 @@ async def test_a_customer_its_source_and_its_webhook_are_set_tried_and_removed(s
     told = await act(
         screen, "fetch-source", customer="made-here", url=feed, cron="0 4 * * *", tz="Europe/Berlin"
     )
-    assert "is brought next" in told
+    assert "next import" in told
     assert stack.call("GET", f"{path}/source")["tz"] == "Europe/Berlin"
-    assert "brings the catalogue" in await act(screen, "fetch-bring", customer="made-here")
+    assert "imports the catalogue" in await act(screen, "fetch-bring", customer="made-here")
     stack.wait(f"{path}/source", lambda source: source["outcome"] in ("applied", "done"))
     await screen.open("/console/fetch/sources")
     assert "Made" not in await screen.text("main")
     assert "made-here" in await screen.text("main")
-    assert " way" in await act(screen, "fetch-webhook-replay", customer="made-here")
+    assert "queued" in await act(screen, "fetch-webhook-replay", customer="made-here")
     await screen.open("/console/fetch/deliveries")
     assert hook in await screen.text("main")
-    assert "is forgotten" in await act(screen, "fetch-webhook-remove", customer="made-here")
+    assert "is deleted" in await act(screen, "fetch-webhook-remove", customer="made-here")
     assert "is removed" in await act(screen, "fetch-source-remove", customer="made-here")
     assert "made-here" not in {
         one["customer"] for one in stack.call("GET", "/v1/fetch/webhooks")["webhooks"]
@@ -162,8 +162,8 @@ async def test_a_customer_its_source_and_its_webhook_are_set_tried_and_removed(s
 async def test_a_consumer_is_told_again_and_forgotten(screen, stack):
     [consumer] = stack.wait("/v1/fetch/consumers", lambda found: found["consumers"])["consumers"]
     told = await act(screen, "fetch-consumer-replay", name=consumer["name"], customer="bike-shop")
-    assert "14 items are on their way" in told
-    assert "is forgotten" in await act(screen, "fetch-consumer-remove", name=consumer["name"])
+    assert "14 items are queued" in told
+    assert "is deleted" in await act(screen, "fetch-consumer-remove", name=consumer["name"])
     assert stack.call("GET", "/v1/fetch/consumers")["consumers"] == []
     assert "is not known" in await act(screen, "fetch-consumer-remove", name=consumer["name"])
 

@@ -8,12 +8,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from headrace.console.rates import Rates, parse_series
-from headrace.console.screens.fetch.photos import host_line
-from headrace.console.screens.fetch.runs import TONES, WORDS, run_number
-from headrace.console.screens.media.figures import bound_s
-from headrace.console.screens.media.objects import folders_of, kind_of, parents_of
-from headrace.console.screens.views.counts import chart_of, flush_of
-from headrace.console.seeing import Found
+from headrace.console.screens.fetch import TONES, WORDS, run_number
+from headrace.console.screens.fetch_photos import host_line
+from headrace.console.screens.media import bound_s, folders_of, kind_of, parents_of
+from headrace.console.screens.views import chart_of, flush_of
+from headrace.console.views import PanelData
 from headrace.fetch.model import Host, RunState
 from headrace.views import SeriesPoint, ShardLag
 
@@ -72,10 +71,10 @@ def test_the_flush_is_as_bad_as_its_worst_shard():
         ShardLag(shard=0, through="0-1", pending=2, oldest_s=3.0, flusher="a"),
         ShardLag(shard=1, through="0-1", pending=1, oldest_s=90.0, flusher="a"),
     ]
-    flush = flush_of(Found(shards)).value
+    flush = flush_of(PanelData(shards)).value
     assert (flush.pending, flush.oldest_s, flush.alone, flush.tone) == (3, 90.0, 0, "bad")
-    assert flush_of(Found(error="away")).error == "away"
-    words = [flush_of(Found(found)).value.word for found in (shards, shards[:1], [])]
+    assert flush_of(PanelData(error="away")).error == "away"
+    words = [flush_of(PanelData(found)).value.word for found in (shards, shards[:1], [])]
     assert words == ["flush is late", "flushing", "flushed"]
 
 

@@ -7,40 +7,13 @@ from urllib.parse import quote, urlencode
 
 import pytest
 from browser import WIDTHS
-from console_acts import send
+from console_stack import send
 from hostile import CORPUS
 
 from headrace.kernel.terminal import visible
 from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
-PHONE_RULES = ("color-contrast", "scrollable-region-focusable")
-SCREENS = {
-    "overview": ("/console", "Live state"),
-    "overview-audit": ("/console/audit", "Every action tried"),
-    "jobs-fleet": ("/console/jobs", "thumbs"),
-    "jobs-hosts": ("/console/jobs/hosts", "Map of slots"),
-    "jobs-decisions": ("/console/jobs/decisions", "Why slots moved"),
-    "jobs-list": ("/console/jobs/jobs?queue=broken", "failed"),
-    "jobs-lanes": ("/console/jobs/lanes", "partners"),
-    "jobs-limiter": ("/console/jobs/lanes/partners", "acme"),
-    "jobs-crons": ("/console/jobs/crons", "nightly"),
-    "jobs-alerts": ("/console/jobs/alerts", "Alerts"),
-    "jobs-queue": ("/console/jobs/queues/mail?span=24h", "By minute"),
-}
-
-
-@pytest.mark.parametrize("name", SCREENS)
-async def test_a_screen_is_right_for_everybody(screen, name):
-    path, text = SCREENS[name]
-    answer = await screen.open(path)
-    assert answer.status == 200
-    assert text in await screen.text("main")
-    assert not await screen.findings()
-    page = screen.page
-    await screen.narrow()
-    await page.emulate_media(color_scheme="dark")
-    assert not await screen.findings(rules=PHONE_RULES)
 
 
 async def do(screen, name, /, **values):
@@ -114,12 +87,12 @@ async def test_a_queue_is_paused_set_and_resumed(screen, stack):
     assert "is paused" in await do(screen, "jobs.pause_queue", queue="approve")
     assert stack.call("GET", "/v1/queues/approve")["paused"]
     await screen.open("/console")
-    assert "queue approve is paused" in await screen.text("#wrong")
+    assert "queue approve is paused" in await screen.text("#health")
     told = await do(screen, "jobs.set_queue", queue="approve", importance=3, slots_max=9)
     assert "importance 3" in told
     found = stack.call("GET", "/v1/queues/approve")
     assert found["overridden"] == {"importance": 3, "slots_max": 9}
-    assert "goes on" in await do(screen, "jobs.resume_queue", queue="approve")
+    assert "is resumed" in await do(screen, "jobs.resume_queue", queue="approve")
     assert not stack.call("GET", "/v1/queues/approve")["paused"]
     assert "expected" in await do(
         screen, "jobs.set_queue", queue="approve", slots_min=99, slots_max=1
@@ -131,13 +104,13 @@ async def test_the_overview_turns_red_where_jobs_failed(screen, stack):
 
     async def is_red():
         await screen.open("/console")
-        return "no such product" in await screen.text("#wrong")
+        return "no such product" in await screen.text("#health")
 
     await wait_true(is_red, what="the failed job is on the overview")
-    text = await screen.text("#wrong")
+    text = await screen.text("#health")
     assert "queue broken: " in text
     assert "failed in the last hour" in text
-    assert "problem" in await screen.text("#wrong .health.bad")
+    assert "problem" in await screen.text("#health .health.bad")
     assert not await screen.findings()
 
 
@@ -148,9 +121,9 @@ async def test_a_jobs_life_by_buttons(screen, stack):
     assert stack.call("GET", f"/v1/jobs/{job_id}")["payload"] == {"to": "button@example.org"}
     assert "is cancelled" in await do(screen, "jobs.cancel_job", job=job_id)
     assert stack.call("GET", f"/v1/jobs/{job_id}")["state"] == "cancelled"
-    assert "ready again" in await do(screen, "jobs.retry_job", job=job_id)
+    assert "queued again" in await do(screen, "jobs.retry_job", job=job_id)
     assert stack.call("GET", f"/v1/jobs/{job_id}")["state"] == "ready"
-    assert "gone for good" in await do(screen, "jobs.delete_job", job=job_id)
+    assert "is deleted" in await do(screen, "jobs.delete_job", job=job_id)
     assert stack.call("GET", f"/v1/jobs/{job_id}")["state"] == "gone"
     assert "gone" in await do(screen, "jobs.cancel_job", job=job_id), "a refusal is told"
     lines = stack.call("GET", "/v1/audit")
@@ -163,12 +136,14 @@ async def test_all_that_fit_at_once(screen, stack):
     stack.call("PUT", "/v1/queues/bulky?create=true", json={})
     ids = stack.enqueue("bulky", *({"bulk": n} for n in range(25)))
     await screen.open("/console/do/jobs.bulk_cancel?queue=bulky")
-    assert "25 jobs fit now" in await screen.text("#form")
+    assert "25 jobs match now" in await screen.text("#form")
     assert "25 jobs are cancelled" in await do(screen, "jobs.bulk_cancel", queue="bulky")
     assert stack.call("GET", f"/v1/jobs/{ids[0]}")["state"] == "cancelled"
-    assert "25 jobs are ready again" in await do(screen, "jobs.bulk_retry", queue="bulky")
+    assert "25 jobs are queued again" in await do(screen, "jobs.bulk_retry", queue="bulky")
     assert stack.call("GET", f"/v1/jobs/{ids[0]}")["state"] == "ready"
-    assert "25 jobs are gone" in await do(screen, "jobs.bulk_delete", queue="bulky", state="ready")
+    assert "25 jobs are deleted" in await do(
+        screen, "jobs.bulk_delete", queue="bulky", state="ready"
+    )
     assert stack.call("GET", f"/v1/jobs/{ids[0]}")["state"] == "gone"
     assert "every job" in await do(screen, "jobs.bulk_delete"), "without a filter it is refused"
 
@@ -183,7 +158,7 @@ async def test_lanes_and_limiters(screen, stack):
     assert "is paused" in await do(screen, "jobs.pause_lane", **lane)
     assert stack.call("GET", path)["paused"]
     assert stack.call("GET", path)["starts_max"] == 5
-    assert "goes on" in await do(screen, "jobs.resume_lane", **lane)
+    assert "is resumed" in await do(screen, "jobs.resume_lane", **lane)
     assert not stack.call("GET", path)["paused"]
     assert "follows" in await do(screen, "jobs.reset_lane", **lane)
     # One that follows and has nothing to do is forgotten by the next sweep.
@@ -191,20 +166,20 @@ async def test_lanes_and_limiters(screen, stack):
     assert all(one["follows_limiter"] for one in lanes if one["lane"] == "buttons")
     await do(screen, "jobs.set_limiter", limiter="bulk-made", concurrency=7, slack_s=0.5)
     assert stack.call("GET", "/v1/limiters/bulk-made")["concurrency"] == 7
-    assert "code declares" in await do(screen, "jobs.reset_limiter", limiter="bulk-made")
+    assert "declared limits" in await do(screen, "jobs.reset_limiter", limiter="bulk-made")
 
 
 async def test_a_crons_life_by_buttons(screen, stack):
     told = await do(screen, "jobs.add_cron", name="by-hand", spec="0 4 * * *", queue="approve")
-    assert "comes first at" in told
+    assert "runs first at" in told
     assert stack.call("GET", "/v1/crons/by-hand")["source"] == "api"
     told = await do(screen, "jobs.run_cron", name="by-hand")
     job_id = int(told.partition("job ")[2].split(",")[0])
     assert stack.call("GET", f"/v1/jobs/{job_id}")["queue"] == "approve"
-    assert "rests" in await do(screen, "jobs.pause_cron", name="by-hand")
+    assert "is paused" in await do(screen, "jobs.pause_cron", name="by-hand")
     assert stack.call("GET", "/v1/crons/by-hand")["paused"]
-    assert "comes again" in await do(screen, "jobs.resume_cron", name="by-hand")
-    assert "is removed" in await do(screen, "jobs.remove_cron", name="by-hand")
+    assert "runs next" in await do(screen, "jobs.resume_cron", name="by-hand")
+    assert "is deleted" in await do(screen, "jobs.remove_cron", name="by-hand")
     assert "by-hand" not in [cron["name"] for cron in stack.call("GET", "/v1/crons")]
     assert "nightly" in await do(screen, "jobs.remove_cron", name="nightly"), "code declares it"
 
@@ -213,7 +188,7 @@ async def test_a_host_is_drained_and_used_again(screen, stack):
     [host] = stack.wait("/v1/fleet", lambda fleet: len(fleet["hosts"]) == 1)["hosts"]
     assert "is draining" in await do(screen, "jobs.drain_host", host=host["name"])
     assert stack.call("GET", "/v1/fleet")["hosts"][0]["is_draining"]
-    assert "takes part again" in await do(screen, "jobs.undrain_host", host=host["name"])
+    assert "accepts jobs again" in await do(screen, "jobs.undrain_host", host=host["name"])
     assert not stack.call("GET", "/v1/fleet")["hosts"][0]["is_draining"]
 
 
@@ -235,7 +210,7 @@ async def test_numbers_move_without_a_reload(screen, stack):
 
 async def test_a_form_opens_above_its_page_and_follows_what_is_typed(screen, stack):
     await screen.open("/console/jobs/queues/mail")
-    await screen.page.get_by_role("link", name="Set queue").click()
+    await screen.page.get_by_role("link", name="Override settings").click()
     dialog = screen.page.locator("#dialog")
     await dialog.locator("#a-importance").wait_for()
     assert not await screen.findings()
@@ -250,7 +225,7 @@ async def test_a_form_opens_above_its_page_and_follows_what_is_typed(screen, sta
     await dialog.locator("#a-importance").fill("2")
     async with screen.page.expect_navigation():
         await dialog.locator(".primary").click()
-    assert "importance 2" in await screen.text(".told")
+    assert "importance 2" in await screen.text(".flash")
     assert screen.page.url.endswith("/console/jobs/queues/mail")
     assert stack.call("GET", "/v1/queues/mail")["overridden"] == {"importance": 2}
 
@@ -329,7 +304,7 @@ async def test_without_scripts_forms_and_links_do_the_same(tab, stack):
         await screen.page.get_by_role("link", name="Pause queue").click()
         await screen.page.wait_for_url("**/do/jobs.pause_queue**")
         await screen.press("#form .primary")
-        assert "is paused" in await screen.text(".told")
+        assert "is paused" in await screen.text(".flash")
         assert screen.page.url.endswith("/console/jobs/queues/plain")
     assert stack.call("GET", "/v1/queues/plain")["paused"]
 

@@ -8,25 +8,33 @@ import msgspec
 import pytest
 from markupsafe import Markup
 
-from headrace.console.live import BYTES_PER_S, Budget, Sample, Sampler, Seen, Viewer, Watched
+from headrace.console.live import (
+    BYTES_PER_S,
+    Budget,
+    ClientState,
+    Sample,
+    Sampler,
+    Subscriber,
+    WatchedPage,
+)
 from headrace.console.model import TooManyViewers
-from headrace.console.rendering import Live
+from headrace.console.rendering import LiveFragments
 from headrace.kernel.errors import Unavailable
 
-PAGE = Watched("/console/jobs", frozenset({"*"}))
-NEW = Seen("", "frame", "")
+PAGE = WatchedPage("/console/jobs", frozenset({"*"}))
+NEW = ClientState("", "layout", "")
 
 
 def parts(count, text="x"):
     return {f"q{n}": f"{text}{n}" for n in range(count)}
 
 
-def sample(found, page_bytes=1_000, *, frame="frame"):
-    return Sample(found, frame, page_bytes)
+def sample(found, page_bytes=1_000, *, layout="layout"):
+    return Sample(found, layout, page_bytes)
 
 
-def viewer_of(known, frame="frame"):
-    return Viewer(known, frame, Budget())
+def viewer_of(known, layout="layout"):
+    return Subscriber(known, layout, Budget())
 
 
 async def always():
@@ -44,21 +52,21 @@ def changes_of(told):
 
 def test_what_a_page_was_sent_with_is_not_sent_again():
     viewer = viewer_of(parts(3))
-    assert viewer.next_told(sample(parts(3)), 0.0) == []
-    told = viewer.next_told(sample({**parts(3), "q1": "new"}), 2.0)
+    assert viewer.next_events(sample(parts(3)), 0.0) == []
+    told = viewer.next_events(sample({**parts(3), "q1": "new"}), 2.0)
     assert changes_of(told) == {"q1": "new"}
-    assert viewer.next_told(sample({**parts(3), "q1": "new"}), 4.0) == []
+    assert viewer.next_events(sample({**parts(3), "q1": "new"}), 4.0) == []
 
 
 def test_a_viewer_of_an_unknown_page_is_sent_all_of_it():
-    assert changes_of(viewer_of(None).next_told(sample(parts(3)), 0.0)) == parts(3)
+    assert changes_of(viewer_of(None).next_events(sample(parts(3)), 0.0)) == parts(3)
 
 
 def test_a_full_page_that_moves_all_the_time_stays_within_the_budget_and_nothing_starves():
     count, sent, seen = 1_350, 0, set()
     viewer = viewer_of(parts(count))
     for step in range(1, 61):
-        told = viewer.next_told(sample(parts(count, f"value {step} ")), step * 2.0)
+        told = viewer.next_events(sample(parts(count, f"value {step} ")), step * 2.0)
         sent += sum(len(one.data) for one in told)
         seen |= changes_of(told).keys()
     assert sent <= BYTES_PER_S * 120 + 2 * BYTES_PER_S
@@ -69,41 +77,45 @@ def test_a_full_page_that_moves_all_the_time_stays_within_the_budget_and_nothing
 def test_a_fragment_over_the_budget_is_sent_once_enough_was_saved_up():
     viewer = viewer_of({"big": "", "small": ""})
     big = "x" * 40_000
-    told = viewer.next_told(sample({"big": big, "small": "1"}), 2.0)
+    told = viewer.next_events(sample({"big": big, "small": "1"}), 2.0)
     assert changes_of(told) == {"big": big}
-    assert changes_of(viewer.next_told(sample({"big": big, "small": "2"}), 4.0)) == {}
-    assert changes_of(viewer.next_told(sample({"big": big, "small": "3"}), 30.0)) == {"small": "3"}
+    assert changes_of(viewer.next_events(sample({"big": big, "small": "2"}), 4.0)) == {}
+    assert changes_of(viewer.next_events(sample({"big": big, "small": "3"}), 30.0)) == {
+        "small": "3"
+    }
 
 
 def test_where_the_frame_is_another_the_page_is_to_be_fetched_and_its_cost_outlives_the_stream():
     budget = Budget()
-    [told] = Viewer(parts(2), "a", budget).next_told(sample(parts(3), 20_000, frame="b"), 0.0)
+    [told] = Subscriber(parts(2), "a", budget).next_events(
+        sample(parts(3), 20_000, layout="b"), 0.0
+    )
     assert told.event == "stale"
-    again = Viewer(parts(3), "b", budget)
-    assert again.next_told(sample(parts(3, "new"), 20_000, frame="c"), 2.0) == []
-    [told] = again.next_told(sample(parts(3, "new"), 20_000, frame="c"), 12.0)
+    again = Subscriber(parts(3), "b", budget)
+    assert again.next_events(sample(parts(3, "new"), 20_000, layout="c"), 2.0) == []
+    [told] = again.next_events(sample(parts(3, "new"), 20_000, layout="c"), 12.0)
     assert told.event == "stale"
 
 
 def test_a_fragment_that_a_page_has_not_is_not_sent_to_it():
     viewer = viewer_of(parts(2), "a")
-    assert viewer.next_told(sample(parts(3), frame="b"), 0.0)[0].event == "stale"
-    assert viewer.next_told(sample(parts(4), frame="b"), 2.0) == []
+    assert viewer.next_events(sample(parts(3), layout="b"), 0.0)[0].event == "stale"
+    assert viewer.next_events(sample(parts(4), layout="b"), 2.0) == []
 
 
 def test_trouble_is_told_once_and_its_end_too():
     viewer = viewer_of(parts(1))
     broken = Sample({}, "", 0, "PostgreSQL does not answer")
-    [told] = viewer.next_told(broken, 0.0)
-    assert (told.event, "PostgreSQL" in told.data) == ("trouble", True)
-    assert viewer.next_told(broken, 2.0) == []
-    [told] = viewer.next_told(sample(parts(1)), 4.0)
-    assert (told.event, msgspec.json.decode(told.data)["text"]) == ("trouble", "")
+    [told] = viewer.next_events(broken, 0.0)
+    assert (told.event, "PostgreSQL" in told.data) == ("unavailable", True)
+    assert viewer.next_events(broken, 2.0) == []
+    [told] = viewer.next_events(sample(parts(1)), 4.0)
+    assert (told.event, msgspec.json.decode(told.data)["text"]) == ("unavailable", "")
 
 
 async def next_event(events):
     async with asyncio.timeout(60):
-        while (told := await anext(events)).event == "beat":
+        while (told := await anext(events)).event == "heartbeat":
             pass
         return told
 
@@ -117,7 +129,7 @@ async def test_one_look_serves_all_viewers_and_the_last_one_ends_it():
 
     sampler = Sampler(look, every_s=0.01)
     sampler.remember("page", {"n": "0"})
-    viewers = [sampler.watch(PAGE, Seen("page", "frame", "tab"), always) for _ in range(3)]
+    viewers = [sampler.watch(PAGE, ClientState("page", "layout", "tab"), always) for _ in range(3)]
     assert not sampler.is_running
     tasks = [asyncio.create_task(next_event(one)) for one in viewers]
     told = await asyncio.gather(*tasks)
@@ -131,7 +143,7 @@ async def test_one_look_serves_all_viewers_and_the_last_one_ends_it():
 
 
 async def test_a_page_that_cannot_be_shown_does_not_end_the_others():
-    good = Watched("/console/good", frozenset())
+    good = WatchedPage("/console/good", frozenset())
 
     async def look(watched):
         if watched is PAGE:
@@ -141,8 +153,8 @@ async def test_a_page_that_cannot_be_shown_does_not_end_the_others():
     sampler = Sampler(look, every_s=0.01)
     bad, fine = sampler.watch(PAGE, NEW, always), sampler.watch(good, NEW, always)
     told = await asyncio.gather(next_event(bad), next_event(fine))
-    assert [one.event for one in told] == ["trouble", "changes"]
-    assert "our mistake" in told[0].data
+    assert [one.event for one in told] == ["unavailable", "changes"]
+    assert "internal error" in told[0].data
     await bad.aclose()
     await fine.aclose()
 
@@ -159,7 +171,7 @@ async def test_a_refusal_is_told_in_its_words():
 
 
 async def test_viewers_are_bounded(monkeypatch):
-    monkeypatch.setattr("headrace.console.live.VIEWERS_MAX", 1)
+    monkeypatch.setattr("headrace.console.live.SUBSCRIBERS_MAX", 1)
 
     async def look(watched):
         return sample({})
@@ -179,7 +191,7 @@ async def test_who_comes_again_is_sent_all_and_what_came_meanwhile_is_noticed():
     async def look(watched):
         return now
 
-    sampler, seen = Sampler(look, every_s=0.01), Seen("page", "frame", "tab")
+    sampler, seen = Sampler(look, every_s=0.01), ClientState("page", "layout", "tab")
     sampler.remember("page", {"n": "0"})
     first = sampler.watch(PAGE, seen, always)
     assert changes_of([await next_event(first)]) == {"n": "1"}
@@ -187,14 +199,14 @@ async def test_who_comes_again_is_sent_all_and_what_came_meanwhile_is_noticed():
     second = sampler.watch(PAGE, seen, always)
     assert changes_of([await next_event(second)]) == {"n": "1"}, "it may have missed what was sent"
     await second.aclose()
-    now = sample({"n": "1", "new": "row"}, frame="with a row more")
+    now = sample({"n": "1", "new": "row"}, layout="with a row more")
     third = sampler.watch(PAGE, seen, always)
     assert (await next_event(third)).event == "stale"
     await third.aclose()
 
 
 async def test_a_quiet_page_hears_that_it_is_live_and_who_may_not_look_hears_the_end(monkeypatch):
-    monkeypatch.setattr("headrace.console.live.BEAT_S", 0.05)
+    monkeypatch.setattr("headrace.console.live.HEARTBEAT_S", 0.05)
     monkeypatch.setattr("headrace.console.live.CHECK_S", 0.05)
     is_in = True
 
@@ -206,34 +218,34 @@ async def test_a_quiet_page_hears_that_it_is_live_and_who_may_not_look_hears_the
 
     sampler = Sampler(look, every_s=0.01)
     sampler.remember("page", {"n": "1"})
-    events = sampler.watch(PAGE, Seen("page", "frame", "tab"), is_welcome)
+    events = sampler.watch(PAGE, ClientState("page", "layout", "tab"), is_welcome)
     async with asyncio.timeout(60):
         told = [await anext(events) for _ in range(4)]
-    assert {one.event for one in told} == {"beat"}, "though it is looked at all the time"
+    assert {one.event for one in told} == {"heartbeat"}, "though it is looked at all the time"
     assert told[-1].at, "it says of when it is"
     is_in = False
-    assert (await next_event(events)).event == "over"
+    assert (await next_event(events)).event == "logged_out"
     assert [one async for one in events] == []
     assert not sampler.is_running
 
 
 def rendered(rows, *, shown, fallback="drawn by the script"):
-    live = Live()
+    live = LiveFragments()
     main = Markup("").join(
         live(name, caller=lambda name=name: Markup(f"<b>{shown}</b>")) for name in rows
     )
-    apart = live.apart(caller=lambda: Markup(fallback))
-    page, frame = live.finish(f"<top>{live.frame}{live.edge}{main}{apart}{live.edge}<end>")
-    assert frame in page.decode()
-    return page.decode(), frame, live.parts
+    apart = live.unwatched(caller=lambda: Markup(fallback))
+    page, layout = live.finish(f"<top>{live.layout}{live.edge}{main}{apart}{live.edge}<end>")
+    assert layout in page.decode()
+    return page.decode(), layout, live.parts
 
 
 def test_the_frame_is_all_but_the_fragments():
-    page, frame, found = rendered(["a", "b"], shown=1)
+    page, layout, found = rendered(["a", "b"], shown=1)
     assert '<span data-live="a"><b>1</b></span>' in page
     assert found == {"a": "<b>1</b>", "b": "<b>1</b>"}
-    assert rendered(["a", "b"], shown=2, fallback="another")[1] == frame
-    assert rendered(["a", "b", "c"], shown=1)[1] != frame
+    assert rendered(["a", "b"], shown=2, fallback="another")[1] == layout
+    assert rendered(["a", "b", "c"], shown=1)[1] != layout
 
 
 def test_two_fragments_of_one_name_are_told_apart():

@@ -6,8 +6,7 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
-from console_acts import act
-from console_stack import TRACK, tone
+from console_stack import TRACK, act, tone
 
 from headrace.testing.waiting import wait_true
 
@@ -40,21 +39,21 @@ async def test_the_node_tells_what_it_served(screen, stack):
     await wait_true(is_told, what="an answer is counted, and what it was of")
     text = await screen.text("main")
     assert "local mode" in text
-    assert "unknown" not in await screen.text(".tile:has-text('Clients')")
+    assert "unknown" not in await screen.text(".tile:has-text('Connections')")
 
 
 async def test_an_object_is_purged_and_removed(screen, stack):
     await stack.put("tracks/away.wav", tone(0.1))
     told = await act(screen, "media-purge", key="tracks/away.wav")
-    assert "every node forgets tracks/away.wav" in told
-    assert "is removed" in await act(screen, "media-remove", key="tracks/away.wav")
+    assert "all nodes purge tracks/away.wav" in told
+    assert "is deleted" in await act(screen, "media-remove", key="tracks/away.wav")
     objects = stack.call("GET", "/v1/media/objects?prefix=tracks")["objects"]
     assert [one["key"] for one in objects] == [TRACK]
 
 
 async def test_an_object_is_fetched_ahead(screen):
     assert "1 block" in await act(screen, "media-warm", key=TRACK)
-    assert await screen.page.locator(".told.good").count() == 1
+    assert await screen.page.locator(".flash.good").count() == 1
 
 
 async def test_a_trace_is_begun_and_ended(screen):
@@ -79,4 +78,4 @@ async def test_a_trace_is_begun_and_ended(screen):
 async def test_what_needs_a_cluster_or_disks_says_so(screen, name, given):
     told = await act(screen, name, **given)
     assert "node" in told
-    assert await screen.page.locator(".told.bad").count() == 1
+    assert await screen.page.locator(".flash.bad").count() == 1

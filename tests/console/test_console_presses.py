@@ -99,8 +99,8 @@ async def test_what_follows_the_typing_takes_no_button_from_under_a_press(tab, s
         await wait_answered(page)
         assert UNKNOWN not in await screen.text("#form-what")
         await page.mouse.up()
-        await page.locator("#form .told").wait_for()
-        assert "is not known" in await screen.text("#form .told")
+        await page.locator("#form .flash").wait_for()
+        assert "is not known" in await screen.text("#form .flash")
         assert UNKNOWN in await screen.text("#form-what")
 
 
@@ -113,7 +113,7 @@ async def test_what_follows_the_typing_is_asked_again_where_a_press_is_no_click(
     await page.mouse.move(2, 2)
     await page.mouse.up()
     await page.locator("#form-what").get_by_text(UNKNOWN).wait_for()
-    assert not await page.locator(".told").count()
+    assert not await page.locator(".flash").count()
 
 
 async def test_a_refusal_stays_when_what_followed_the_typing_comes_late(screen):
@@ -121,14 +121,14 @@ async def test_a_refusal_stays_when_what_followed_the_typing_comes_late(screen):
     screen.allow("status of 422")
     page = await filled_in(screen, held)
     await page.locator("#form .primary").click()
-    await page.locator("#form .told").wait_for()
+    await page.locator("#form .flash").wait_for()
     await page.evaluate("document.querySelector('#form-what').dataset.is = 'of the refusal'")
     held.let()
     await wait_answered(page, answers=2)
     assert await page.locator("#form-what").get_attribute("data-is") == "of the refusal"
     await page.locator("#a-name").fill("another")
-    await page.locator("#form-what").get_by_text("Forgets another").wait_for()
-    assert "is not known" in await screen.text("#form .told")
+    await page.locator("#form-what").get_by_text("Deletes another").wait_for()
+    assert "is not known" in await screen.text("#form .flash")
 
 
 async def test_rows_that_come_take_no_link_from_under_a_press(screen, stack):
@@ -138,7 +138,7 @@ async def test_rows_that_come_take_no_link_from_under_a_press(screen, stack):
     await screen.wait_live()
     await press(page, "tbody a:text-is('pressed')")
     stack.call("PUT", "/v1/queues/a-press-before?create=true", json={})
-    waits = "not all is live: what came or went is shown once you are done here"
+    waits = "partly live: new and removed rows appear when you finish editing"
     await page.locator(f"#live-state:text-is('{waits}')").wait_for()
     await page.mouse.up()
     await page.wait_for_url("**/console/jobs/queues/pressed")

@@ -12,10 +12,10 @@ import httpx
 import pytest
 import structlog
 from markupsafe import Markup
-from served import MARK, PAGE, app_of, make_link, post, send, serving
+from served import CSRF_TOKEN, PAGE, app_of, make_link, post, send, serving
 
 from headrace.console import app as console_app
-from headrace.console.rendering import Live
+from headrace.console.rendering import LiveFragments
 from headrace.engines.endpoints import Endpoints
 from headrace.jobs import NewJob
 from headrace.kernel.metrics import REGISTRY
@@ -100,10 +100,10 @@ async def test_a_login_by_token(guarded):
             wrong = await log_in(guarded, "hrt_wrong")
             assert wrong.status_code == 401
     [line] = [one for one in logs if one["event"] == "logins_refused"]
-    assert (line["alike_before"], line["place"]) == (0, "127.0.0.1"), (
+    assert (line["alike_before"], line["address"]) == (0, "127.0.0.1"), (
         "the others are told together, later"
     )
-    assert "not a valid token here" in wrong.text
+    assert "token is not valid here" in wrong.text
     assert "Authorization" not in wrong.text
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     answer = await log_in(guarded, f" {token}\n")
@@ -137,7 +137,7 @@ async def test_whoever_logs_in_again_comes_back_to_the_form_as_it_was_filled_in(
         "/console/do/jobs.add_job",
         {"queue": "é & x", "back": "/console/jobs?state=failed"},
     )
-    sent = await post(guarded, form, mark="0" * 32, once="a", payload="x" * 5_000, **given)
+    sent = await post(guarded, form, csrf_token="0" * 32, form_id="a", payload="x" * 5_000, **given)
     asked = await guarded.client.get(f"{form}/calls", params=given)
     for answer in (sent, asked):
         assert answer.status_code == 303
@@ -156,12 +156,12 @@ async def test_a_form_with_a_fault_shows_no_call_that_would_pass_it_on(at):
     place = "/console/do/jobs.add_job/calls"
     for payload in ("{bad", "NaN", r'"\u0000"'):
         text = (await at.client.get(place, params={"queue": "q", "payload": payload})).text
-        assert text.count("There is none while a field has a fault") == 2
+        assert text.count("Available once all required fields") == 2
         assert "/v1/queues" not in text
         assert "headrace jobs add" not in text
     text = (await at.client.get(place, params={"queue": "q", "payload": '"5"'})).text
     assert "headrace jobs add q '\"5\"'" in html.unescape(re.sub("<[^>]*>", "", text))
-    assert "There is none" not in text
+    assert "Available once" not in text
     sent = await send(at, "jobs.add_job", queue="q", payload=r'"\u0000"')
     assert (sent.status_code, "without NUL characters" in sent.text) == (422, True)
 
@@ -170,9 +170,9 @@ async def test_a_session_ends_by_logging_out(guarded):
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     await log_in(guarded, token)
     page = await guarded.client.get("/console/jobs")
-    stolen, mark = dict(guarded.client.cookies), MARK.search(page.text)[1]
+    stolen, csrf_token = dict(guarded.client.cookies), CSRF_TOKEN.search(page.text)[1]
     assert (await post(guarded, "/console/logout")).status_code == 403
-    answer = await post(guarded, "/console/logout", mark=mark)
+    answer = await post(guarded, "/console/logout", csrf_token=csrf_token)
     assert answer.headers["location"] == "/console/login"
     guarded.client.cookies.update(stolen)
     assert (await guarded.client.get("/console/jobs")).status_code == 303
@@ -183,14 +183,14 @@ async def test_a_token_opens_what_its_scopes_say(guarded):
     await log_in(guarded, token)
     page = await guarded.client.get("/console/jobs/crons")
     assert page.status_code == 200
-    assert "needs the scope jobs:write" in page.text
+    assert "requires scope jobs:write" in page.text
     overview = await guarded.client.get("/console")
     assert "your token lacks the scope views:read" in overview.text
     for path in ("/console/views", "/console/audit", "/console/do/jobs.add_cron"):
         refused = await guarded.client.get(path)
         assert (refused.status_code, "web.insufficient_scope" in refused.text) == (403, True)
-    mark = MARK.search(page.text)[1]
-    answer = await post(guarded, "/console/do/jobs.run_cron", mark=mark, name="nightly")
+    csrf_token = CSRF_TOKEN.search(page.text)[1]
+    answer = await post(guarded, "/console/do/jobs.run_cron", csrf_token=csrf_token, name="nightly")
     assert answer.status_code == 403
     [line] = await guarded.app.audit.lines()
     assert (line.actor, line.outcome) == ("reader", "refused"), "a refused try has its line too"
@@ -203,29 +203,31 @@ async def test_a_token_opens_what_its_scopes_say(guarded):
 
 async def test_a_form_is_taken_from_our_own_pages_alone(at):
     page = await at.client.get("/console/do/jobs.add_cron")
-    mark = MARK.search(page.text)[1]
+    csrf_token = CSRF_TOKEN.search(page.text)[1]
     fields = {"name": "n", "spec": "0 4 * * *", "queue": "nothing"}
     path = "/console/do/jobs.add_cron"
     assert (await post(at, path, **fields)).status_code == 403
-    assert (await post(at, path, mark="0" * 32, **fields)).status_code == 403
+    assert (await post(at, path, csrf_token="0" * 32, **fields)).status_code == 403
     assert (
-        await post(at, path, origin="https://evil.example", mark=mark, **fields)
+        await post(at, path, origin="https://evil.example", csrf_token=csrf_token, **fields)
     ).status_code == 403
-    assert (await post(at, path, origin="null", mark=mark, **fields)).status_code == 403
-    without = await at.client.post(path, data={"mark": mark, **fields})
+    assert (await post(at, path, origin="null", csrf_token=csrf_token, **fields)).status_code == 403
+    without = await at.client.post(path, data={"csrf_token": csrf_token, **fields})
     assert without.status_code == 403
     token = (await at.app.tokens.create("other", ("*",))).text
     other = httpx.AsyncClient(base_url=at.address, headers=PAGE, verify=False)
     async with other:
         await other.get(await make_link(at, token))
         elsewhere = await other.post(
-            path, data={"mark": mark, **fields}, headers={"origin": at.address}
+            path, data={"csrf_token": csrf_token, **fields}, headers={"origin": at.address}
         )
-    assert elsewhere.status_code == 403, "the mark of another session"
+    assert elsewhere.status_code == 403, "the csrf_token of another session"
     assert [line.outcome for line in await at.app.audit.lines()] == ["refused"] * 4, (
         "foreign origins get no further"
     )
-    assert (await post(at, path, mark=mark, **fields)).status_code == 422, "taken, and then refused"
+    assert (await post(at, path, csrf_token=csrf_token, **fields)).status_code == 422, (
+        "taken, and then refused"
+    )
 
 
 async def test_what_is_done_is_told_once_and_written_down(at):
@@ -233,14 +235,14 @@ async def test_what_is_done_is_told_once_and_written_down(at):
     answer = await send(at, "jobs.set_queue", queue="told", importance=2)
     told = await at.client.get("/console/jobs/crons")
     assert answer.status_code == 303, answer.text
-    assert "told" in re.search(r'class="told good"[^>]*>([^<]+)', told.text)[1]
-    assert 'class="told' not in (await at.client.get("/console/jobs/crons")).text
+    assert "told" in re.search(r'class="flash good"[^>]*>([^<]+)', told.text)[1]
+    assert 'class="flash' not in (await at.client.get("/console/jobs/crons")).text
 
 
 async def test_a_refusal_keeps_the_form_as_it_was_filled_in(at):
     answer = await send(at, "jobs.add_cron", name="n", spec="0 4 * * *", queue="nothing")
     assert answer.status_code == 422
-    assert "nothing" in re.search(r'class="told bad"[^>]*>([^<]+)', answer.text)[1]
+    assert "nothing" in re.search(r'class="flash bad"[^>]*>([^<]+)', answer.text)[1]
     assert 'value="0 4 * * *"' in answer.text
     [line] = await at.app.audit.lines()
     assert (line.actor, line.place, line.action) == ("root", "127.0.0.1", "jobs.add_cron")
@@ -254,7 +256,7 @@ async def test_a_refusal_keeps_the_form_as_it_was_filled_in(at):
 
 async def test_a_form_is_sent_once_and_its_copies_do_nothing(at):
     page = await at.client.get("/console/do/jobs.add_job?queue=q")
-    fields = dict(re.findall(r'name="(mark|once)" value="([^"]+)"', page.text))
+    fields = dict(re.findall(r'name="(csrf_token|form_id)" value="([^"]+)"', page.text))
     await at.app.jobs.set_queue("q", create=True)
     for outcome in ("done", "refused"):
         await post(at, "/console/do/jobs.add_job", **fields, queue="q", payload="1")
@@ -263,9 +265,9 @@ async def test_a_form_is_sent_once_and_its_copies_do_nothing(at):
 
 
 async def test_nobody_else_tells_a_visitor_what_was_done(at):
-    at.client.cookies.set("headrace_told", "0" * 32 + b"good.gotcha".hex())
+    at.client.cookies.set("headrace_flash", "0" * 32 + b"good.gotcha".hex())
     assert "gotcha" not in (await at.client.get("/console/jobs")).text
-    at.client.cookies.set("headrace_told", "~" * 40)
+    at.client.cookies.set("headrace_flash", "~" * 40)
     assert (await at.client.get("/console/jobs")).status_code == 200
 
 
@@ -273,19 +275,19 @@ async def test_what_was_done_is_told_by_the_next_page_and_by_no_piece_of_another
     await at.app.jobs.set_queue("q", create=True)
     await send(at, "jobs.pause_queue", queue="q", back="/console/jobs")
     piece = await at.client.get("/console/jobs", headers={"hx-request": "true"})
-    assert 'class="told' not in piece.text
-    assert "headrace_told" not in piece.headers.get("set-cookie", "")
+    assert 'class="flash' not in piece.text
+    assert "headrace_flash" not in piece.headers.get("set-cookie", "")
     page = await at.client.get("/console/jobs")
-    assert len(re.findall(r'class="told good"', page.text)) == 1
-    assert "headrace_told" in page.headers["set-cookie"]
-    assert 'class="told' not in (await at.client.get("/console/jobs")).text
+    assert len(re.findall(r'class="flash good"', page.text)) == 1
+    assert "headrace_flash" in page.headers["set-cookie"]
+    assert 'class="flash' not in (await at.client.get("/console/jobs")).text
 
 
 async def test_faults_of_a_form_stand_beside_their_fields(at):
     page = await at.client.get("/console/do/jobs.set_queue?queue=mail")
-    mark = MARK.search(page.text)[1]
+    csrf_token = CSRF_TOKEN.search(page.text)[1]
     answer = await post(
-        at, "/console/do/jobs.set_queue", mark=mark, queue="mail", importance="very"
+        at, "/console/do/jobs.set_queue", csrf_token=csrf_token, queue="mail", importance="very"
     )
     assert answer.status_code == 422
     assert "expected a whole number" in answer.text
@@ -296,10 +298,10 @@ async def test_faults_of_a_form_stand_beside_their_fields(at):
 async def test_with_scripts_a_form_is_sent_on(at):
     await at.app.jobs.set_queue("sent", create=True)
     page = await at.client.get("/console/do/jobs.pause_queue?queue=sent")
-    mark = MARK.search(page.text)[1]
+    csrf_token = CSRF_TOKEN.search(page.text)[1]
     answer = await at.client.post(
         "/console/do/jobs.pause_queue",
-        data={"mark": mark, "queue": "sent", "back": "https://evil.example/"},
+        data={"csrf_token": csrf_token, "queue": "sent", "back": "https://evil.example/"},
         headers={"origin": at.address, "hx-request": "true"},
     )
     assert (answer.status_code, answer.headers["hx-redirect"]) == (200, "/console")
@@ -414,8 +416,8 @@ async def test_engines_that_are_away_empty_their_panels_and_no_more(tmp_path, da
             postgres.set(RESET)
             page = await at.client.get("/console")
             assert page.status_code == 200
-            assert "postgres does not answer" in page.text
-            assert "valkey does not answer" in page.text
+            assert "postgres is down" in page.text
+            assert "valkey is down" in page.text
             refused = await at.client.get("/console/jobs")
             assert refused.status_code == 503
             assert "<h1>" in refused.text
@@ -453,7 +455,7 @@ async def test_text_that_is_read_holds_nothing_that_turns_it(at):
 
 
 def test_what_is_sent_back_or_drawn_keeps_what_is_stored():
-    live = Live()
+    live = LiveFragments()
     html = (
         '<a title="\u202e" href="/\u202e">\u202e\u3164é\n\t\U000e0001</a>'
         "<textarea>&lt;\u202e</textarea>{}<pre>\u202e</pre>"
@@ -481,7 +483,7 @@ def test_vendored_files_are_what_the_list_says():
 
 
 def test_what_people_spell_their_texts_with_stays_as_it_is():
-    live = Live()
+    live = LiveFragments()
     text = "12\u00a0000\u202f€, می\u200cخواهم, 👨\u200d👩\u200d👧, 東京\u3000"  # noqa: RUF001 - as people write
     page, _ = live.finish(f"{live.edge}<p>{text}\u202e</p>{live.edge}")
     assert page.decode() == f"<p>{text}\\u202e</p>"

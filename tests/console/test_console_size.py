@@ -118,8 +118,8 @@ async def watch(at):
     """A page on which all moves is kept live by 5 KB/s."""
     page = await at.client.get("/console/jobs")
     page_id = re.search(r'data-page="([^"]+)"', page.text)[1]
-    frame = re.search(r'data-frame="([^"]+)"', page.text)[1]
-    params = {"url": "/console/jobs", "page": page_id, "frame": frame}
+    layout = re.search(r'data-layout="([^"]+)"', page.text)[1]
+    params = {"url": "/console/jobs", "page": page_id, "layout": layout}
     headers = {"accept": "text/event-stream"}
     began_s, sent_bytes, events = time.perf_counter(), 0, 0
     async with at.client.stream("GET", "/console/live", params=params, headers=headers) as answer:

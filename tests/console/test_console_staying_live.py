@@ -85,8 +85,8 @@ async def test_a_page_at_rest_is_not_loaded_anew(stack):
         found = await asyncio.gather(*(heard_at_rest(client, path) for path in RESTING))
     by_path = dict(zip(RESTING, found, strict=True))
     assert not {path: events for path, events in by_path.items() if "stale" in events}
-    assert not {path: events for path, events in by_path.items() if "trouble" in events}
-    assert by_path["/console/fetch/sources"].count("beat") > 1, (
+    assert not {path: events for path, events in by_path.items() if "unavailable" in events}
+    assert by_path["/console/fetch/sources"].count("heartbeat") > 1, (
         "quiet pages hear that they are live"
     )
 
@@ -106,7 +106,7 @@ async def test_rows_and_buttons_come_while_a_filter_has_the_focus(screen, stack)
     await screen.open("/console/jobs/queues/kept")
     await says(screen, "live")
     stack.call("PUT", "/v1/queues/kept", json={"importance": 7})
-    await page.locator("dd", has_text="7 (set by a person)").wait_for()
+    await page.locator("dd", has_text="7 (override)").wait_for()
     await screen.open("/console/jobs")
     await says(screen, "live")
     await page.keyboard.press("/")
@@ -114,7 +114,7 @@ async def test_rows_and_buttons_come_while_a_filter_has_the_focus(screen, stack)
     await page.get_by_role("link", name="came-1").wait_for()
     await page.locator("[name=q]:focus").type("cam")
     stack.call("PUT", "/v1/queues/came-2?create=true", json={})
-    await says(screen, "not all is live: what came or went is shown once you are done here")
+    await says(screen, "partly live: new and removed rows appear when you finish editing")
     assert await page.locator("[name=q]:focus").input_value() == "cam"
     await page.keyboard.press("Enter")
     await page.get_by_role("link", name="came-2").wait_for()
@@ -131,14 +131,14 @@ async def test_a_lost_stream_misses_nothing_and_a_silent_one_is_not_live(screen,
     await page.clock.fast_forward(13_000)
 
     async def was_silent():
-        return "not live: the server says nothing" in await page.evaluate("window.said")
+        return "not live: no response from the server" in await page.evaluate("window.said")
 
     await wait_true(was_silent, what="the page says that the server says nothing")
     await says(screen, "live")
     await screen.context.set_offline(True)
     # Chromium keeps a stream that is open; the page gives it up after a silence and begins another.
     await page.clock.fast_forward(25_000)
-    await says(screen, "not live: the numbers stand still")
+    await says(screen, "not live: disconnected, values are not updated")
     stack.call("PUT", "/v1/queues/came-meanwhile?create=true", json={})
     await screen.context.set_offline(False)
     await page.get_by_role("link", name="came-meanwhile").wait_for()
@@ -150,23 +150,23 @@ async def test_a_form_keeps_focus_counts_anew_and_survives_a_refusal(screen, sta
     stack.call("PUT", "/v1/queues/formed?create=true", json={})
     stack.enqueue("formed", *({"n": n} for n in range(3)))
     await screen.open("/console/jobs/jobs?queue=formed")
-    await page.get_by_role("link", name="Delete all that fit").click()
+    await page.get_by_role("link", name="Delete all matching").click()
     preview = page.locator("#form-preview")
-    await preview.get_by_text("3 jobs fit now").wait_for()
+    await preview.get_by_text("3 jobs match now").wait_for()
     await page.locator("#a-lane").fill("nowhere")
-    await preview.get_by_text("0 jobs fit now").wait_for()
+    await preview.get_by_text("0 jobs match now").wait_for()
     assert await page.evaluate("document.activeElement.id") == "a-lane"
     async with page.expect_response("**/calls?**"):
         await page.keyboard.press("x")
         await page.keyboard.press("Escape")
-    await page.locator("#form-preview").get_by_text("0 jobs fit now").wait_for(state="hidden")
+    await page.locator("#form-preview").get_by_text("0 jobs match now").wait_for(state="hidden")
     assert not await page.locator("#dialog[open]").count()
     await screen.open("/console/jobs/queues/formed")
-    await page.get_by_role("link", name="Set queue formed").click()
+    await page.get_by_role("link", name="Override settings formed").click()
     await page.locator("#a-slots_min").fill("99")
     await page.locator("#a-slots_max").fill("1")
     await page.locator("#form .primary").click()
-    await page.locator("#form .told.bad").wait_for()
+    await page.locator("#form .flash.bad").wait_for()
     screen.allow("status of 422")
     assert await page.locator("#a-slots_min").input_value() == "99"
 
@@ -174,7 +174,7 @@ async def test_a_form_keeps_focus_counts_anew_and_survives_a_refusal(screen, sta
 async def test_a_still_page_says_so_and_keys_work_on_lists_too(screen):
     page = screen.page
     await screen.open("/console/audit")
-    await says(screen, "stands still: r loads it anew")
+    await says(screen, "no live updates: press r to reload")
     moment = "document.querySelector('#as-of').dateTime"
     before = await page.evaluate(moment)
     await page.keyboard.press("r")

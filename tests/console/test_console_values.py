@@ -6,29 +6,38 @@ import dataclasses
 import re
 import shutil
 import subprocess
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from headrace.console import shown
-from headrace.console.actions import Action, Field, is_faulty, quoted
+from headrace.console.actions import Action, Field, has_invalid, quoted
+from headrace.console.format import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_percent,
+    format_short,
+    pluralize,
+    pretty_json,
+    spark_points,
+)
 from headrace.console.model import FieldsInvalid, QueryInvalid
 from headrace.console.rates import Rates, parse_series
 from headrace.console.screens import ROOMS
-from headrace.console.screens.jobs.fleet import QueueRow
-from headrace.console.screens.overview.now import health_of
-from headrace.console.screens.overview.systems import sweep_lag_s
-from headrace.console.screens.overview.wrongs import (
-    Wrong,
-    unread,
-    wrong_failures,
-    wrong_fleet,
-    wrong_roles,
+from headrace.console.screens.fleet import QueueRow
+from headrace.console.screens.health import (
+    Issue,
+    failure_issues,
+    fleet_issues,
+    role_issues,
+    unreadable_issues,
 )
-from headrace.console.security import safe_back
-from headrace.console.seeing import Found, Query
+from headrace.console.screens.overview import health_of
+from headrace.console.screens.systems import sweep_lag_s
+from headrace.console.security import safe_return_url
+from headrace.console.views import PanelData, Query
 from headrace.jobs.fleet.alerts import Alert
 from headrace.jobs.fleet.facts import FleetState, PlanHead
 from headrace.jobs.fleet.load import QueueFailures
@@ -40,52 +49,45 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("shower", "value", "text"),
     [
-        (shown.count, None, "unknown"),
-        (shown.count, 0, "0"),
-        (shown.count, 1234567, "1,234,567"),
-        (shown.count, 2.345, "2.35"),
-        (lambda value: shown.counted(value, "job is", "jobs are"), 1, "1 job is"),
-        (lambda value: shown.counted(value, "job is", "jobs are"), 2_000, "2,000 jobs are"),
-        (shown.short, 12_345, "12.3k"),
-        (shown.short, 9_999, "9,999"),
-        (shown.short, 2_000_000, "2M"),
-        (shown.seconds, None, "unknown"),
-        (shown.seconds, 0, "0 s"),
-        (shown.seconds, 0.0004, "0.4 ms"),
-        (shown.seconds, 0.25, "250 ms"),
-        (shown.seconds, 3.44, "3.4 s"),
-        (shown.seconds, 119, "119 s"),
-        (shown.seconds, 240, "4 min"),
-        (shown.seconds, 5400, "90 min"),
-        (shown.seconds, 9000, "2.5 h"),
-        (shown.seconds, 4 * 86400, "4 d"),
-        (shown.size, None, "unknown"),
-        (shown.size, 512, "512 B"),
-        (shown.size, 1_572_864, "1.5 MiB"),
-        (shown.percent, None, "unknown"),
-        (shown.percent, 0.063, "6.3 %"),
-        (shown.percent, 3.12, "312 %"),
+        (format_count, None, "unknown"),
+        (format_count, 0, "0"),
+        (format_count, 1234567, "1,234,567"),
+        (format_count, 2.345, "2.35"),
+        (lambda value: pluralize(value, "job is", "jobs are"), 1, "1 job is"),
+        (lambda value: pluralize(value, "job is", "jobs are"), 2_000, "2,000 jobs are"),
+        (format_short, 12_345, "12.3k"),
+        (format_short, 9_999, "9,999"),
+        (format_short, 2_000_000, "2M"),
+        (format_duration, None, "unknown"),
+        (format_duration, 0, "0 s"),
+        (format_duration, 0.0004, "0.4 ms"),
+        (format_duration, 0.25, "250 ms"),
+        (format_duration, 3.44, "3.4 s"),
+        (format_duration, 119, "119 s"),
+        (format_duration, 240, "4 min"),
+        (format_duration, 5400, "90 min"),
+        (format_duration, 9000, "2.5 h"),
+        (format_duration, 4 * 86400, "4 d"),
+        (format_bytes, None, "unknown"),
+        (format_bytes, 512, "512 B"),
+        (format_bytes, 1_572_864, "1.5 MiB"),
+        (format_percent, None, "unknown"),
+        (format_percent, 0.063, "6.3 %"),
+        (format_percent, 3.12, "312 %"),
     ],
 )
 def test_values_are_shown(shower, value, text):
     assert shower(value) == text
 
 
-def test_moments_are_shown_from_now():
-    assert shown.ago(None, NOW) == "unknown"
-    assert shown.ago(NOW - timedelta(seconds=12), NOW) == "12 s ago"
-    assert shown.ago(NOW + timedelta(minutes=4), NOW) == "in 4 min"
-    assert shown.ago(NOW, NOW) == "now"
-
-
 def test_a_spark_leaves_out_what_is_not_known():
-    assert shown.spark_points([1]) == ""
-    points = shown.spark_points([0, None, 4]).split()
+    assert spark_points([1]) == ""
+    points = spark_points([0, None, 4]).split()
     assert points == ["0.0,23.0", "100.0,1.0"]
 
 
 def test_a_very_long_document_is_cut_and_says_so():
-    text = shown.pretty(["x" * 30_000])
+    text = pretty_json(["x" * 30_000])
     assert len(text) < 21_000
     assert "30,0" in text
 
@@ -97,7 +99,7 @@ def test_a_query_says_what_it_takes():
     assert query.choice("other", ("name",), "") == ""
     assert query.flag("n")
     assert not query.flag("nothing")
-    for wrong in (
+    for issue in (
         lambda: query.number("bad", 1),
         lambda: query.number("n", 1, most=4),
         lambda: query.number("long", 1),
@@ -105,7 +107,7 @@ def test_a_query_says_what_it_takes():
         lambda: query.text("long"),
     ):
         with pytest.raises(QueryInvalid, match="expected"):
-            wrong()
+            issue()
 
 
 async def nothing(ask, values):
@@ -177,7 +179,7 @@ def test_of_a_number_out_of_range_the_range_is_told():
         with pytest.raises(ValueError, match=r"a whole number from 0 to 9$"):
             importance.parse(text)
     for text in ("1e3", "", "٣", "1_0", "+1"):
-        with pytest.raises(ValueError, match=r"a whole number$|is needed"):
+        with pytest.raises(ValueError, match=r"a whole number$|is required"):
             importance.parse(text)
 
 
@@ -253,7 +255,7 @@ def test_a_payload_is_the_same_in_the_command(payload, word):
         (r'{"a": ["\u0000"]}', "/payload/a/0: expected text without NUL characters"),
         ('{"a": 1, "a": 2}', "an object has a key twice"),
         ("9" * 19, "/payload: expected an integer of 64 bits"),
-        ("[" * 40 + "]" * 40, "not nested as deep"),
+        ("[" * 40 + "]" * 40, "with less nesting"),
         ("[" * 30_000, "expected JSON"),
         ('1, "x": 2', "expected JSON"),
         ("{bad", "expected JSON"),
@@ -266,7 +268,7 @@ def test_a_payload_that_the_api_refuses_is_refused_and_in_no_call(payload, why):
     with pytest.raises(FieldsInvalid, match=re.escape(why)):
         action.parse(given)
     values = action.sketch(given)
-    assert is_faulty(values)
+    assert has_invalid(values)
     assert action.as_http(values) == ""
     assert payload in action.as_command(values).replace("'\"'\"'", "'"), "the audit has it as typed"
 
@@ -318,7 +320,7 @@ def test_kinds_of_fields():
     ],
 )
 def test_a_way_back_leads_to_the_console_alone(given, found):
-    assert safe_back(given) == found
+    assert safe_return_url(given) == found
 
 
 def test_rates_are_of_series_that_were_there_before():
@@ -353,8 +355,8 @@ def test_two_readings_of_a_moment_tell_nothing_and_roles_that_end_are_missed():
     rates.add(14.0, parse_series(both))
     assert (rates.is_measuring, rates.gone()) == (False, {"flusher": 12.0})
     assert sweep_lag_s(rates) is None, "the series of the api is no flusher's"
-    [line] = wrong_roles(rates.gone())
-    assert (line.subject, line.text[-8:]) == ("role flusher of this machine", "12 s ago")
+    [line] = role_issues(rates.gone())
+    assert (line.subject, line.text) == ("role flusher on this machine", "no metrics for 12 s")
 
 
 def test_failures_and_what_cannot_be_read_are_problems():
@@ -362,19 +364,19 @@ def test_failures_and_what_cannot_be_read_are_problems():
         QueueFailures(queue="a b", state="failed", jobs=1, last_at=NOW, last_error="ValueError: x"),
         QueueFailures(queue="q", state="quarantined", jobs=1000, last_at=NOW, last_error="killed"),
     ]
-    one, other = wrong_failures(Found(failures))
+    one, other = failure_issues(PanelData(failures))
     assert (one.tone, other.tone) == ("bad", "bad")
     assert one.text == "1 job failed in the last hour; the last error: ValueError: x"
     assert one.href == "/console/jobs/jobs?queue=a+b&state=failed"
     assert other.text.startswith("1,000 or more jobs quarantined")
-    assert list(wrong_failures(Found(error="no answer"))) == []
+    assert list(failure_issues(PanelData(error="no answer"))) == []
     sources = {
-        "Views": ("/views", Found(error="no answer within 3 s")),
-        "Feed": ("/feed", Found(error="your token lacks the scope feed:read", is_hidden=True)),
-        "Jobs": ("/jobs", Found([])),
+        "Views": ("/views", PanelData(error="no answer within 3 s")),
+        "Feed": ("/feed", PanelData(error="your token lacks the scope feed:read", is_hidden=True)),
+        "Jobs": ("/jobs", PanelData([])),
         "Fetch": ("/fetch", None),
     }
-    [line] = unread(sources)
+    [line] = unreadable_issues(sources)
     assert (line.tone, line.subject) == ("bad", "Views: no data")
     assert line.text == "no answer within 3 s"
 
@@ -388,7 +390,7 @@ def test_failures_and_what_cannot_be_read_are_problems():
     ],
 )
 def test_the_overview_is_as_red_as_its_worst_problem(tones, health):
-    problems = [Wrong(tone=tone, subject="s", href="/", text="t", mend="") for tone in tones]
+    problems = [Issue(tone=tone, subject="s", href="/", text="t", fix="") for tone in tones]
     assert health_of(problems) == health
 
 
@@ -398,8 +400,10 @@ def test_many_alerts_are_a_few_lines_and_one_that_counts_them():
         for n in range(100)
     ]
     plan = PlanHead(leader="a", term=1, version=1, planned_at=NOW, is_led=True)
-    fleet = Found(FleetState(hosts=[], plan=plan, decisions=[], alerts_open=4_321, alerts=alerts))
-    lines = list(wrong_fleet(fleet))
+    fleet = PanelData(
+        FleetState(hosts=[], plan=plan, decisions=[], alerts_open=4_321, alerts=alerts)
+    )
+    lines = list(fleet_issues(fleet))
     assert [line.subject for line in lines][-2:] == ["queue q4", "4,316 other alerts"]
     assert lines[-1].href == "/console/jobs/alerts?open=1"
 
