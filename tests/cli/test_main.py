@@ -8,9 +8,9 @@ import json
 import pytest
 
 from headrace.__main__ import main
+from headrace.cli.app_context import CommandLine
 from headrace.cli.main import NAMES, ROOMS, build_group, take_global_options
 from headrace.cli.roles import LIBRARIES
-from headrace.cli.terminal import CommandLine
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def test_global_options_may_stand_anywhere_before_a_lone_dash_dash():
         (["no-such-noun"], 2, "No such command"),
         (["jobs", "show"], 2, "Missing argument"),
         (["config", "show", "--data"], 2, "--data needs a value"),
-        (["up", "nonsense"], 2, "write module:attribute"),
+        (["up", "nonsense"], 2, "use module:attribute"),
         (["up", "no_such_module:app"], 2, "no module 'no_such_module'"),
-        (["up", "json:app"], 2, "module json has no Headrace() 'app'"),
-        (["up", "site:app"], 2, "'site' is a module of Python's standard library, which hides"),
-        (["up", "site.web:app"], 2, "call yours otherwise, such as site_app.py"),
+        (["up", "json:app"], 2, "module json has no Headrace() named 'app'"),
+        (["up", "site:app"], 2, "'site' is a module of Python's standard library and hides"),
+        (["up", "site.web:app"], 2, "rename yours, such as to site_app.py"),
         (["jobs", "show", "1"], 7, "headrace up"),
         (["agent", "--name", "a b"], 2, "host 'a b' is no valid id"),
         (["agent", "--name", ""], 2, "host '' is no valid id"),
@@ -143,7 +143,7 @@ def test_a_command_names_the_server_that_does_not_answer(folder, capfd, monkeypa
 
 def test_doctor_without_engines_says_how_to_start_them(folder, capfd):
     assert main(["doctor"]) == 7
-    assert "mend: run `headrace up`" in capfd.readouterr().out
+    assert "fix: run `headrace up`" in capfd.readouterr().out
 
 
 def test_a_missing_extra_is_told_with_its_name(folder, capfd, monkeypatch):

@@ -8,8 +8,8 @@ import asyncpg
 import pytest
 
 from headrace import Headrace
-from headrace.cli import checkup_postgres
-from headrace.cli.checkup_postgres import check_postgres
+from headrace.cli import doctor_engines
+from headrace.cli.doctor_engines import check_postgres
 from headrace.engines.postgres import PostgresConfig
 from own_postgres import run_statements
 
@@ -66,8 +66,8 @@ async def test_a_harmful_setting_is_found_where_it_is_set(look, database_url, na
     finding = found[subject]
     assert finding.state == state
     assert finding.text.startswith(f"{setting} is ")
-    assert finding.mend == f"ALTER {where} RESET {setting}"
-    fix = finding.mend
+    assert finding.fix == f"ALTER {where} RESET {setting}"
+    fix = finding.fix
     if setting == "default_transaction_read_only":
         fix = f"BEGIN READ WRITE; {fix}; COMMIT"
     await execute(database_url, fix)
@@ -79,10 +79,8 @@ async def test_a_setting_of_the_server_is_mended_there(look, running_engines):
     await execute(url, "ALTER SYSTEM SET idle_session_timeout = '1h'", "SELECT pg_reload_conf()")
     try:
         [finding] = (await look()).values()
-        assert (
-            finding.mend == "ALTER SYSTEM SET idle_session_timeout = '0'; SELECT pg_reload_conf()"
-        )
-        await execute(url, *finding.mend.split("; "))
+        assert finding.fix == "ALTER SYSTEM SET idle_session_timeout = '0'; SELECT pg_reload_conf()"
+        await execute(url, *finding.fix.split("; "))
         assert await look() == {}
     finally:
         await execute(url, "ALTER SYSTEM RESET idle_session_timeout", "SELECT pg_reload_conf()")
@@ -94,7 +92,7 @@ async def test_indexes_of_another_collation_version_are_a_fault(look, database_u
     [finding] = (await look()).values()
     assert (finding.subject, finding.state) == ("collation", "fail")
     assert "collation version 0.1" in finding.text
-    assert finding.mend.startswith(f"REINDEX DATABASE {name}; ALTER DATABASE {name} REFRESH")
+    assert finding.fix.startswith(f"REINDEX DATABASE {name}; ALTER DATABASE {name} REFRESH")
 
 
 async def test_a_database_that_is_not_unicode_is_a_fault(look, running_engines):
@@ -106,7 +104,7 @@ async def test_a_database_that_is_not_unicode_is_a_fault(look, running_engines):
         await running_engines.statement("DROP DATABASE test_ascii WITH (FORCE)")
     assert found["collation"].state == "fail"
     assert "SQL_ASCII" in found["collation"].text
-    assert "ENCODING 'UTF8'" in found["collation"].mend
+    assert "ENCODING 'UTF8'" in found["collation"].fix
 
 
 async def test_too_few_connections_for_the_pools_are_a_warning(look, database_url, name):
@@ -115,23 +113,23 @@ async def test_too_few_connections_for_the_pools_are_a_warning(look, database_ur
     [finding] = (await look(**flags)).values()
     assert (finding.subject, finding.state) == ("connections", "warn")
     assert finding.text == "20 connections for this role, one machine with all roles may open 47"
-    assert finding.mend.startswith("set max_connections = 100")
+    assert finding.fix.startswith("set max_connections = 100")
     flags = {"jobs.floats": "1", "postgres.connections_max": "2"}
     assert await look(**flags) == {}
 
 
 async def test_a_server_that_is_nearly_full_is_a_warning(look, database_url, name, monkeypatch):
-    monkeypatch.setattr(checkup_postgres, "CONNECTIONS_USED_MAX", 0.0)
+    monkeypatch.setattr(doctor_engines, "CONNECTIONS_USED_MAX", 0.0)
     [finding] = (await look()).values()
     assert finding.subject == "connections"
     assert finding.text.endswith("connections are in use")
 
 
 async def test_a_server_that_is_too_old_is_a_fault(look, monkeypatch):
-    monkeypatch.setattr(checkup_postgres, "POSTGRES_OLDEST", 990000)
+    monkeypatch.setattr(doctor_engines, "POSTGRES_OLDEST", 990000)
     [finding] = (await look()).values()
     assert (finding.subject, finding.state) == ("postgres", "fail")
-    assert finding.mend == "use PostgreSQL 99 or newer"
+    assert finding.fix == "use PostgreSQL 99 or newer"
 
 
 @pytest.mark.parametrize("setting", ["synchronous_commit"])
@@ -155,5 +153,5 @@ async def execute(url: str, *statements: str) -> None:
 def test_the_defaults_are_those_that_the_agent_uses():
     from headrace.cli.roles import AGENT_CONNECTIONS
 
-    assert int(AGENT_CONNECTIONS) + 1 == checkup_postgres.AGENT_CONNECTIONS
+    assert int(AGENT_CONNECTIONS) + 1 == doctor_engines.AGENT_CONNECTIONS
     assert PostgresConfig().connections_max == 10

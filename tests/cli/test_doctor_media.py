@@ -10,10 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from headrace import Headrace
-from headrace.cli.checkup import check_up
-from headrace.cli.checkup_media import check_media_disks, serves_media_alone
+from headrace.cli.app_context import CommandLine
+from headrace.cli.doctor import check_media_disks, check_up, serves_media_alone
 from headrace.cli.roles import media_metrics
-from headrace.cli.terminal import CommandLine
 from headrace.kernel import metrics
 from headrace.media.cluster.membership import Member, Roster
 from headrace.media.errors import NodeNotHere
@@ -62,7 +61,7 @@ async def test_a_node_alone_is_asked_for_its_store_and_its_cluster(tmp_path):
         await roster.register(Member(name="n1", address=f"{host}:{port}"), replicas=2)
         lines = await found(app)
         assert lines["engines"][0][0] == lines["blobs"][0][0] == "ok"
-        assert lines["media cluster"] == [("ok", "1 nodes, all answer from here")]
+        assert lines["media cluster"] == [("ok", "1 nodes, all respond")]
         await roster.register(Member(name="n2", address=f"127.0.0.1:{dead}"), replicas=2)
         [(state, text)] = (await found(app))["media cluster"]
         assert (state, str(dead) in text) == ("warn", True)

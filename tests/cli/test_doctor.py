@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from headrace import Headrace
-from headrace.cli.checkup import (
-    FEED_SETTINGS,
+from headrace.cli.doctor import (
     check_flusher,
     check_media_urls,
     check_token,
-    check_valkey,
 )
+from headrace.cli.doctor_engines import FEED_SETTINGS, check_valkey
 from headrace.web.tokens import Tokens, ensure_root_token, make_token, root_name
 
 
@@ -55,8 +54,8 @@ async def test_a_revoked_token_fails_with_the_mend(check, postgres, tmp_path):
     finding = await check()
     assert finding.state == "fail"
     assert "revoked" in finding.text
-    assert f"delete {root.file}" in finding.mend
-    assert "headrace tokens create" in finding.mend
+    assert f"delete {root.file}" in finding.fix
+    assert "headrace tokens create" in finding.fix
 
 
 async def test_a_token_unknown_to_a_restored_database_is_a_warning(check, tmp_path):
@@ -86,7 +85,7 @@ async def test_an_index_that_would_take_more_memory_is_a_warning(valkey, name):
         await valkey.command("CONFIG", "SET", name, least)
     assert finding.state == "warn"
     assert cost in finding.text
-    assert finding.mend.startswith(f"set {name} {least}")
+    assert finding.fix.startswith(f"set {name} {least}")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ async def test_an_index_that_would_take_more_memory_is_a_warning(valkey, name):
 def test_urls_that_lead_nowhere_are_a_warning(flags, is_told):
     found = check_media_urls(Headrace(flags=flags))
     assert [finding.state for finding in found] == ["warn"] * is_told
-    assert all("media.public_url" in finding.mend for finding in found)
+    assert all("media.public_url" in finding.fix for finding in found)
 
 
 async def test_hits_that_nobody_flushes_are_a_warning(app):
@@ -110,4 +109,4 @@ async def test_hits_that_nobody_flushes_are_a_warning(app):
     [finding] = await check_flusher(app)
     assert finding.state == "warn"
     assert "nobody flushes 1 calls with hits" in finding.text
-    assert "headrace flusher" in finding.mend
+    assert "headrace flusher" in finding.fix

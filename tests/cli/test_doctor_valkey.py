@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.cli import checkup
-from headrace.cli.checkup import check_valkey
+from headrace.cli import doctor_engines
+from headrace.cli.doctor_engines import check_valkey
 from headrace.engines.valkey import Valkey, ValkeyConfig
 from stock_valkey import SERVERS, StockValkey, program_of
 
@@ -64,15 +64,15 @@ async def test_a_harmful_setting_is_found_and_mended(make, name, value, state):
     _, finding = await look()
     assert finding.state == state
     assert finding.text.startswith(f"{name} is {value}: ")
-    command, *words = finding.mend.partition(",")[0].split()
+    command, *words = finding.fix.partition(",")[0].split()
     assert server.command(command, *words) == b"OK"
     assert [one.state for one in await look()] == ["ok"]
 
 
 async def test_a_server_that_is_too_old_is_a_fault(make, monkeypatch):
     for known in ("VALKEY_OLDEST", "REDIS_OLDEST"):
-        monkeypatch.setattr(checkup, known, {99: (99, 1, 2)})
+        monkeypatch.setattr(doctor_engines, known, {99: (99, 1, 2)})
     _, look = await make(**GOOD)
     [finding] = await look()
     assert finding.state == "fail"
-    assert finding.mend == "use 99.1.2 or newer"
+    assert finding.fix == "use 99.1.2 or newer"
