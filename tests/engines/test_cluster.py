@@ -11,7 +11,7 @@ import pytest
 from hostile_valkey import hostile_peer
 
 from headrace.app import PACKAGES
-from headrace.cli.checkup import check_valkey
+from headrace.cli.doctor_engines import check_valkey
 from headrace.engines.functions import Functions, load_libraries
 from headrace.engines.multiplex import Multiplexer, ValkeyPartlyDown, ValkeyRefused
 from headrace.engines.multiplex.scanning import BEGIN, Keys, every, scan

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.__main__ import main
-from headrace.cli.checkup import check_blobs
+from headrace.cli.doctor import check_blobs
 from headrace.engines.blobs import BlobMissing, Blobs, BlobsConfig, BlobsDown, StoreNotThere
 from headrace.engines.marked import MARK_FILE, StoreRecord, read_mark, read_record
 from headrace.engines.postgres import Postgres, PostgresConfig
@@ -305,8 +305,8 @@ async def test_doctor_says_which_store_is_expected_and_what_to_do(place):
     [finding] = await check_blobs(place.open())
     assert (finding.state, finding.subject) == ("fail", "blobs")
     assert str(place.folder) in finding.text
-    assert "mount" in finding.mend
-    assert "headrace blobs adopt" in finding.mend
+    assert "mount" in finding.fix
+    assert "headrace blobs adopt" in finding.fix
 
 
 async def test_callers_over_the_network_are_not_told_the_folder(place):
@@ -350,5 +350,5 @@ def test_commands_make_no_second_store(tmp_path, capsys):
 def test_a_bucket_has_nothing_to_adopt(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("HEADRACE_BLOBS_URL", "s3://photos")
     assert main(["blobs", "adopt", "--data", str(tmp_path / "data")]) == 2
-    assert "blobs.url names no folder" in capsys.readouterr().err
+    assert "blobs.url is not a folder" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from receiver import Receiver
 
-from headrace.cli.checkup import check_webhooks
+from headrace.cli.doctor import check_webhooks
 from headrace.engines.sql import compile_query
 from headrace.testing.waiting import wait_true
 
@@ -95,7 +95,7 @@ NOT_TAKEN = compile_query(
 async def test_the_doctor_tells_of_receivers_that_take_nothing(
     shop, postgres, receiver, *, failures, is_gone, state, told
 ):
-    house = SimpleNamespace(services=lambda: {"fetch": shop.fetch})
+    house = SimpleNamespace(installed_fetch=lambda: shop.fetch)
     assert await check_webhooks(house) == []
     await shop.fetch.set_customer("shop", **LIMITS, webhook=receiver.url)
     await postgres.run(NOT_TAKEN, failures=failures, is_gone=is_gone)
