@@ -87,9 +87,9 @@ NOT_TAKEN = compile_query(
 @pytest.mark.parametrize(
     ("failures", "is_gone", "state", "told"),
     [
-        (0, False, "ok", "1 take their results"),
-        (9, False, "warn", "their receivers take nothing: shop (1)"),
-        (1, True, "warn", "answered 410: shop (1)"),
+        (0, False, "ok", "1 accept their results"),
+        (9, False, "warn", "deliveries fail: shop (1)"),
+        (1, True, "warn", "returned 410: shop (1)"),
     ],
 )
 async def test_the_doctor_tells_of_receivers_that_take_nothing(

@@ -128,7 +128,7 @@ async def test_the_doctor_names_the_pooler_and_its_fix(make_pgbouncer, running_e
     assert (alone.subject, alone.state) == ("pooler", "fail")
     assert "postgres.direct_url" in alone.fix
     wrong = await look(**{"postgres.direct_url": direct.replace("/postgres", "/other")})
-    assert wrong["pooler"].fix == "name the same database in both"
+    assert wrong["pooler"].fix == "use the same database in both"
     found = await look(**{"postgres.direct_url": direct})
     assert found["pooler"].state == "ok"
     assert "statement_timeout" in found["timeouts"].text
