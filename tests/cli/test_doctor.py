@@ -1,4 +1,4 @@
-"""The doctor on the root token, on what the feed asks of Valkey, on URLs of media, on hits that nobody flushes."""
+"""Doctor checks of root token, Valkey settings for feeds, media URLs and flusher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def app(running_engines, database_url, tmp_path):
 
 @pytest.fixture
 def check(postgres, tmp_path):
-    """Ask the doctor about the token in this test's folder."""
+    """Run the token check on this test's folder."""
     app, engines = SimpleNamespace(data_folder=tmp_path), SimpleNamespace(postgres=postgres)
 
     async def ask():
@@ -41,13 +41,13 @@ def check(postgres, tmp_path):
     return ask
 
 
-async def test_a_token_that_works_or_is_not_made_yet_is_well(check, postgres, tmp_path):
+async def test_a_valid_or_missing_token_is_ok(check, postgres, tmp_path):
     assert (await check()).state == "ok"
     await ensure_root_token(tmp_path, Tokens(postgres))
     assert (await check()).state == "ok"
 
 
-async def test_a_revoked_token_fails_with_the_mend(check, postgres, tmp_path):
+async def test_a_revoked_token_fails_with_a_fix(check, postgres, tmp_path):
     tokens = Tokens(postgres)
     root = await ensure_root_token(tmp_path, tokens)
     await tokens.revoke(root_name(root.file.read_text().strip()))
@@ -65,13 +65,13 @@ async def test_a_token_unknown_to_a_restored_database_is_a_warning(check, tmp_pa
     assert "unknown to this database" in finding.text
 
 
-async def test_a_file_that_holds_no_token_fails(check, tmp_path):
+async def test_a_file_without_token_fails(check, tmp_path):
     (tmp_path / "token").write_text("")
     assert (await check()).state == "fail"
 
 
 @pytest.mark.parametrize("name", FEED_SETTINGS)
-async def test_an_index_that_would_take_more_memory_is_a_warning(valkey, name):
+async def test_low_feed_settings_are_a_warning(valkey, name):
     engines, (least, cost) = SimpleNamespace(valkey=valkey), FEED_SETTINGS[name]
 
     async def told():
@@ -97,13 +97,13 @@ async def test_an_index_that_would_take_more_memory_is_a_warning(valkey, name):
         ({"media.listen": "0.0.0.0:8081", "media.public_url": "https://img.example.com"}, False),
     ],
 )
-def test_urls_that_lead_nowhere_are_a_warning(flags, is_told):
+def test_unreachable_media_urls_are_a_warning(flags, is_told):
     found = check_media_urls(Headrace(flags=flags))
     assert [finding.state for finding in found] == ["warn"] * is_told
     assert all("media.public_url" in finding.fix for finding in found)
 
 
-async def test_hits_that_nobody_flushes_are_a_warning(app):
+async def test_hits_without_flusher_are_a_warning(app):
     assert (await check_flusher(app))[0].state == "ok"
     await app.views.hit("ad:1")
     [finding] = await check_flusher(app)

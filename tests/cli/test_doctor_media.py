@@ -1,4 +1,4 @@
-"""The doctor, and the series, on a machine that serves media alone: no engines, a node, its disks and its cluster."""
+"""Doctor and metrics on a machine that only serves media."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.media.errors import NodeNotHere
 
 @asynccontextmanager
 async def machine(tmp_path, **media):
-    """An application with media settings alone."""
+    """An application with only media settings."""
     flags = {
         "data.folder": str(tmp_path / "data"),
         "blobs.url": (tmp_path / "store").as_uri(),
@@ -37,12 +37,12 @@ async def found(app) -> dict[str, list[tuple[str, str]]]:
     return lines
 
 
-async def test_without_media_settings_missing_engines_are_a_fault(tmp_path):
+async def test_without_media_settings_missing_engines_fail(tmp_path):
     async with machine(tmp_path) as app:
         assert (await found(app))["engines"][0][0] == "fail"
 
 
-async def test_engines_of_this_machine_that_stand_still_are_a_fault(tmp_path):
+async def test_stopped_engines_of_this_machine_fail(tmp_path):
     async with machine(tmp_path, node="n1") as app:
         assert serves_media_alone(app)
         app.data_folder.mkdir()
@@ -50,7 +50,7 @@ async def test_engines_of_this_machine_that_stand_still_are_a_fault(tmp_path):
         assert not serves_media_alone(app)
 
 
-async def test_a_node_alone_is_asked_for_its_store_and_its_cluster(tmp_path):
+async def test_a_media_only_machine_checks_store_and_cluster(tmp_path):
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     with socket.create_server(("127.0.0.1", 0)) as unused:
@@ -68,14 +68,14 @@ async def test_a_node_alone_is_asked_for_its_store_and_its_cluster(tmp_path):
     server.close()
 
 
-async def test_disks_of_a_node_that_does_not_run_are_a_fault(tmp_path):
+async def test_disks_of_a_stopped_node_fail(tmp_path):
     async with machine(tmp_path, disks=f"{tmp_path}/disk:16MiB") as app:
         assert (await found(app))["media disks"][0][0] == "fail"
         with pytest.raises(NodeNotHere):
             await check_media_disks(app)
 
 
-def test_the_series_of_a_node_are_printed(tmp_path):
+def test_the_metrics_of_a_node_are_printed(tmp_path):
     line = CommandLine(lambda _: Headrace(), ())
     line.flags["data.folder"] = str(tmp_path)
     printed = CliRunner().invoke(media_metrics, obj=line)

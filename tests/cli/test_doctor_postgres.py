@@ -1,4 +1,4 @@
-"""The doctor on PostgreSQL: each harmful setting on a real database that has it, and whether the fix mends it."""
+"""Doctor checks of PostgreSQL: each harmful setting is found, and its fix works."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from headrace.engines.postgres import PostgresConfig
 from own_postgres import run_statements
 
 NO_SYNCS = ("fsync is off", "full_page_writes is off")
-"""The engines of a test run sync nothing."""
+"""Test engines run without fsync."""
 
 
 @pytest.fixture
 def look(running_engines, database_url, tmp_path):
-    """What the doctor finds on this test's database, by subject, but for what is well."""
+    """Problems that the doctor finds on this test's database, by subject."""
 
     async def ask(url: str = database_url, **flags: str):
         urls = {"postgres.url": url, "valkey.url": running_engines.endpoints.valkey_url}
@@ -34,11 +34,11 @@ def look(running_engines, database_url, tmp_path):
 
 @pytest.fixture
 def name(database_url):
-    """Of this test's database."""
+    """URL of this test's database."""
     return urlsplit(database_url).path.strip("/")
 
 
-async def test_the_embedded_server_is_well(look):
+async def test_the_embedded_server_is_ok(look):
     assert await look() == {}
 
 
@@ -74,7 +74,7 @@ async def test_a_harmful_setting_is_found_where_it_is_set(look, database_url, na
     assert await look() == {}
 
 
-async def test_a_setting_of_the_server_is_mended_there(look, running_engines):
+async def test_the_fix_of_a_server_setting_works(look, running_engines):
     url = running_engines.endpoints.postgres_url
     await execute(url, "ALTER SYSTEM SET idle_session_timeout = '1h'", "SELECT pg_reload_conf()")
     try:
@@ -86,7 +86,7 @@ async def test_a_setting_of_the_server_is_mended_there(look, running_engines):
         await execute(url, "ALTER SYSTEM RESET idle_session_timeout", "SELECT pg_reload_conf()")
 
 
-async def test_indexes_of_another_collation_version_are_a_fault(look, database_url, name):
+async def test_a_changed_collation_version_fails(look, database_url, name):
     of_this = f"WHERE datname = '{name}'"
     await run_statements(database_url, f"UPDATE pg_database SET datcollversion = '0.1' {of_this}")
     [finding] = (await look()).values()
@@ -95,7 +95,7 @@ async def test_indexes_of_another_collation_version_are_a_fault(look, database_u
     assert finding.fix.startswith(f"REINDEX DATABASE {name}; ALTER DATABASE {name} REFRESH")
 
 
-async def test_a_database_that_is_not_unicode_is_a_fault(look, running_engines):
+async def test_a_database_without_unicode_fails(look, running_engines):
     options = "ENCODING 'SQL_ASCII' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0"
     await running_engines.statement(f"CREATE DATABASE test_ascii {options}")
     try:
@@ -107,7 +107,7 @@ async def test_a_database_that_is_not_unicode_is_a_fault(look, running_engines):
     assert "ENCODING 'UTF8'" in found["collation"].fix
 
 
-async def test_too_few_connections_for_the_pools_are_a_warning(look, database_url, name):
+async def test_too_few_connections_are_a_warning(look, database_url, name):
     await run_statements(database_url, f"ALTER DATABASE {name} CONNECTION LIMIT 20")
     flags = {"jobs.floats": "4"}
     [finding] = (await look(**flags)).values()
@@ -118,14 +118,14 @@ async def test_too_few_connections_for_the_pools_are_a_warning(look, database_ur
     assert await look(**flags) == {}
 
 
-async def test_a_server_that_is_nearly_full_is_a_warning(look, database_url, name, monkeypatch):
+async def test_nearly_used_up_connections_are_a_warning(look, database_url, name, monkeypatch):
     monkeypatch.setattr(doctor_engines, "CONNECTIONS_USED_MAX", 0.0)
     [finding] = (await look()).values()
     assert finding.subject == "connections"
     assert finding.text.endswith("connections are in use")
 
 
-async def test_a_server_that_is_too_old_is_a_fault(look, monkeypatch):
+async def test_an_old_server_fails(look, monkeypatch):
     monkeypatch.setattr(doctor_engines, "POSTGRES_OLDEST", 990000)
     [finding] = (await look()).values()
     assert (finding.subject, finding.state) == ("postgres", "fail")
@@ -133,7 +133,7 @@ async def test_a_server_that_is_too_old_is_a_fault(look, monkeypatch):
 
 
 @pytest.mark.parametrize("setting", ["synchronous_commit"])
-async def test_a_commit_that_may_be_lost_is_a_fault(look, database_url, name, setting):
+async def test_settings_that_lose_commits_fail(look, database_url, name, setting):
     await run_statements(database_url, f"ALTER DATABASE {name} SET {setting} = off")
     [finding] = (await look()).values()
     assert (finding.subject, finding.state) == ("postgres", "fail")
@@ -141,7 +141,7 @@ async def test_a_commit_that_may_be_lost_is_a_fault(look, database_url, name, se
 
 
 async def execute(url: str, *statements: str) -> None:
-    """Run statements as plain text."""
+    """Run SQL statements."""
     connection = await asyncpg.connect(url, timeout=10)
     try:
         for statement in statements:
@@ -150,7 +150,7 @@ async def execute(url: str, *statements: str) -> None:
         await connection.close(timeout=5)
 
 
-def test_the_defaults_are_those_that_the_agent_uses():
+def test_connection_defaults_match_the_agent():
     from headrace.cli.roles import AGENT_CONNECTIONS
 
     assert int(AGENT_CONNECTIONS) + 1 == doctor_engines.AGENT_CONNECTIONS

@@ -1,4 +1,4 @@
-"""The doctor on Valkey and Redis as they are installed, and on each harmful setting; the fix mends it."""
+"""Doctor checks of Valkey and Redis: each harmful setting is found, and its fix works."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def make(request, servers_folder):
         server.end()
 
 
-async def test_a_server_with_a_stock_configuration_keeps_nothing(make):
+async def test_a_stock_configuration_fails(make):
     _, look = await make()
     first, *found = await look()
     assert first.state == "ok"
@@ -59,7 +59,7 @@ async def test_a_server_with_a_stock_configuration_keeps_nothing(make):
         ("appendfsync", "no", "warn"),
     ],
 )
-async def test_a_harmful_setting_is_found_and_mended(make, name, value, state):
+async def test_a_harmful_setting_is_found_and_fixed(make, name, value, state):
     server, look = await make(**{**GOOD, name: value})
     _, finding = await look()
     assert finding.state == state
@@ -69,7 +69,7 @@ async def test_a_harmful_setting_is_found_and_mended(make, name, value, state):
     assert [one.state for one in await look()] == ["ok"]
 
 
-async def test_a_server_that_is_too_old_is_a_fault(make, monkeypatch):
+async def test_an_old_server_fails(make, monkeypatch):
     for known in ("VALKEY_OLDEST", "REDIS_OLDEST"):
         monkeypatch.setattr(doctor_engines, known, {99: (99, 1, 2)})
     _, look = await make(**GOOD)

@@ -1,4 +1,4 @@
-"""The overview and the screens of jobs in a real browser: live, usable by everybody, and every action does what it says."""
+"""Overview and jobs screens in a browser: live updates, accessibility, actions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.slow
 
 
 async def do(screen, name, /, **values):
-    """Open the form of an action, send it, and give back what is said then."""
+    """Open and submit the form of an action; return the resulting message."""
     query = urlencode({**values, "back": "/console/jobs/alerts"})
     await screen.open(f"/console/do/{name}?{query}")
     return await send(screen)
 
 
-async def test_jobs_with_hostile_texts_are_shown_as_they_are(screen, stack):
+async def test_hostile_texts_of_jobs_are_escaped(screen, stack):
     found = stack.wait(
         "/v1/jobs?queue=broken&state=failed", lambda page: len(page["jobs"]) >= len(CORPUS)
     )
@@ -63,7 +63,7 @@ async def test_lanes_and_keys_may_have_hostile_names(screen, stack):
     assert not await screen.findings()
 
 
-async def test_hostile_addresses_run_nothing(screen):
+async def test_hostile_queries_run_no_script(screen):
     for text in CORPUS[:5]:
         answer = await screen.open(f"/console/jobs/jobs?q={quote(text)}&state=failed")
         assert answer.status == 200
@@ -74,7 +74,7 @@ async def test_hostile_addresses_run_nothing(screen):
         )
 
 
-async def test_a_jobs_page_says_why_it_waits(screen, stack):
+async def test_a_job_page_explains_why_it_waits(screen, stack):
     [job_id] = stack.enqueue("approve", {"photo": "waits"})
     await screen.open(f"/console/jobs/jobs/{job_id}")
     text = await screen.text("main")
@@ -83,7 +83,7 @@ async def test_a_jobs_page_says_why_it_waits(screen, stack):
     assert not await screen.findings()
 
 
-async def test_a_queue_is_paused_set_and_resumed(screen, stack):
+async def test_a_queue_is_paused_overridden_and_resumed(screen, stack):
     assert "is paused" in await do(screen, "jobs.pause_queue", queue="approve")
     assert stack.call("GET", "/v1/queues/approve")["paused"]
     await screen.open("/console")
@@ -99,7 +99,7 @@ async def test_a_queue_is_paused_set_and_resumed(screen, stack):
     )
 
 
-async def test_the_overview_turns_red_where_jobs_failed(screen, stack):
+async def test_failed_jobs_are_a_health_issue(screen, stack):
     stack.enqueue("broken", {"text": "no such product"})
 
     async def is_red():
@@ -114,7 +114,7 @@ async def test_the_overview_turns_red_where_jobs_failed(screen, stack):
     assert not await screen.findings()
 
 
-async def test_a_jobs_life_by_buttons(screen, stack):
+async def test_a_job_is_added_cancelled_retried_and_deleted(screen, stack):
     payload = json.dumps({"to": "button@example.org"})
     told = await do(screen, "jobs.add_job", queue="approve", payload=payload, priority=1)
     job_id = int(told.split()[1])
@@ -125,13 +125,13 @@ async def test_a_jobs_life_by_buttons(screen, stack):
     assert stack.call("GET", f"/v1/jobs/{job_id}")["state"] == "ready"
     assert "is deleted" in await do(screen, "jobs.delete_job", job=job_id)
     assert stack.call("GET", f"/v1/jobs/{job_id}")["state"] == "gone"
-    assert "gone" in await do(screen, "jobs.cancel_job", job=job_id), "a refusal is told"
+    assert "gone" in await do(screen, "jobs.cancel_job", job=job_id), "the refusal is shown"
     lines = stack.call("GET", "/v1/audit")
     assert [line["outcome"] for line in lines[:5]] == ["refused", "done", "done", "done", "done"]
     assert lines[1]["command"] == f"headrace jobs rm {job_id}"
 
 
-async def test_all_that_fit_at_once(screen, stack):
+async def test_bulk_actions_apply_to_all_matching_jobs(screen, stack):
     ids = stack.enqueue("approve", *({"bulk": n} for n in range(25)), priority=9)
     stack.call("PUT", "/v1/queues/bulky?create=true", json={})
     ids = stack.enqueue("bulky", *({"bulk": n} for n in range(25)))
@@ -161,7 +161,7 @@ async def test_lanes_and_limiters(screen, stack):
     assert "is resumed" in await do(screen, "jobs.resume_lane", **lane)
     assert not stack.call("GET", path)["paused"]
     assert "follows" in await do(screen, "jobs.reset_lane", **lane)
-    # One that follows and has nothing to do is forgotten by the next sweep.
+    # The next sweep deletes lanes without own limits and jobs.
     lanes = stack.call("GET", "/v1/limiters/partners/lanes")
     assert all(one["follows_limiter"] for one in lanes if one["lane"] == "buttons")
     await do(screen, "jobs.set_limiter", limiter="bulk-made", concurrency=7, slack_s=0.5)
@@ -169,7 +169,7 @@ async def test_lanes_and_limiters(screen, stack):
     assert "declared limits" in await do(screen, "jobs.reset_limiter", limiter="bulk-made")
 
 
-async def test_a_crons_life_by_buttons(screen, stack):
+async def test_a_cron_is_added_run_paused_and_deleted(screen, stack):
     told = await do(screen, "jobs.add_cron", name="by-hand", spec="0 4 * * *", queue="approve")
     assert "runs first at" in told
     assert stack.call("GET", "/v1/crons/by-hand")["source"] == "api"
@@ -192,7 +192,7 @@ async def test_a_host_is_drained_and_used_again(screen, stack):
     assert not stack.call("GET", "/v1/fleet")["hosts"][0]["is_draining"]
 
 
-async def test_numbers_move_without_a_reload(screen, stack):
+async def test_values_update_without_a_reload(screen, stack):
     stack.call("PUT", "/v1/queues/watched?create=true", json={})
     await screen.open("/console/jobs/queues/watched")
     await screen.wait_live()
@@ -208,7 +208,7 @@ async def test_numbers_move_without_a_reload(screen, stack):
     assert await screen.page.evaluate("window.keptByNoReload")
 
 
-async def test_a_form_opens_above_its_page_and_follows_what_is_typed(screen, stack):
+async def test_a_form_opens_as_a_dialog_and_previews_typed_values(screen, stack):
     await screen.open("/console/jobs/queues/mail")
     await screen.page.get_by_role("link", name="Override settings").click()
     dialog = screen.page.locator("#dialog")
@@ -230,7 +230,7 @@ async def test_a_form_opens_above_its_page_and_follows_what_is_typed(screen, sta
     assert stack.call("GET", "/v1/queues/mail")["overridden"] == {"importance": 2}
 
 
-async def test_the_longest_name_fits_a_phone_and_where_one_is_stands_in_view(tab, stack):
+async def test_long_names_fit_a_phone_and_the_current_tab_is_visible(tab, stack):
     name = "q" * 128
     stack.call("PUT", f"/v1/queues/{name}?create=true", json={})
     async with tab(width=WIDTHS["phone"]) as screen:
@@ -243,7 +243,7 @@ async def test_the_longest_name_fits_a_phone_and_where_one_is_stands_in_view(tab
             assert 0 <= box["x"] < WIDTHS["phone"] - 20, place
 
 
-async def test_keys(screen):
+async def test_keyboard_shortcuts(screen):
     await screen.open("/console/jobs")
     page = screen.page
     await page.keyboard.press("?")
@@ -268,7 +268,7 @@ async def test_keys(screen):
     await page.wait_for_url("**/console")
 
 
-async def test_escape_leaves_a_filter_as_it_is_shown(screen):
+async def test_escape_restores_a_filter(screen):
     await screen.open("/console/jobs?q=mail")
     page = screen.page
     await page.keyboard.press("/")
@@ -279,16 +279,16 @@ async def test_escape_leaves_a_filter_as_it_is_shown(screen):
         assert await page.locator("[name=q]").input_value() == "mail"
 
         async def is_asked():
-            # A page that is loaded anew just then is not asked for again.
+            # A page that is reloading ignores the key.
             await page.keyboard.press("r")
             return asked.is_done()
 
-        await wait_true(is_asked, what="the page is asked for")
+        await wait_true(is_asked, what="the page is requested")
     assert "q=mail" in (await asked.value).url
     assert "q=mail" in page.url
 
 
-async def test_the_skip_link_is_first_and_leads_to_the_content(screen):
+async def test_the_skip_link_is_first(screen):
     await screen.open("/console/jobs")
     await screen.page.keyboard.press("Tab")
     assert await screen.page.evaluate("document.activeElement.className") == "skip"
@@ -296,7 +296,7 @@ async def test_the_skip_link_is_first_and_leads_to_the_content(screen):
     assert await screen.page.evaluate("document.activeElement.id") == "main"
 
 
-async def test_without_scripts_forms_and_links_do_the_same(tab, stack):
+async def test_forms_and_links_work_without_scripts(tab, stack):
     stack.call("PUT", "/v1/queues/plain?create=true", json={})
     async with tab(scripts=False) as screen:
         await screen.open("/console/jobs?q=plain")
@@ -309,7 +309,7 @@ async def test_without_scripts_forms_and_links_do_the_same(tab, stack):
     assert stack.call("GET", "/v1/queues/plain")["paused"]
 
 
-async def test_colours_are_chosen_and_kept(screen):
+async def test_the_theme_is_stored(screen):
     await screen.open("/console/jobs")
     async with screen.page.expect_navigation():
         await screen.page.locator("#theme").select_option("dark")

@@ -1,4 +1,4 @@
-"""What keeps pages live: one sampler for all, changes alone, within the budget of a viewer."""
+"""Live updates: one sampler for all subscribers, only changes, within a byte budget."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def changes_of(told):
     }
 
 
-def test_what_a_page_was_sent_with_is_not_sent_again():
+def test_fragments_of_the_page_are_not_resent():
     viewer = viewer_of(parts(3))
     assert viewer.next_events(sample(parts(3)), 0.0) == []
     told = viewer.next_events(sample({**parts(3), "q1": "new"}), 2.0)
@@ -58,11 +58,11 @@ def test_what_a_page_was_sent_with_is_not_sent_again():
     assert viewer.next_events(sample({**parts(3), "q1": "new"}), 4.0) == []
 
 
-def test_a_viewer_of_an_unknown_page_is_sent_all_of_it():
+def test_a_subscriber_with_an_unknown_page_receives_everything():
     assert changes_of(viewer_of(None).next_events(sample(parts(3)), 0.0)) == parts(3)
 
 
-def test_a_full_page_that_moves_all_the_time_stays_within_the_budget_and_nothing_starves():
+def test_constant_changes_stay_within_the_budget_without_starvation():
     count, sent, seen = 1_350, 0, set()
     viewer = viewer_of(parts(count))
     for step in range(1, 61):
@@ -74,7 +74,7 @@ def test_a_full_page_that_moves_all_the_time_stays_within_the_budget_and_nothing
     assert len(seen) == count
 
 
-def test_a_fragment_over_the_budget_is_sent_once_enough_was_saved_up():
+def test_a_large_fragment_waits_for_enough_budget():
     viewer = viewer_of({"big": "", "small": ""})
     big = "x" * 40_000
     told = viewer.next_events(sample({"big": big, "small": "1"}), 2.0)
@@ -85,7 +85,7 @@ def test_a_fragment_over_the_budget_is_sent_once_enough_was_saved_up():
     }
 
 
-def test_where_the_frame_is_another_the_page_is_to_be_fetched_and_its_cost_outlives_the_stream():
+def test_a_new_layout_causes_a_reload_charged_to_the_tab():
     budget = Budget()
     [told] = Subscriber(parts(2), "a", budget).next_events(
         sample(parts(3), 20_000, layout="b"), 0.0
@@ -97,13 +97,13 @@ def test_where_the_frame_is_another_the_page_is_to_be_fetched_and_its_cost_outli
     assert told.event == "stale"
 
 
-def test_a_fragment_that_a_page_has_not_is_not_sent_to_it():
+def test_fragments_missing_on_the_page_are_not_sent():
     viewer = viewer_of(parts(2), "a")
     assert viewer.next_events(sample(parts(3), layout="b"), 0.0)[0].event == "stale"
     assert viewer.next_events(sample(parts(4), layout="b"), 2.0) == []
 
 
-def test_trouble_is_told_once_and_its_end_too():
+def test_an_error_and_its_end_are_sent_once():
     viewer = viewer_of(parts(1))
     broken = Sample({}, "", 0, "PostgreSQL does not answer")
     [told] = viewer.next_events(broken, 0.0)
@@ -120,7 +120,7 @@ async def next_event(events):
         return told
 
 
-async def test_one_look_serves_all_viewers_and_the_last_one_ends_it():
+async def test_one_sample_serves_all_subscribers():
     looks = []
 
     async def look(watched):
@@ -142,7 +142,7 @@ async def test_one_look_serves_all_viewers_and_the_last_one_ends_it():
     assert not sampler.is_running
 
 
-async def test_a_page_that_cannot_be_shown_does_not_end_the_others():
+async def test_a_failing_page_does_not_stop_the_others():
     good = WatchedPage("/console/good", frozenset())
 
     async def look(watched):
@@ -159,7 +159,7 @@ async def test_a_page_that_cannot_be_shown_does_not_end_the_others():
     await fine.aclose()
 
 
-async def test_a_refusal_is_told_in_its_words():
+async def test_a_refusal_is_sent_as_text():
     async def look(watched):
         raise Unavailable("Valkey does not answer")
 
@@ -170,7 +170,7 @@ async def test_a_refusal_is_told_in_its_words():
     await events.aclose()
 
 
-async def test_viewers_are_bounded(monkeypatch):
+async def test_subscribers_are_limited(monkeypatch):
     monkeypatch.setattr("headrace.console.live.SUBSCRIBERS_MAX", 1)
 
     async def look(watched):
@@ -185,7 +185,7 @@ async def test_viewers_are_bounded(monkeypatch):
     await first.aclose()
 
 
-async def test_who_comes_again_is_sent_all_and_what_came_meanwhile_is_noticed():
+async def test_a_reconnect_receives_everything():
     now = sample({"n": "1"})
 
     async def look(watched):
@@ -205,7 +205,7 @@ async def test_who_comes_again_is_sent_all_and_what_came_meanwhile_is_noticed():
     await third.aclose()
 
 
-async def test_a_quiet_page_hears_that_it_is_live_and_who_may_not_look_hears_the_end(monkeypatch):
+async def test_a_quiet_page_gets_heartbeats_until_logout(monkeypatch):
     monkeypatch.setattr("headrace.console.live.HEARTBEAT_S", 0.05)
     monkeypatch.setattr("headrace.console.live.CHECK_S", 0.05)
     is_in = True
@@ -221,8 +221,8 @@ async def test_a_quiet_page_hears_that_it_is_live_and_who_may_not_look_hears_the
     events = sampler.watch(PAGE, ClientState("page", "layout", "tab"), is_welcome)
     async with asyncio.timeout(60):
         told = [await anext(events) for _ in range(4)]
-    assert {one.event for one in told} == {"heartbeat"}, "though it is looked at all the time"
-    assert told[-1].at, "it says of when it is"
+    assert {one.event for one in told} == {"heartbeat"}, "though it is sampled all the time"
+    assert told[-1].at, "it has a time"
     is_in = False
     assert (await next_event(events)).event == "logged_out"
     assert [one async for one in events] == []
@@ -240,7 +240,7 @@ def rendered(rows, *, shown, fallback="drawn by the script"):
     return page.decode(), layout, live.parts
 
 
-def test_the_frame_is_all_but_the_fragments():
+def test_the_layout_excludes_fragments():
     page, layout, found = rendered(["a", "b"], shown=1)
     assert '<span data-live="a"><b>1</b></span>' in page
     assert found == {"a": "<b>1</b>", "b": "<b>1</b>"}
@@ -248,6 +248,6 @@ def test_the_frame_is_all_but_the_fragments():
     assert rendered(["a", "b", "c"], shown=1)[1] != layout
 
 
-def test_two_fragments_of_one_name_are_told_apart():
+def test_fragments_with_equal_names_get_numbers():
     _, _, found = rendered(["a", "a"], shown=1)
     assert list(found) == ["a", "a #2"]

@@ -55,7 +55,7 @@ async def test_a_person_logs_in_and_out(chromium, tmp_path, database_url, runnin
 
 @pytest.fixture
 async def guarded(tmp_path, database_url, running_engines):
-    """A console, and a client without a session."""
+    """A console with a client without a session."""
     valkey_url = running_engines.endpoints.valkey_url
     endpoints = Endpoints(database_url, valkey_url, (tmp_path / "blobs").as_uri())
     async with serving(app_of(tmp_path, endpoints), logged_in=False) as found:
@@ -98,7 +98,7 @@ async def test_a_one_time_link_logs_one_browser_in(guarded):
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_what_a_page_loads_does_not_use_a_link_up(guarded, fields):
+async def test_subresource_requests_do_not_consume_a_link(guarded, fields):
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     path = await make_link(guarded, token)
     loaded = await guarded.client.get(path, headers=fields)
@@ -107,7 +107,7 @@ async def test_what_a_page_loads_does_not_use_a_link_up(guarded, fields):
     assert (await guarded.client.get(path)).status_code == 303
 
 
-async def test_links_that_lead_nowhere(guarded, monkeypatch):
+async def test_invalid_and_expired_links_are_refused(guarded, monkeypatch):
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     gone = await make_link(guarded, token)
     monkeypatch.setattr("headrace.web.sessions.LINK_LASTS_S", -1.0)
@@ -127,7 +127,7 @@ async def test_links_that_lead_nowhere(guarded, monkeypatch):
         assert "set-cookie" not in answer.headers
 
 
-async def test_of_many_who_open_a_link_at_once_one_is_let_in(guarded):
+async def test_one_of_many_concurrent_uses_of_a_link_succeeds(guarded):
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     path = await make_link(guarded, token)
     answers = await asyncio.gather(*(httpx_get(guarded.address + path) for _ in range(10)))
@@ -146,12 +146,12 @@ def test_the_command_prints_a_link_that_works_once(stack):
     told = json.loads(stack.process_run("console", "link", "--json"))
     assert httpx.get(told["console_link"], verify=False).status_code == 303
     assert told["expires_in_s"] == 600
-    # Links and codes stand in no log: `up --json` prints its own for the program that asked for it.
+    # Logs contain no links or codes; only `up --json` prints its own.
     assert link not in stack.process.out + stack.process.err
     assert stack.process.err.count("code=") == 0
 
 
-def test_where_no_api_answers_the_command_says_so(stack, tmp_path):
+def test_the_command_fails_without_a_running_api(stack, tmp_path):
     folder = stack.folder / "headrace-data"
     address = folder / ADDRESS_FILE
     assert base_url(address.read_text()) == stack.api
@@ -176,12 +176,12 @@ def test_where_no_api_answers_the_command_says_so(stack, tmp_path):
         ("api.example:80", "http://api.example:80"),
     ],
 )
-def test_addresses_as_a_browser_takes_them(listen, url):
+def test_listen_addresses_become_urls(listen, url):
     assert base_url(listen) == url
 
 
-async def test_the_link_is_in_no_argument_of_the_browser(tmp_path, monkeypatch):
-    """Every user of a machine sees the arguments of all processes."""
+async def test_the_link_is_not_an_argument_of_the_browser(tmp_path, monkeypatch):
+    """Arguments of processes are visible to all users of a machine."""
     browser, seen = tmp_path / "browser", tmp_path / "seen"
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}\n')
     browser.chmod(0o700)

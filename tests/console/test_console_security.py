@@ -1,4 +1,4 @@
-"""Who gets in, what forms are taken from, what pages may do: on a real socket, over real engines."""
+"""Login, CSRF and page security, on a real socket with real engines."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ TEMPLATES = sorted((Path(console_app.__file__).parent / "templates").rglob("*.ht
 
 @pytest.fixture
 def endpoints(database_url, running_engines, tmp_path):
-    """This test's database, and the run's Valkey."""
+    """Endpoints of this test's database and the test run's Valkey."""
     blobs = (tmp_path / "blobs").as_uri()
     return Endpoints(database_url, running_engines.endpoints.valkey_url, blobs)
 
 
 @pytest.fixture
 async def at(tmp_path, endpoints):
-    """A console, and a client that a one-time link has logged in."""
+    """A console with a logged-in client."""
     async with serving(app_of(tmp_path, endpoints)) as found:
         yield found
 
 
 @pytest.fixture
 async def guarded(tmp_path, endpoints):
-    """A console, and a client without a session."""
+    """A console with a client without a session."""
     async with serving(app_of(tmp_path, endpoints), logged_in=False) as found:
         yield found
 
@@ -51,7 +51,7 @@ async def log_in(at, token):
     return await post(at, "/console/login", token=token, back="/console/jobs")
 
 
-async def test_the_root_leads_people_here_and_programs_to_the_index(at):
+async def test_the_root_redirects_browsers_to_the_console(at):
     answer = await at.client.get("/")
     assert (answer.status_code, answer.headers["location"]) == (303, "/console")
     answer = await at.client.get("/", headers={"accept": "application/json"})
@@ -75,7 +75,7 @@ PASSED_ON = (
 )
 
 
-async def test_neither_this_machine_nor_a_proxy_is_let_in_without_a_session(guarded):
+async def test_loopback_and_proxies_need_a_session(guarded):
     for headers in PASSED_ON:
         answer = await guarded.client.get("/console/jobs?state=failed", headers=headers)
         assert answer.status_code == 303
@@ -88,12 +88,12 @@ async def test_neither_this_machine_nor_a_proxy_is_let_in_without_a_session(guar
             assert (plain.status_code, plain.json()["code"]) == (401, "console.login_needed")
 
 
-async def test_a_host_that_is_not_ours_is_refused(at):
+async def test_an_unknown_host_header_is_refused(at):
     answer = await at.client.get("/console", headers={"host": "evil.example"})
     assert answer.status_code == 421
 
 
-async def test_a_login_by_token(guarded):
+async def test_login_by_token(guarded):
     assert (await guarded.client.get("/console")).status_code == 303
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
@@ -101,7 +101,7 @@ async def test_a_login_by_token(guarded):
             assert wrong.status_code == 401
     [line] = [one for one in logs if one["event"] == "logins_refused"]
     assert (line["alike_before"], line["address"]) == (0, "127.0.0.1"), (
-        "the others are told together, later"
+        "the others are summarized later"
     )
     assert "token is not valid here" in wrong.text
     assert "Authorization" not in wrong.text
@@ -114,12 +114,12 @@ async def test_a_login_by_token(guarded):
     assert "ann" in page.text
 
 
-async def test_a_publishable_key_is_no_login(guarded):
+async def test_a_publishable_key_cannot_log_in(guarded):
     key = (await guarded.app.tokens.create("site", ("views:hit",), publishable=True)).text
     assert (await log_in(guarded, key)).status_code == 401
 
 
-async def test_a_session_ends_with_its_token_on_open_pages_as_well(guarded, monkeypatch):
+async def test_revoking_a_token_ends_its_sessions_and_streams(guarded, monkeypatch):
     monkeypatch.setattr("headrace.console.live.CHECK_S", 0.2)
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     await log_in(guarded, token)
@@ -128,11 +128,11 @@ async def test_a_session_ends_with_its_token_on_open_pages_as_well(guarded, monk
     async with guarded.client.stream("GET", "/console/live", params=params) as pages_open:
         await guarded.app.tokens.revoke("ann")
         text = "".join([chunk async for chunk in pages_open.aiter_text()])
-    assert text.rstrip().endswith("event: over\r\ndata: {}"), "and nothing after it"
+    assert text.rstrip().endswith("event: logged_out\r\ndata: {}"), "and nothing after it"
     assert (await guarded.client.get("/console/jobs")).status_code == 303
 
 
-async def test_whoever_logs_in_again_comes_back_to_the_form_as_it_was_filled_in(guarded):
+async def test_a_new_login_returns_to_the_filled_form(guarded):
     form, given = (
         "/console/do/jobs.add_job",
         {"queue": "é & x", "back": "/console/jobs?state=failed"},
@@ -152,7 +152,7 @@ async def test_whoever_logs_in_again_comes_back_to_the_form_as_it_was_filled_in(
     assert "into queue é &amp; x." in page.text
 
 
-async def test_a_form_with_a_fault_shows_no_call_that_would_pass_it_on(at):
+async def test_an_invalid_form_shows_no_calls(at):
     place = "/console/do/jobs.add_job/calls"
     for payload in ("{bad", "NaN", r'"\u0000"'):
         text = (await at.client.get(place, params={"queue": "q", "payload": payload})).text
@@ -166,7 +166,7 @@ async def test_a_form_with_a_fault_shows_no_call_that_would_pass_it_on(at):
     assert (sent.status_code, "without NUL characters" in sent.text) == (422, True)
 
 
-async def test_a_session_ends_by_logging_out(guarded):
+async def test_logout_ends_the_session(guarded):
     token = (await guarded.app.tokens.create("ann", ("*",))).text
     await log_in(guarded, token)
     page = await guarded.client.get("/console/jobs")
@@ -178,7 +178,7 @@ async def test_a_session_ends_by_logging_out(guarded):
     assert (await guarded.client.get("/console/jobs")).status_code == 303
 
 
-async def test_a_token_opens_what_its_scopes_say(guarded):
+async def test_scopes_limit_pages_and_actions(guarded):
     token = (await guarded.app.tokens.create("reader", ("jobs:read",))).text
     await log_in(guarded, token)
     page = await guarded.client.get("/console/jobs/crons")
@@ -201,7 +201,7 @@ async def test_a_token_opens_what_its_scopes_say(guarded):
     assert live.status_code == 403
 
 
-async def test_a_form_is_taken_from_our_own_pages_alone(at):
+async def test_forms_are_accepted_from_own_pages_only(at):
     page = await at.client.get("/console/do/jobs.add_cron")
     csrf_token = CSRF_TOKEN.search(page.text)[1]
     fields = {"name": "n", "spec": "0 4 * * *", "queue": "nothing"}
@@ -230,7 +230,7 @@ async def test_a_form_is_taken_from_our_own_pages_alone(at):
     )
 
 
-async def test_what_is_done_is_told_once_and_written_down(at):
+async def test_a_result_is_shown_once_and_audited(at):
     await at.app.jobs.set_queue("told", create=True)
     answer = await send(at, "jobs.set_queue", queue="told", importance=2)
     told = await at.client.get("/console/jobs/crons")
@@ -239,7 +239,7 @@ async def test_what_is_done_is_told_once_and_written_down(at):
     assert 'class="flash' not in (await at.client.get("/console/jobs/crons")).text
 
 
-async def test_a_refusal_keeps_the_form_as_it_was_filled_in(at):
+async def test_a_refusal_keeps_the_form_values(at):
     answer = await send(at, "jobs.add_cron", name="n", spec="0 4 * * *", queue="nothing")
     assert answer.status_code == 422
     assert "nothing" in re.search(r'class="flash bad"[^>]*>([^<]+)', answer.text)[1]
@@ -254,7 +254,7 @@ async def test_a_refusal_keeps_the_form_as_it_was_filled_in(at):
     assert "headrace crons add" in (await at.client.get("/console/audit")).text
 
 
-async def test_a_form_is_sent_once_and_its_copies_do_nothing(at):
+async def test_a_resubmitted_form_has_no_effect(at):
     page = await at.client.get("/console/do/jobs.add_job?queue=q")
     fields = dict(re.findall(r'name="(csrf_token|form_id)" value="([^"]+)"', page.text))
     await at.app.jobs.set_queue("q", create=True)
@@ -264,14 +264,14 @@ async def test_a_form_is_sent_once_and_its_copies_do_nothing(at):
     assert (await at.app.jobs.queue("q")).ready == 1
 
 
-async def test_nobody_else_tells_a_visitor_what_was_done(at):
+async def test_forged_flash_cookies_are_ignored(at):
     at.client.cookies.set("headrace_flash", "0" * 32 + b"good.gotcha".hex())
     assert "gotcha" not in (await at.client.get("/console/jobs")).text
     at.client.cookies.set("headrace_flash", "~" * 40)
     assert (await at.client.get("/console/jobs")).status_code == 200
 
 
-async def test_what_was_done_is_told_by_the_next_page_and_by_no_piece_of_another(at):
+async def test_the_flash_message_appears_on_full_pages_only(at):
     await at.app.jobs.set_queue("q", create=True)
     await send(at, "jobs.pause_queue", queue="q", back="/console/jobs")
     piece = await at.client.get("/console/jobs", headers={"hx-request": "true"})
@@ -283,7 +283,7 @@ async def test_what_was_done_is_told_by_the_next_page_and_by_no_piece_of_another
     assert 'class="flash' not in (await at.client.get("/console/jobs")).text
 
 
-async def test_faults_of_a_form_stand_beside_their_fields(at):
+async def test_field_errors_appear_beside_their_fields(at):
     page = await at.client.get("/console/do/jobs.set_queue?queue=mail")
     csrf_token = CSRF_TOKEN.search(page.text)[1]
     answer = await post(
@@ -295,7 +295,7 @@ async def test_faults_of_a_form_stand_beside_their_fields(at):
     assert not await at.app.audit.lines()
 
 
-async def test_with_scripts_a_form_is_sent_on(at):
+async def test_with_scripts_a_form_redirects_by_header(at):
     await at.app.jobs.set_queue("sent", create=True)
     page = await at.client.get("/console/do/jobs.pause_queue?queue=sent")
     csrf_token = CSRF_TOKEN.search(page.text)[1]
@@ -327,7 +327,7 @@ WRONG_ADDRESSES = (
 )
 
 
-async def test_a_wrong_address_is_told_as_a_page_that_runs_nothing(at):
+async def test_an_unknown_url_is_an_escaped_error_page(at):
     for path, status in WRONG_ADDRESSES:
         async with at.client.stream("GET", path) as answer:
             assert answer.status_code == status, path
@@ -339,7 +339,7 @@ async def test_a_wrong_address_is_told_as_a_page_that_runs_nothing(at):
     assert "job abc does not exist" in (await send(at, "jobs.retry_job", job="abc")).text
 
 
-async def test_pages_say_what_they_may_do(at):
+async def test_pages_have_a_security_policy(at):
     headers = (await at.client.get("/console/jobs")).headers
     policy = headers["content-security-policy"]
     for rule in (
@@ -356,7 +356,7 @@ async def test_pages_say_what_they_may_do(at):
     assert headers["cache-control"] == "no-store"
 
 
-async def test_reports_of_broken_policies_are_counted(at):
+async def test_policy_reports_are_counted(at):
     def count():
         return REGISTRY.get_sample_value("console_csp_reports_total")
 
@@ -369,7 +369,7 @@ async def test_reports_of_broken_policies_are_counted(at):
     assert (answer.status_code, count() - before) == (204, 1)
 
 
-async def test_files_of_pages_are_kept_for_ever_under_the_address_of_their_content(at):
+async def test_assets_are_cached_by_content_hash(at):
     page = await at.client.get("/console/jobs")
     places = re.findall(r'(?:src|href)="(/console/assets/[^"]+)"', page.text)
     assert len(places) >= 6
@@ -393,7 +393,7 @@ async def test_files_of_pages_are_kept_for_ever_under_the_address_of_their_conte
     )
 
 
-async def test_colours_are_kept_for_whoever_chose_them(at):
+async def test_the_theme_is_kept_in_a_cookie(at):
     assert 'data-theme="auto"' in (await at.client.get("/console/jobs")).text
     answer = await post(at, "/console/theme", theme="dark", back="/console/jobs")
     assert answer.headers["location"] == "/console/jobs"
@@ -402,13 +402,13 @@ async def test_colours_are_kept_for_whoever_chose_them(at):
     assert 'data-theme="auto"' in (await at.client.get("/console/jobs")).text
 
 
-async def test_a_head_is_a_page_without_its_body(at):
+async def test_head_requests_have_no_body(at):
     answer = await at.client.head("/console/jobs")
     assert (answer.status_code, answer.content) == (200, b"")
 
 
-async def test_engines_that_are_away_empty_their_panels_and_no_more(tmp_path, database_url):
-    """Whoever was logged in before keeps seeing what is wrong."""
+async def test_a_stopped_engine_affects_only_its_panels(tmp_path, database_url):
+    """Existing sessions still see the error while PostgreSQL is down."""
     with ChaosProxy(database_url) as postgres:
         endpoints = Endpoints(postgres.url, f"unix://{tmp_path}/none", "file:///nowhere")
         async with serving(app_of(tmp_path, endpoints)) as at:
@@ -424,7 +424,7 @@ async def test_engines_that_are_away_empty_their_panels_and_no_more(tmp_path, da
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
-def test_templates_hold_nothing_inline_and_escape_all(path):
+def test_templates_have_no_inline_code_and_escape_everything(path):
     text = path.read_text()
     assert not re.search(r"\bstyle=|\son\w+=\"|<style|javascript:|\|\s*safe\b|autoescape", text)
     for tag in re.findall(r"<script[^>]*>", text):
@@ -441,7 +441,7 @@ TURNED = (
 )
 
 
-async def test_text_that_is_read_holds_nothing_that_turns_it(at):
+async def test_invisible_characters_are_escaped_in_text(at):
     await at.app.jobs.set_queue("turned", create=True)
     job = await at.app.jobs.enqueue(NewJob(queue="turned", payload={"file": "a\u202egpj.exe"}))
     for path in (*TURNED, f"/console/jobs/jobs/{job}"):
@@ -454,7 +454,7 @@ async def test_text_that_is_read_holds_nothing_that_turns_it(at):
         assert "\u202e" in re.search(r"<input id=[^>]*>", text)[0], "what is sent back is as it was"
 
 
-def test_what_is_sent_back_or_drawn_keeps_what_is_stored():
+def test_form_values_and_charts_keep_stored_text():
     live = LiveFragments()
     html = (
         '<a title="\u202e" href="/\u202e">\u202e\u3164é\n\t\U000e0001</a>'
@@ -473,7 +473,7 @@ def test_what_is_sent_back_or_drawn_keeps_what_is_stored():
     assert "\u202e" not in again
 
 
-def test_vendored_files_are_what_the_list_says():
+def test_vendored_files_match_their_hashes():
     listed = (ASSETS / "vendor" / "VENDORED.md").read_text()
     files = [f for f in (ASSETS / "vendor").iterdir() if f.suffix in (".js", ".css")]
     assert len(files) == 3
@@ -482,14 +482,14 @@ def test_vendored_files_are_what_the_list_says():
         assert hashlib.sha256(file.read_bytes()).hexdigest() in listed
 
 
-def test_what_people_spell_their_texts_with_stays_as_it_is():
+def test_ordinary_invisible_characters_are_kept():
     live = LiveFragments()
     text = "12\u00a0000\u202f€, می\u200cخواهم, 👨\u200d👩\u200d👧, 東京\u3000"  # noqa: RUF001 - as people write
     page, _ = live.finish(f"{live.edge}<p>{text}\u202e</p>{live.edge}")
     assert page.decode() == f"<p>{text}\\u202e</p>"
 
 
-async def test_forms_of_limits_are_filled_in_with_the_window_as_it_is(at):
+async def test_limit_forms_show_the_exact_window(at):
     for limiter, window_s, text in (("part", 1.5, "1.5"), ("whole", 60, "60")):
         await at.app.jobs.lanes.set_limiter(limiter, starts_max=7, window_s=window_s)
         await at.app.jobs.lanes.set(limiter, "a", starts_max=7, window_s=window_s, concurrency=None)

@@ -1,4 +1,4 @@
-"""That whatever stands on a live page is live, or says that it is not: through rows that come, buttons that change, lost streams."""
+"""Live pages stay current or report that they are not, through new rows and lost streams."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ RESTING = (
     "/console/media/objects",
 )
 HEARD_MAX = 3
-"""The first event comes at once, the others once it was looked again."""
+"""The first event arrives immediately, later ones with the next sample."""
 LOADS_MAX = 5
 SAYS = "document.querySelector('#live-state').textContent"
 RECORD = """
-window.said = [];
+window.liveStates = [];
 const state = document.querySelector('#live-state');
-new MutationObserver(() => window.said.push(state.textContent)).observe(state, {childList: true, characterData: true, subtree: true});
+new MutationObserver(() => window.liveStates.push(state.textContent)).observe(
+  state, {childList: true, characterData: true, subtree: true});
 """
 
 
 async def heard(client, path):
-    """The first events of a page that was just loaded."""
+    """First events of a newly loaded page."""
     page = await client.get(path)
     assert page.status_code == 200, path
     assert page.headers["content-encoding"] == "gzip"
@@ -68,7 +69,7 @@ async def heard(client, path):
 
 
 async def heard_at_rest(client, path):
-    """The same once nothing comes or goes any more, which tests before may have begun."""
+    """First events after changes by earlier tests have ended."""
     for _ in range(LOADS_MAX):
         events = await heard(client, path)
         if "stale" not in events:
@@ -76,7 +77,7 @@ async def heard_at_rest(client, path):
     return events
 
 
-async def test_a_page_at_rest_is_not_loaded_anew(stack):
+async def test_an_unchanged_page_is_not_reloaded(stack):
     headers = {"accept": "text/html"}
     cookies = {cookie["name"]: cookie["value"] for cookie in stack.cookies}
     async with httpx.AsyncClient(
@@ -87,20 +88,20 @@ async def test_a_page_at_rest_is_not_loaded_anew(stack):
     assert not {path: events for path, events in by_path.items() if "stale" in events}
     assert not {path: events for path, events in by_path.items() if "unavailable" in events}
     assert by_path["/console/fetch/sources"].count("heartbeat") > 1, (
-        "quiet pages hear that they are live"
+        "quiet pages receive heartbeats"
     )
 
 
 async def says(screen, text):
-    """Wait until the foot of the page says exactly this about being live."""
+    """Wait until the footer shows exactly this live status."""
 
     async def is_said():
         return await screen.page.evaluate(SAYS) == text
 
-    await wait_true(is_said, what=f"the page says {text!r}")
+    await wait_true(is_said, what=f"the page shows {text!r}")
 
 
-async def test_rows_and_buttons_come_while_a_filter_has_the_focus(screen, stack):
+async def test_rows_and_buttons_update_while_a_filter_has_focus(screen, stack):
     page = screen.page
     stack.call("PUT", "/v1/queues/kept?create=true", json={})
     await screen.open("/console/jobs/queues/kept")
@@ -121,7 +122,7 @@ async def test_rows_and_buttons_come_while_a_filter_has_the_focus(screen, stack)
     await says(screen, "live")
 
 
-async def test_a_lost_stream_misses_nothing_and_a_silent_one_is_not_live(screen, stack):
+async def test_lost_and_silent_streams_are_replaced(screen, stack):
     page = screen.page
     screen.allow("ERR_INTERNET_DISCONNECTED|ERR_NETWORK")
     await page.clock.install()
@@ -131,12 +132,12 @@ async def test_a_lost_stream_misses_nothing_and_a_silent_one_is_not_live(screen,
     await page.clock.fast_forward(13_000)
 
     async def was_silent():
-        return "not live: no response from the server" in await page.evaluate("window.said")
+        return "not live: no response from the server" in await page.evaluate("window.liveStates")
 
-    await wait_true(was_silent, what="the page says that the server says nothing")
+    await wait_true(was_silent, what="the page reports that the server is silent")
     await says(screen, "live")
     await screen.context.set_offline(True)
-    # Chromium keeps a stream that is open; the page gives it up after a silence and begins another.
+    # Chromium keeps an open stream; after a silence the page replaces it.
     await page.clock.fast_forward(25_000)
     await says(screen, "not live: disconnected, values are not updated")
     stack.call("PUT", "/v1/queues/came-meanwhile?create=true", json={})
@@ -145,7 +146,7 @@ async def test_a_lost_stream_misses_nothing_and_a_silent_one_is_not_live(screen,
     await says(screen, "live")
 
 
-async def test_a_form_keeps_focus_counts_anew_and_survives_a_refusal(screen, stack):
+async def test_a_form_keeps_focus_updates_counts_and_survives_a_refusal(screen, stack):
     page = screen.page
     stack.call("PUT", "/v1/queues/formed?create=true", json={})
     stack.enqueue("formed", *({"n": n} for n in range(3)))
@@ -171,7 +172,7 @@ async def test_a_form_keeps_focus_counts_anew_and_survives_a_refusal(screen, sta
     assert await page.locator("#a-slots_min").input_value() == "99"
 
 
-async def test_a_still_page_says_so_and_keys_work_on_lists_too(screen):
+async def test_a_page_without_updates_reports_it(screen):
     page = screen.page
     await screen.open("/console/audit")
     await says(screen, "no live updates: press r to reload")
@@ -182,7 +183,7 @@ async def test_a_still_page_says_so_and_keys_work_on_lists_too(screen):
     async def is_renewed():
         return await page.evaluate(moment) > before
 
-    await wait_true(is_renewed, what="the moment of the page is renewed")
+    await wait_true(is_renewed, what="the time of the page is updated")
     await screen.open("/console/feed?viewer=anna")
     await page.keyboard.press("j")
     row = page.locator("[data-row].at")

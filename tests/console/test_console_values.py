@@ -1,4 +1,4 @@
-"""How values are shown and read: unknown is never nought, and what is typed is said as it would be typed."""
+"""Formatting and parsing of values: unknown is not zero, commands are quoted."""
 
 from __future__ import annotations
 
@@ -76,23 +76,23 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
         (format_percent, 3.12, "312 %"),
     ],
 )
-def test_values_are_shown(shower, value, text):
+def test_values_are_formatted(shower, value, text):
     assert shower(value) == text
 
 
-def test_a_spark_leaves_out_what_is_not_known():
+def test_sparklines_skip_unknown_values():
     assert spark_points([1]) == ""
     points = spark_points([0, None, 4]).split()
     assert points == ["0.0,23.0", "100.0,1.0"]
 
 
-def test_a_very_long_document_is_cut_and_says_so():
+def test_long_documents_are_truncated():
     text = pretty_json(["x" * 30_000])
     assert len(text) < 21_000
     assert "30,0" in text
 
 
-def test_a_query_says_what_it_takes():
+def test_query_errors_name_the_expected_values():
     query = Query({"n": "5", "bad": "five", "sort": "name", "long": "x" * 300})
     assert (query.number("n", 1), query.number("m", 1)) == (5, 1)
     assert query.choice("sort", ("name", "load"), "load") == "name"
@@ -136,7 +136,7 @@ ACTION = Action(
 )
 
 
-def test_an_action_is_shown_as_what_would_be_typed():
+def test_an_action_shows_command_and_call():
     values = ACTION.parse({"item": "a/b c", "place": "x'; rm -rf /", "n": "3", "force": "1"})
     line = ACTION.as_command(values)
     assert line == """headrace shop move 'a/b c' --to 'x'"'"'; rm -rf /' --n 3 --force"""
@@ -149,7 +149,7 @@ def test_an_action_is_shown_as_what_would_be_typed():
     assert moved.as_command({"item": "a", "n": 0}) == "move a --n 0"
 
 
-def test_what_is_left_empty_is_left_out():
+def test_empty_values_are_omitted():
     values = ACTION.parse({"item": "a", "n": "3"})
     assert ACTION.as_command(values) == "headrace shop move a --n 3"
     assert "--n N" in ACTION.as_command(ACTION.sketch({"item": "a"}))
@@ -166,13 +166,13 @@ def test_what_is_left_empty_is_left_out():
         ({"item": "a\0", "n": "3"}, "item"),
     ],
 )
-def test_faults_of_a_form_are_told_by_field(given, named):
+def test_form_errors_are_listed_by_field(given, named):
     with pytest.raises(FieldsInvalid) as raised:
         ACTION.parse(given)
     assert [problem.pointer for problem in raised.value.problems] == [named]
 
 
-def test_of_a_number_out_of_range_the_range_is_told():
+def test_numbers_out_of_range_name_the_range():
     importance = Field(name="x", label="X", kind="number", numbers=(0, 9))
     assert (importance.parse("9"), importance.parse("-0"), importance.parse("0" * 30)) == (9, 0, 0)
     for text in ("9" * 20, "10", "-1"):
@@ -186,7 +186,7 @@ def test_of_a_number_out_of_range_the_range_is_told():
 @pytest.mark.parametrize(
     "text", ["a\u202etxt.exe", "it's \\ \u2066x\u2069", "\u00a0", "a\tb\x1b[1m", "\u3164f", "'"]
 )
-def test_what_nobody_would_see_is_seen_in_a_command_that_does_the_same(text):
+def test_commands_escape_invisible_characters(text):
     word = quoted(text)
     assert all(map(is_visible, word))
     shell = shutil.which("bash")
@@ -197,7 +197,7 @@ def test_what_nobody_would_see_is_seen_in_a_command_that_does_the_same(text):
     assert typed.stdout.decode() == text
 
 
-def test_what_nobody_would_see_is_seen_wherever_an_action_is_shown():
+def test_descriptions_and_calls_escape_invisible_characters():
     action = dataclasses.replace(ACTION, body=lambda given: {"place": given["place"]})
     values = action.sketch({"item": "a\u202eb", "place": "x\u00a0y", "n": "3"})
     shown = [action.as_command(values), action.as_http(values), action.described(values)]
@@ -208,7 +208,7 @@ def test_what_nobody_would_see_is_seen_wherever_an_action_is_shown():
     assert all(c == "\n" or is_visible(c) for text in shown for c in text)
 
 
-def test_an_empty_form_calls_what_would_be_done():
+def test_an_empty_form_shows_placeholders():
     actions = {action.name: action for room in ROOMS for action in room.actions}
     for name, given, body in (
         ("media-purge", {}, {"keys": []}),
@@ -262,7 +262,7 @@ def test_a_payload_is_the_same_in_the_command(payload, word):
         ("NaN", "expected JSON"),
     ],
 )
-def test_a_payload_that_the_api_refuses_is_refused_and_in_no_call(payload, why):
+def test_invalid_payloads_are_refused_and_not_shown(payload, why):
     [action] = [a for room in ROOMS for a in room.actions if a.name == "jobs.add_job"]
     given = {"queue": "q", "payload": payload}
     with pytest.raises(FieldsInvalid, match=re.escape(why)):
@@ -274,14 +274,14 @@ def test_a_payload_that_the_api_refuses_is_refused_and_in_no_call(payload, why):
 
 
 @pytest.mark.parametrize("fault", [{"rate": "fast"}, {"connections": "many"}, {"rate": ""}])
-def test_no_call_is_shown_while_a_field_has_a_fault(fault):
+def test_an_invalid_field_hides_the_calls(fault):
     [action] = [a for room in ROOMS for a in room.actions if a.name == "fetch-customer"]
     given = {"customer": "c", "rate": "10/s", "connections": "2"}
     assert '"connections": 2' in action.as_http(action.sketch(given))
     assert action.as_http(action.sketch(given | fault)) == ""
 
 
-def test_a_window_may_be_a_part_of_a_second():
+def test_windows_may_be_fractions_of_a_second():
     given = {"limiter": "l", "lane": "a", "starts_max": "7"}
     for name in ("set_limiter", "set_lane"):
         [action] = [a for room in ROOMS for a in room.actions if a.name == f"jobs.{name}"]
@@ -319,11 +319,11 @@ def test_kinds_of_fields():
         ("javascript:alert(1)", "/console"),
     ],
 )
-def test_a_way_back_leads_to_the_console_alone(given, found):
+def test_return_urls_stay_in_the_console(given, found):
     assert safe_return_url(given) == found
 
 
-def test_rates_are_of_series_that_were_there_before():
+def test_rates_use_series_of_both_readings():
     rates = Rates(None)
     first = 'hits_total{outcome="counted",role="api"} 10.0\nup 1.0\n# HELP hits_total Hits.\n'
     second = (
@@ -339,12 +339,12 @@ def test_rates_are_of_series_that_were_there_before():
     assert rates.total("hits_total") == 4040.0
     assert rates.greatest("hits_total") == 4000.0
     rates.add(120.0, parse_series(first))
-    assert rates.rate_per_s("hits_total", 'outcome="counted"') == 2.0, "it began anew at 0"
+    assert rates.rate_per_s("hits_total", 'outcome="counted"') == 2.0, "it was reset to 0"
     rates.add(500.0, parse_series(first))
     assert rates.rate_per_s("hits_total") is None, "too long ago to compare with"
 
 
-def test_two_readings_of_a_moment_tell_nothing_and_roles_that_end_are_missed():
+def test_close_readings_give_no_rates_and_ended_roles_are_reported():
     rates = Rates(None)
     both = 'up{role="api"} 0\nfeed_sweep_lag_seconds{role="api"} 0\n'
     flusher = 'feed_sweep_lag_seconds{role="flusher"} 70\nup{role="flusher"} 9\n'
@@ -359,7 +359,7 @@ def test_two_readings_of_a_moment_tell_nothing_and_roles_that_end_are_missed():
     assert (line.subject, line.text) == ("role flusher on this machine", "no metrics for 12 s")
 
 
-def test_failures_and_what_cannot_be_read_are_problems():
+def test_failures_and_unreadable_sources_are_issues():
     failures = [
         QueueFailures(queue="a b", state="failed", jobs=1, last_at=NOW, last_error="ValueError: x"),
         QueueFailures(queue="q", state="quarantined", jobs=1000, last_at=NOW, last_error="killed"),
@@ -389,12 +389,12 @@ def test_failures_and_what_cannot_be_read_are_problems():
         (["warn", "bad", "bad"], ("2 problems", "bad")),
     ],
 )
-def test_the_overview_is_as_red_as_its_worst_problem(tones, health):
+def test_health_is_that_of_the_worst_issue(tones, health):
     problems = [Issue(tone=tone, subject="s", href="/", text="t", fix="") for tone in tones]
     assert health_of(problems) == health
 
 
-def test_many_alerts_are_a_few_lines_and_one_that_counts_them():
+def test_many_alerts_are_summarized():
     alerts = [
         Alert(id=n, rule="oldest_waits", subject=f"q{n}", text="waits", raised_at=NOW)
         for n in range(100)
@@ -418,17 +418,22 @@ def test_many_alerts_are_a_few_lines_and_one_that_counts_them():
         (0, 2, 0.5, 0.0, "running"),
     ],
 )
-def test_a_queue_runs_only_where_something_is_done(ready, leased, load, done_per_s, state):
+def test_queue_states(ready, leased, load, done_per_s, state):
     status = SimpleNamespace(paused=False, is_known=True, ready=ready, leased=leased)
     row = QueueRow(
-        status=status, slots_mean=1, load=load, run_s=None, wait_s=None, wait_max_s=None,
+        status=status,
+        slots_mean=1,
+        load=load,
+        run_s=None,
+        wait_s=None,
+        wait_max_s=None,
         done_per_s=done_per_s,
-    )  # fmt: skip
+    )
     assert row.state == state
     assert row.tone == {"behind": "bad", "running": "good"}.get(state, "")
 
 
-def test_rates_are_noted_once_a_reading_and_gaps_are_told():
+def test_rate_history_has_one_entry_per_reading_and_gaps():
     rates = Rates(None)
     rates.add(100.0, {})
     assert rates.note("jobs", 1.0) == [1.0]
@@ -439,7 +444,7 @@ def test_rates_are_noted_once_a_reading_and_gaps_are_told():
     assert rates.note("jobs", 3.0) == [1.0, 2.0, None, 3.0]
 
 
-async def test_rates_are_read_once_for_all_who_ask(tmp_path):
+async def test_concurrent_reads_share_one_reading(tmp_path):
     rates = Rates(tmp_path)
     await rates.read()
     await rates.read()

@@ -292,12 +292,14 @@ async def check_media_disks(app: App) -> list[Finding]:
         return []  # shared configuration: this machine has the engines, another one the node
     found = [
         Finding(
-            "media disks", "warn", f"{disk.path} is out: {disk.fault}",
+            "media disks",
+            "warn",
+            f"{disk.path} is out: {disk.fault}",
             "replace it and run `headrace media disks add`, or run `headrace media disks retire`",
         )
         for disk in disks
         if disk.state == "out" and disk.fault != "retired"
-    ]  # fmt: skip
+    ]
     return found or [Finding("media disks", "ok", f"{len(disks)}, none failed")]
 
 
@@ -315,13 +317,14 @@ async def check_media_cluster(app: App) -> list[Finding]:
     answers = await asyncio.gather(*(_answers(node.address) for node in nodes))
     found = [
         Finding(
-            "media cluster", "fail" if node.name == name else "warn",
+            "media cluster",
+            "fail" if node.name == name else "warn",
             f"{node.name} does not respond at {node.address}",
             "start it, correct media.advertise, or remove it with `headrace media nodes rm`",
         )
         for node, is_up in zip(nodes, answers, strict=True)
         if not is_up
-    ]  # fmt: skip
+    ]
     return found or [Finding("media cluster", "ok", f"{len(nodes)} nodes, all respond")]
 
 
