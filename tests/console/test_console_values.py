@@ -34,8 +34,7 @@ from headrace.console.screens.health import (
     role_issues,
     unreadable_issues,
 )
-from headrace.console.screens.overview import health_of
-from headrace.console.screens.systems import sweep_lag_s
+from headrace.console.screens.overview import health_of, sweep_lag_s
 from headrace.console.security import safe_return_url
 from headrace.console.views import PanelData, Query
 from headrace.jobs.fleet.alerts import Alert
