@@ -56,7 +56,9 @@ async def test_a_media_only_machine_checks_store_and_cluster(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as unused:
         dead = unused.getsockname()[1]
     async with machine(tmp_path, node="n1") as app:
-        assert (await found(app))["media cluster"] == [("fail", "n1 is not entered among 0 nodes")]
+        assert (await found(app))["media cluster"] == [
+            ("fail", "n1 is not among the 0 nodes of the cluster")
+        ]
         roster = Roster(app.blobs)
         await roster.register(Member(name="n1", address=f"{host}:{port}"), replicas=2)
         lines = await found(app)

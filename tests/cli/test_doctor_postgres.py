@@ -112,7 +112,10 @@ async def test_too_few_connections_are_a_warning(look, database_url, name):
     flags = {"jobs.floats": "4"}
     [finding] = (await look(**flags)).values()
     assert (finding.subject, finding.state) == ("connections", "warn")
-    assert finding.text == "20 connections for this role, one machine with all roles may open 47"
+    assert (
+        finding.text
+        == "20 connections available to this role; one machine with all roles may need 47"
+    )
     assert finding.fix.startswith("set max_connections = 100")
     flags = {"jobs.floats": "1", "postgres.connections_max": "2"}
     assert await look(**flags) == {}

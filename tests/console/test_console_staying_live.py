@@ -53,11 +53,11 @@ async def heard(client, path):
     assert page.status_code == 200, path
     assert page.headers["content-encoding"] == "gzip"
     found = re.search(
-        r'data-page="([^"]+)" data-live-url="([^"]+)" data-frame="([^"]+)"', page.text
+        r'data-page="([^"]+)" data-live-url="([^"]+)" data-layout="([^"]+)"', page.text
     )
     if found is None:
         return []
-    params = {"page": found[1], "url": found[2].replace("&amp;", "&"), "frame": found[3]}
+    params = {"page": found[1], "url": found[2].replace("&amp;", "&"), "layout": found[3]}
     text, events = "", []
     async with client.stream("GET", "/console/live", params=params) as answer:
         async for chunk in answer.aiter_text():
