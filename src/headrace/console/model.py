@@ -15,7 +15,7 @@ BODY_BYTES_MAX: Final = 256 * 1024
 csp_reports = counter(
     "console_csp_reports_total", "Violations of the content security policy that browsers reported."
 )
-live_viewers = gauge("console_live_viewers", "PageRenderer that are kept live by this process.")
+live_viewers = gauge("console_live_viewers", "Live pages that this process serves.")
 live_bytes = counter("console_live_bytes_total", "Bytes of changes sent to live pages.")
 
 
