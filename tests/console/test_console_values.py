@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from markupsafe import Markup
 
 from headrace.console.actions import Action, Field, has_invalid, quoted
 from headrace.console.format import (
@@ -25,6 +26,7 @@ from headrace.console.format import (
 )
 from headrace.console.model import FieldsInvalid, QueryInvalid
 from headrace.console.rates import Rates, parse_series
+from headrace.console.rendering import LiveFragments
 from headrace.console.screens import ROOMS
 from headrace.console.screens.fleet import QueueRow
 from headrace.console.screens.health import (
@@ -448,3 +450,29 @@ async def test_concurrent_reads_share_one_reading(tmp_path):
     await rates.read()
     await rates.read()
     assert rates.total("live_nothing") is None
+
+
+def test_form_values_and_charts_keep_stored_text():
+    live = LiveFragments()
+    html = (
+        '<a title="\u202e" href="/\u202e">\u202e\u3164é\n\t\U000e0001</a>'
+        "<textarea>&lt;\u202e</textarea>{}<pre>\u202e</pre>"
+    )
+    drawn = live.text("chart:x", '{"a": "\u202e"}')
+    page, _ = live.finish(f"{live.edge}{html.format(drawn)}{live.edge}")
+    assert page.decode() == (
+        '<a title="\u202e" href="/\u202e">\\u202e\\u3164é\n\t\\U000e0001</a>'
+        "<textarea>&lt;\u202e</textarea>"
+        '<span data-live="chart:x" hidden>{&#34;a&#34;: &#34;\u202e&#34;}</span>'
+        "<pre>\\u202e</pre>"
+    )
+    again = live(name="x", caller=lambda: drawn + Markup("<b>\u202e</b>"))
+    assert live.parts["x"] == f"{live._filled(str(drawn))}<b>\\u202e</b>"
+    assert "\u202e" not in again
+
+
+def test_ordinary_invisible_characters_are_kept():
+    live = LiveFragments()
+    text = "12\u00a0000\u202f€, می\u200cخواهم, 👨\u200d👩\u200d👧, 東京\u3000"  # noqa: RUF001 - as people write
+    page, _ = live.finish(f"{live.edge}<p>{text}\u202e</p>{live.edge}")
+    assert page.decode() == f"<p>{text}\\u202e</p>"
