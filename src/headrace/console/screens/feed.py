@@ -363,7 +363,7 @@ ROOM: Final = Room(
         Screen(
             path="/feed/why",
             title="Post visibility",
-            tab="Why",
+            tab="Visibility",
             template="feed/why.html",
             scope=READ,
             view=view_why,

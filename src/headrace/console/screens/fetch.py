@@ -387,7 +387,7 @@ ROOM: Final = Room(
         Screen(
             path="/fetch/why",
             title="Photo status",
-            tab="Why",
+            tab="Photo status",
             template="fetch/why.html",
             scope=READ,
             view=view_why,
