@@ -56,7 +56,6 @@ screenshots: $(SET_UP) ## Take the documentation's pictures of the console, by i
 
 reference: $(SET_UP) ## Write docs/reference anew from the code
 	$(BIN)/python -m tools.reference
-	$(BIN)/python -m tools.schema
 	$(BIN)/python -m tools.dashboard
 
 lock: ## Resolve requirements.lock anew (hashes, no index in it)

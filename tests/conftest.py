@@ -14,9 +14,16 @@ from pathlib import Path
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from tests.kit import run_cleanup
+from tests.kit.engines import EnginesForTests, engines_for_tests, template_on
+from tests.kit.own_cluster import own_cluster
+from tests.kit.own_postgres import SERVERS as POSTGRES_SERVERS
+from tests.kit.own_postgres import OwnPostgres
+from tests.kit.processes import NEVER_RETRIEVED
+from tests.kit.stock_valkey import SERVERS as VALKEY_SERVERS
+from tests.kit.stock_valkey import StockValkey
 
 import headrace
-import run_cleanup
 from headrace.app import PACKAGES
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs
@@ -24,13 +31,6 @@ from headrace.engines.endpoints import Endpoints
 from headrace.engines.multiplex import Multiplexer
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.valkey import Valkey, ValkeyConfig
-from headrace.testing.engines import EnginesForTests, engines_for_tests, template_on
-from headrace.testing.processes import NEVER_RETRIEVED
-from own_cluster import own_cluster
-from own_postgres import SERVERS as POSTGRES_SERVERS
-from own_postgres import OwnPostgres
-from stock_valkey import SERVERS as VALKEY_SERVERS
-from stock_valkey import StockValkey
 
 # How long an example takes says nothing but what else the machine does.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.kit.processes import wait_until
 
 from headrace.engines import folder
 from headrace.engines.blobs import (
@@ -23,8 +24,7 @@ from headrace.engines.blobs import (
     BlobsDown,
     InvalidBlobKey,
 )
-from headrace.engines.folder import put_file
-from headrace.testing.processes import wait_until
+from headrace.engines.durable_files import write_durably
 
 
 @pytest.fixture(scope="module")
@@ -192,11 +192,11 @@ async def test_a_store_serves_one_loop_after_another(tmp_path):
 
 
 def test_a_put_killed_at_any_moment_leaves_the_old_or_the_new_object(tmp_path):
-    put_file(tmp_path, "k/object.bin", b"old" * 100_000)
+    write_durably(tmp_path, "k/object.bin", b"old" * 100_000)
     code = (
-        "import sys; from pathlib import Path; from headrace.engines.folder import put_file\n"
+        "import sys; from pathlib import Path; from headrace.engines.durable_files import write_durably\n"
         "print('go', flush=True)\n"
-        "while True: put_file(Path(sys.argv[1]), 'k/object.bin', b'new' * 100_000)\n"
+        "while True: write_durably(Path(sys.argv[1]), 'k/object.bin', b'new' * 100_000)\n"
     )
     for _ in range(5):
         child = subprocess.Popen(
@@ -213,13 +213,13 @@ def test_puts_killed_together_leave_the_old_or_the_new_objects(tmp_path):
     old, new = b"old" * 10_000, b"new" * 10_000
     keys = [f"k/{n % 3}/object{n}.bin" for n in range(12)]
     for key in keys:
-        put_file(tmp_path, key, old)
+        write_durably(tmp_path, key, old)
     code = (
-        "import asyncio, sys; from pathlib import Path; from headrace.engines.folder import FolderPuts\n"
+        "import asyncio, sys; from pathlib import Path; from headrace.engines.durable_files import DurableWriter\n"
         "async def main(puts, keys):\n"
         "    while True: await asyncio.gather(*[puts.put(k, b'new' * 10_000) for k in keys])\n"
         "print('go', flush=True)\n"
-        "asyncio.run(main(FolderPuts(Path(sys.argv[1]), 1), sys.argv[2:]))\n"
+        "asyncio.run(main(DurableWriter(Path(sys.argv[1]), 1), sys.argv[2:]))\n"
     )
     for _ in range(3):
         child = subprocess.Popen(
@@ -264,7 +264,7 @@ def test_a_put_syncs_the_file_before_its_name_and_then_the_folder(tmp_path):
     sys.addaudithook(lambda event, _: calls.append("rename") if event == "os.rename" else None)
     os.fsync = fsync
     try:
-        put_file(tmp_path, "a/b/c.bin", b"x")
+        write_durably(tmp_path, "a/b/c.bin", b"x")
     finally:
         os.fsync = real_fsync
     assert calls[:3] == ["fsync file", "rename", "fsync folder"]

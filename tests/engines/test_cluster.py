@@ -9,18 +9,32 @@ from urllib.parse import urlsplit
 
 import pytest
 from hostile_valkey import hostile_peer
+from tests.kit.chaos import ChaosProxy
+from tests.kit.own_cluster import Primary
+from tests.kit.waiting import wait_true
 
 from headrace.app import PACKAGES
 from headrace.cli.checkup import check_valkey
 from headrace.engines.functions import Functions, load_libraries
-from headrace.engines.multiplex import Multiplexer, ValkeyPartlyDown, ValkeyRefused
-from headrace.engines.multiplex.scanning import BEGIN, Keys, every, scan
-from headrace.engines.slots import place_of, read_map, slot_of
-from headrace.engines.valkey import Valkey, ValkeyConfig, ValkeyDown, ValkeyMoved
-from headrace.testing.chaos import ChaosProxy
-from headrace.testing.waiting import wait_true
+from headrace.engines.multiplex import (
+    BEGIN,
+    Keys,
+    Multiplexer,
+    ValkeyPartlyDown,
+    ValkeyRefused,
+    scan,
+    scan_all,
+)
+from headrace.engines.valkey import (
+    Valkey,
+    ValkeyConfig,
+    ValkeyDown,
+    ValkeyMoved,
+    hash_slot,
+    node_address,
+    parse_cluster_map,
+)
 from headrace.views.fence import Fence, means_of
-from own_cluster import Primary
 
 
 @pytest.fixture
@@ -62,12 +76,12 @@ def key_of(cluster, primary, prefix):
     ],
 )
 def test_a_key_has_the_slot_that_the_engine_says(key, slot):
-    assert slot_of(key) == slot
+    assert hash_slot(key) == slot
 
 
 def test_an_empty_hash_tag_is_none(cluster):
     for key in ("a{}b", "{}", "a{b", "{}{b}"):
-        assert cluster.primaries[0].ask("CLUSTER", "KEYSLOT", key) == slot_of(key)
+        assert cluster.primaries[0].ask("CLUSTER", "KEYSLOT", key) == hash_slot(key)
 
 
 def test_a_map_is_read_with_nodes_that_do_not_know_their_name():
@@ -76,12 +90,12 @@ def test_a_map_is_read_with_nodes_that_do_not_know_their_name():
         [6, 9, [None, 7001, b"id"]],
         [10, 16383, [b"?", 7002, b"id", [b"hostname", b""]]],
     ]
-    found = read_map(told, b"cluster_state:ok\r\ncluster_current_epoch:7\r\n", host="gate")
+    found = parse_cluster_map(told, b"cluster_state:ok\r\ncluster_current_epoch:7\r\n", host="gate")
     assert found.primaries == ["10.0.0.1:7000", "gate:7001", "gate:7002"]
     assert (found.owners[5], found.owners[6], found.epoch) == ("10.0.0.1:7000", "gate:7001", 7)
-    assert read_map([], b"", host="gate").primaries == []
-    assert place_of(":7001", host="gate") == ("gate", 7001)
-    assert place_of("::1:7001", host="gate") == ("::1", 7001)
+    assert parse_cluster_map([], b"", host="gate").primaries == []
+    assert node_address(":7001", host="gate") == ("gate", 7001)
+    assert node_address("::1:7001", host="gate") == ("::1", 7001)
 
 
 async def test_each_command_reaches_the_primary_of_its_key(line, stock):
@@ -101,7 +115,7 @@ async def test_a_scan_finds_what_is_on_every_primary(line):
         for number in range(tag + 1):
             await line.command("SET", f"{line.prefix}:{{s:{tag}}}:c:{number}", 1)
     keys = Keys(f"{line.prefix}:{{s:*}}:c:*", [f"{line.prefix}:{{s:{tag}}}:c:" for tag in tags])
-    found = [key async for part in every(line, keys) for key in part]
+    found = [key async for part in scan_all(line, keys) for key in part]
     assert len(found) == len(set(found)) == sum(tag + 1 for tag in tags)
     few = Keys(keys.pattern, keys.starts[:3])
     cursor, found = BEGIN, []
@@ -152,7 +166,7 @@ async def _is_at(line, key, primary):
 
 async def test_a_key_that_is_on_its_way_is_asked_for_where_it_goes(cluster, line):
     key = f"{line.prefix}:{{asked}}"
-    owner, slot = cluster.owner_of(key), slot_of(key)
+    owner, slot = cluster.owner_of(key), hash_slot(key)
     target = next(one for one in cluster.primaries if one is not owner)
     ids = [one.ask("CLUSTER", "MYID").decode() for one in (owner, target)]
     assert await line.command("GET", key) is None
@@ -283,7 +297,7 @@ def one_of_a_cluster(peer, words):
         return b"$27\r\ncluster_current_epoch:1\r\n\r\n\r\n"
     if words == [b"PING"]:
         return b"+PONG\r\n"
-    return b"-MOVED %d 127.0.0.1:%d\r\n" % (slot_of(words[1]), peer.port)
+    return b"-MOVED %d 127.0.0.1:%d\r\n" % (hash_slot(words[1]), peer.port)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from tests.kit.processes import is_alive
 
 from headrace.engines.embedded import (
     EmbeddedEngines,
@@ -18,10 +19,9 @@ from headrace.engines.embedded import (
     WrongVersion,
     running_endpoints,
 )
-from headrace.engines.embedded.leftovers import processes_in
-from headrace.engines.embedded.lock import is_locked
+from headrace.engines.embedded.data_folder import is_locked
+from headrace.engines.embedded.process import processes_in
 from headrace.engines.valkey import Valkey, ValkeyConfig
-from headrace.testing.processes import is_alive
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.processes import is_alive, wait_until
 
 from headrace.engines.embedded import (
     EngineMissing,
@@ -17,18 +18,24 @@ from headrace.engines.embedded import (
     NotRunning,
     running_endpoints,
 )
-from headrace.engines.embedded.folder import LOG_BYTES_MAX, MARKER, rotate_log, usable_folder
-from headrace.engines.embedded.leftovers import kill_engine, processes_in
-from headrace.engines.embedded.lock import FolderLock, is_locked
-from headrace.engines.embedded.machine import (
+from headrace.engines.embedded.data_folder import (
+    LOG_BYTES_MAX,
+    MARKER,
+    FolderLock,
+    is_locked,
+    rotate_log,
+    usable_folder,
+)
+from headrace.engines.embedded.process import kill_engine, packaged_file, processes_in
+from headrace.engines.embedded.settings import (
+    ADDRESS_BYTES_MAX,
     Machine,
+    endpoints_of,
     postgres_settings,
+    reachable_folder,
     read_machine,
     valkey_settings,
 )
-from headrace.engines.embedded.sockets import ADDRESS_BYTES_MAX, endpoints_of, reachable_folder
-from headrace.engines.embedded.spawn import packaged_file
-from headrace.testing.processes import is_alive, wait_until
 
 GIB = 2**30
 

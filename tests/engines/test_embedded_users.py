@@ -16,13 +16,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.kit.processes import is_alive
 
-from headrace.engines.embedded.leftovers import processes_in
-from headrace.engines.embedded.spawn import packaged_file
-from headrace.testing.processes import is_alive
+from headrace.engines.embedded.process import packaged_file, processes_in
 
 STARTER = Path(__file__).with_name("embedded_starter.py")
-NOBODY = 65534
+NO_OWNER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 pytestmark = pytest.mark.slow
 
@@ -59,17 +58,17 @@ def end(process, folder, pids):
 def test_an_ordinary_user_runs_both_engines_as_itself(open_folder):
     home = open_folder / "home"
     home.mkdir()
-    os.chown(home, NOBODY, NOBODY)
-    user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    os.chown(home, NO_OWNER, NO_OWNER)
+    user = ["setpriv", f"--reuid={NO_OWNER}", f"--regid={NO_OWNER}", "--clear-groups"]
     user += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     command = [*user, sys.executable, str(STARTER), str(home / "data"), "--not-durable"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env, cwd="/")
     facts = say(process)
     pids = [facts["postgres_pid"], facts["valkey_pid"]]
-    assert [facts["uid"], *map(uid_of, pids)] == [NOBODY] * 3
+    assert [facts["uid"], *map(uid_of, pids)] == [NO_OWNER] * 3
     owners = {path.stat().st_uid for path in (home / "data").rglob("*")}
-    assert owners == {NOBODY}
+    assert owners == {NO_OWNER}
     end(process, home, pids)
 
 

@@ -10,6 +10,7 @@ import time
 import pytest
 import uvloop
 from hostile_valkey import bulk, echo, hostile_peer
+from tests.kit.waiting import wait_true
 
 from headrace.engines.multiplex import (
     Multiplexer,
@@ -18,10 +19,9 @@ from headrace.engines.multiplex import (
     ValkeyNotReady,
     ValkeyRefused,
 )
-from headrace.engines.multiplex.address import address_of
-from headrace.engines.multiplex.link import Bounds
+from headrace.engines.multiplex.connection import Bounds
+from headrace.engines.multiplex.reconnecting_connection import address_of
 from headrace.engines.valkey import ValkeyConfig, ValkeyDown
-from headrace.testing.waiting import wait_true
 
 QUICK = Bounds(timeout_s=0.2)
 

@@ -8,10 +8,13 @@ import signal
 import time
 
 import pytest
+from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
+from tests.kit.processes import descendants
+from tests.kit.waiting import wait_true
 
 from headrace.engines import postgres_pool
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.engines.pooler import UrlsDiffer, require_sessions
+from headrace.engines.migrate import UrlsDiffer, require_sessions
 from headrace.engines.postgres import (
     ConstraintViolated,
     Postgres,
@@ -21,9 +24,6 @@ from headrace.engines.postgres import (
     PostgresRefused,
 )
 from headrace.engines.sql import compile_query
-from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
-from headrace.testing.processes import descendants
-from headrace.testing.waiting import wait_true
 
 MAKE = compile_query("make", "-- Make a table.\nCREATE TABLE note (id int PRIMARY KEY, body text)")
 ADD = compile_query("add", "-- Add one.\nINSERT INTO note (id, body) VALUES (:id, :body)")
@@ -134,7 +134,7 @@ async def test_a_broken_rule_is_a_conflict_that_names_the_constraint(postgres):
 
 async def test_a_statement_that_takes_too_long_is_stopped(database_url):
     postgres = Postgres(database_url, PostgresConfig(statement_timeout_s=0.1))
-    with pytest.raises(PostgresBusy, match="nothing was done"):
+    with pytest.raises(PostgresBusy, match="without effect"):
         await postgres.run(SLEEP)
     await postgres.close()
 
@@ -170,7 +170,7 @@ async def test_a_server_that_is_not_there_is_told_with_the_way_to_mend_it(url, s
         await postgres.open()
     assert told.value.retryable
     assert told.value.retry_after_s
-    assert f"PostgreSQL at {server} does not answer" in told.value.text
+    assert f"PostgreSQL at {server} does not respond" in told.value.text
     assert "hunter2" not in told.value.text
     assert server not in told.value.public_text
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from headrace.kernel.cancels import kept_cancellation, require_not_cancelled
+from headrace.kernel.resilience import preserve_cancellation, require_not_cancelled
 
 
 async def _ended(work):
@@ -21,7 +21,7 @@ async def _ended(work):
 @pytest.mark.parametrize("error", [None, ValueError])
 async def test_a_cancellation_that_was_swallowed_or_replaced_ends_the_block(error):
     async def work():
-        with kept_cancellation():
+        with preserve_cancellation():
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
             if error:
@@ -34,7 +34,7 @@ async def test_what_was_cancelled_before_the_block_does_not_end_it():
     async def work():
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
-        with kept_cancellation():
+        with preserve_cancellation():
             await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             require_not_cancelled()
@@ -44,7 +44,7 @@ async def test_what_was_cancelled_before_the_block_does_not_end_it():
 
 
 async def test_a_timeout_inside_the_block_is_no_cancellation():
-    with pytest.raises(TimeoutError), kept_cancellation():
+    with pytest.raises(TimeoutError), preserve_cancellation():
         async with asyncio.timeout(0):
             await asyncio.Event().wait()
     require_not_cancelled()

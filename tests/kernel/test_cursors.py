@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.kernel.cursors import CursorInvalid, read_cursor, sign_cursor
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.signing import CursorInvalid, derive_key, read_cursor, sign_cursor
 
 KEY = derive_key("a root secret of more than 32 characters", "cursor")
 JSON = st.recursive(
@@ -47,7 +46,7 @@ def test_a_changed_cursor_is_refused(index, letter):
 )
 def test_a_cursor_of_another_list_is_refused(listing, filters):
     cursor = sign_cursor(KEY, "jobs", {"queue": "mail"}, 42)
-    with pytest.raises(CursorInvalid, match="leave it out to begin at the first page"):
+    with pytest.raises(CursorInvalid, match="omit it to start at the first page"):
         read_cursor(KEY, listing, filters, cursor)
 
 

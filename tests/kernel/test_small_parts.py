@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.kernel import errors, secrets, trace
-from headrace.kernel.backoff import Backoff
+from headrace.kernel import errors, logs, signing
 from headrace.kernel.clock import VirtualClock
 from headrace.kernel.ids import InvalidId, new_uuid7, require_id, require_new_id
+from headrace.kernel.resilience import Backoff
 
 
 @pytest.mark.parametrize("value", ["a", "ad:1", "user@shop.example", "A-_.~", "x" * 128])
@@ -46,7 +46,7 @@ def test_uuid7_is_version_7_and_sorts_by_time():
 
 def test_keys_of_two_uses_do_not_verify_each_other():
     root = "r" * 32
-    cursor, media = secrets.derive_key(root, "cursor"), secrets.derive_key(root, "media-url")
+    cursor, media = signing.derive_key(root, "cursor"), signing.derive_key(root, "media-url")
     signature = cursor.sign(b"page 2")
     assert cursor.verify(b"page 2", signature)
     assert not media.verify(b"page 2", signature)
@@ -55,20 +55,20 @@ def test_keys_of_two_uses_do_not_verify_each_other():
 
 
 def test_a_short_secret_is_refused():
-    with pytest.raises(secrets.WeakSecret, match="at least 32"):
-        secrets.derive_key("short", "cursor")
+    with pytest.raises(signing.WeakSecret, match="at least 32"):
+        signing.derive_key("short", "cursor")
 
 
 def test_the_root_secret_is_made_once_and_readable_by_its_owner_alone(tmp_path):
-    first = secrets.load_or_make_root(tmp_path)
-    assert secrets.load_or_make_root(tmp_path) == first
+    first = signing.load_or_create_secret(tmp_path)
+    assert signing.load_or_create_secret(tmp_path) == first
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_secret_file_that_was_cut_is_named(tmp_path):
     (tmp_path / "secret").touch()
-    with pytest.raises(secrets.WeakSecret, match="has 0 characters") as refused:
-        secrets.load_or_make_root(tmp_path)
+    with pytest.raises(signing.WeakSecret, match="has 0 characters") as refused:
+        signing.load_or_create_secret(tmp_path)
     assert str(tmp_path / "secret") in refused.value.text
     assert "HEADRACE_SECRET" not in refused.value.text
 
@@ -77,7 +77,7 @@ def test_all_who_make_the_root_secret_at_once_get_the_same(tmp_path):
     for number in range(30):
         folder = tmp_path / str(number)
         with ThreadPoolExecutor(8) as pool:
-            found = set(pool.map(secrets.load_or_make_root, [folder] * 8))
+            found = set(pool.map(signing.load_or_create_secret, [folder] * 8))
         assert len(found) == 1
         assert len(found.pop()) == 43
         assert [path.name for path in folder.iterdir()] == ["secret"]
@@ -85,10 +85,10 @@ def test_all_who_make_the_root_secret_at_once_get_the_same(tmp_path):
 
 @given(st.text())
 def test_any_traceparent_gives_a_valid_next_hop(text):
-    valid = trace.new_traceparent()
-    assert trace.next_hop(valid)[:36] == valid[:36]
-    assert trace.next_hop(valid)[36:52] != valid[36:52]
-    assert len(trace.next_hop(text)) == 55
+    valid = logs.new_traceparent()
+    assert logs.child_traceparent(valid)[:36] == valid[:36]
+    assert logs.child_traceparent(valid)[36:52] != valid[36:52]
+    assert len(logs.child_traceparent(text)) == 55
 
 
 @given(st.integers(1, 10_000), st.floats(0, 0.999))

@@ -7,11 +7,11 @@ import time
 from contextlib import suppress
 
 import pytest
+from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, delay
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from headrace.engines.sql import compile_query
-from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy, delay
-from headrace.testing.waiting import wait_true
 
 CONFIG = PostgresConfig(connect_timeout_s=0.2, statement_timeout_s=5)
 ADD = compile_query("add", "-- A row of its own.\nINSERT INTO effect VALUES (:word) RETURNING word")
@@ -122,7 +122,7 @@ async def test_a_reset_ends_what_is_open_and_what_comes(proxy, behind):
     proxy.set(RESET)
     assert proxy.connections() == 0
     with pytest.raises(PostgresDown):
-        await behind.connect_alone()
+        await behind.connect_unpooled()
     assert proxy.refused
     proxy.set(PASS)
     assert await behind.value(PID) != pid
@@ -166,7 +166,7 @@ async def test_a_mode_can_be_for_the_next_connection_alone(proxy, behind):
 
 
 async def test_a_mode_can_be_for_those_that_asked_alone(proxy, behind):
-    listener = await behind.connect_alone()
+    listener = await behind.connect_unpooled()
     await listener.add_listener("a_channel", lambda *_: None)
     pid = await behind.value(PID)
     proxy.set(RESET, asked=b"LISTEN")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-
-from headrace.testing.processes import HeadraceProcess
+from tests.kit.processes import HeadraceProcess
 
 FORGETS = """
 import asyncio

@@ -8,16 +8,16 @@ import subprocess
 import sys
 
 import pytest
+from tests.kit.history import Recorder, read_history
+from tests.kit.processes import wait_until
 
 from headrace.engines.postgres import PostgresDown
 from headrace.jobs import QueueUnknown
-from headrace.testing.history import Recorder, read_history
-from headrace.testing.processes import wait_until
 
 ENDLESS = """
 import sys
 from pathlib import Path
-from headrace.testing.history import Recorder
+from tests.kit.history import Recorder
 recorder, number = Recorder(Path(sys.argv[1])), 0
 while True:
     number += 1

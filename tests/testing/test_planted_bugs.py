@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
-from headrace.engines.sql import compile_query
-from headrace.jobs import Jobs, JobsConfig, JobState, LeaseLost, NewJob, Registry
-from headrace.jobs.model import TakenOutcome
-from headrace.testing.chaos import ChaosProxy
-from headrace.testing.checkers import (
+from tests.kit.chaos import ChaosProxy
+from tests.kit.checkers import (
     counted_twice,
     doubled,
     lost,
@@ -17,8 +12,13 @@ from headrace.testing.checkers import (
     over_limit,
     overlapping,
 )
-from headrace.testing.history import Recorder, read_history
-from headrace.testing.waiting import wait_true
+from tests.kit.history import Recorder, read_history
+from tests.kit.waiting import wait_true
+
+from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, JobState, LeaseLost, NewJob, Registry
+from headrace.jobs.model import TakenOutcome
 
 EXPIRE = compile_query(
     "expire",

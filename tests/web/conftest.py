@@ -18,7 +18,7 @@ from headrace.web.tokens import Tokens
 
 
 class SmallHouse:
-    """Implements `headrace.web.model.House`."""
+    """Implements `headrace.web.model.Application`."""
 
     version = "0.0.0"
     metrics_folder = None

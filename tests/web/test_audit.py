@@ -10,10 +10,9 @@ from click.testing import CliRunner
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.clock import VirtualClock
 from headrace.kernel.errors import Unavailable
-from headrace.web.audit import Audit
 from headrace.web.cli import audit
 from headrace.web.model import TokenRefused
-from headrace.web.sessions import Sessions
+from headrace.web.sessions import Audit, Sessions
 from headrace.web.tokens import Tokens
 
 KEPT_S = 3600.0
@@ -27,7 +26,7 @@ async def test_lines_tell_what_was_begun_and_what_became_of_it(postgres):
     await kept.end(ids[1], "refused", "no such queue")
     lines = await kept.lines()
     assert [line.outcome for line in lines] == ["begun", "refused", "done"]
-    assert lines[2].told == "it is paused"
+    assert lines[2].detail == "it is paused"
     assert len(lines[2].command) == 4_000
     assert [line.id for line in await kept.lines(before=ids[1])] == [ids[0]]
     assert await kept.lines(before=-5) == []

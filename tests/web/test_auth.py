@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresDown
 from headrace.kernel.clock import VirtualClock
-from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
-from headrace.testing.waiting import wait_true
 from headrace.web.auth import ANSWER_S, CACHED_S, KEPT_WHILE_AWAY_S, Callers
 from headrace.web.model import ScopeUnknown, TokenNameTaken, TokenRefused, TokenUnknown
 from headrace.web.tokens import (
@@ -18,7 +18,7 @@ from headrace.web.tokens import (
     ensure_root_token,
     is_token,
     make_token,
-    mend_of,
+    remedy_for,
     root_name,
 )
 
@@ -171,7 +171,7 @@ async def test_a_file_without_a_token_is_told_and_not_stored(postgres, tmp_path)
     root = await ensure_root_token(tmp_path, Tokens(postgres))
     assert root.state == "no token"
     assert "holds no token" in dead_token(root)
-    assert "tokens create" in mend_of(root)
+    assert "tokens create" in remedy_for(root)
     assert await Tokens(postgres).list() == []
 
 

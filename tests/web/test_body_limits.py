@@ -12,7 +12,7 @@ from litestar import post
 from litestar.params import JSONBody
 
 from headrace.kernel.errors import TooLarge
-from headrace.kernel.limits import ItemsMax
+from headrace.kernel.routes import ItemsMax
 from headrace.web.bodies import (
     DOCUMENT_BYTES_MAX,
     OFF_LOOP_FROM_BYTES,

@@ -14,11 +14,11 @@ from small_shop import ROUTES, NewThings, Shop
 
 from headrace.engines.sql import compile_query
 from headrace.kernel.errors import LimitExceeded
-from headrace.kernel.once import Once
+from headrace.kernel.routes import Idempotency
 from headrace.web.idempotency import KEY_CHARACTERS_MAX, LOCK_WAIT_S
 from headrace.web.tokens import Tokens
 
-PARTS = {"scope": "jobs:write", "keeps_keys": True}
+PARTS = {"scope": "jobs:write", "idempotent": True}
 MAKE_TABLE = "CREATE TABLE orders (id bigserial PRIMARY KEY, things int)"
 ADD_ORDER = compile_query(
     "add_order", "-- An effect.\nINSERT INTO orders (things) VALUES (:things) RETURNING id"
@@ -27,7 +27,9 @@ ADD_ORDER = compile_query(
 
 @post("/v1/orders", operation_id="addOrder", opt=PARTS, status_code=202)
 async def add_order(
-    once: NamedDependency[Once], shop: NamedDependency[Shop], data: JSONBody[NewThings]
+    idempotency: NamedDependency[Idempotency],
+    shop: NamedDependency[Shop],
+    data: JSONBody[NewThings],
 ) -> dict[str, int]:
     """Write an order; a payload says what else is to happen."""
 
@@ -43,19 +45,19 @@ async def add_order(
             raise RuntimeError("secret inside")
         return {"order": number}
 
-    return await once(order)
+    return await idempotency.run(order)
 
 
 @post("/v1/other-orders", operation_id="addOtherOrder", opt=PARTS, status_code=202)
 async def add_other_order(
-    once: NamedDependency[Once], shop: NamedDependency[Shop], request: Request
+    idempotency: NamedDependency[Idempotency], shop: NamedDependency[Shop], request: Request
 ) -> dict[str, int]:
     """Another route, without a body."""
 
     async def order(tx) -> dict[str, int]:
         return {"order": await (tx or shop.postgres).value(ADD_ORDER, things=0)}
 
-    return await once(order)
+    return await idempotency.run(order)
 
 
 @pytest.fixture
@@ -141,7 +143,7 @@ async def test_a_key_of_another_request_is_refused(send, orders, other):
     first = await send("k")
     refused = await send("k", **other)
     assert code_of(refused) == (422, "web.idempotency_mismatch")
-    assert "make a new key" in refused.json()["detail"]
+    assert "use a new key" in refused.json()["detail"]
     assert (await send("k")).json() == first.json()
     assert await orders() == 1
 

@@ -11,9 +11,8 @@ from litestar import get
 from litestar.di import NamedDependency
 from small_shop import ROUTES, Shop
 
-from headrace.web.admission import network_of
+from headrace.web.limits import CHARGE, Quotas, end_charge, headers_of_charge, network_of
 from headrace.web.model import RateLimited, TooManyRequestsOpen, WebConfig
-from headrace.web.quotas import CHARGE, Quotas, end_charge, headers_of_charge
 from headrace.web.tokens import Caller, Tokens
 
 NEXT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

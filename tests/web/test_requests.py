@@ -10,12 +10,10 @@ from litestar import get
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.kernel.errors import Unavailable, error_table
-from headrace.kernel.logs import SparseLogger
-from headrace.kernel.trace import trace_id
+from headrace.kernel.logs import SparseLogger, trace_id
 from headrace.web import guard
-from headrace.web.cors import host_name, origin_host
-from headrace.web.guard import SECURITY_HEADERS
-from headrace.web.openapi import operations_of, routes_without_scope
+from headrace.web.guard import SECURITY_HEADERS, host_name, origin_host
+from headrace.web.routes import operations_of, routes_without_scope
 from headrace.web.server import create_api, create_app, describe_api
 
 MEMBERS = {"type", "title", "status", "detail", "code", "request_id", "retryable"}
