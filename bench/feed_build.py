@@ -13,14 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.kit.processes import descendants
+
 from bench.children import BenchFault, Child
 from bench.feed_stage import World, stage_follows, stage_posts
 from bench.peers.feed_merges import Merges
 from bench.systems import Cell
 from headrace import Headrace
 from headrace.jobs import JobState
-from headrace.kernel.cancels import require_not_cancelled
-from headrace.testing.processes import descendants
+from headrace.kernel.resilience import require_not_cancelled
 
 PING_EVERY_S = 0.01
 LOOK_EVERY_S = 0.1

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.kit.processes import descendants
+
 from bench.children import BenchFault, Child, wait_for
 from bench.figures import Figure, Goal, figure
 from bench.harness import Run
@@ -25,7 +27,6 @@ from bench.media_ranges import LARGE, Serve, our_cache
 from bench.media_stage import Serving, blobs_folder, generator, press, read_all
 from bench.peers import media_servers as peers
 from bench.systems import OURS
-from headrace.testing.processes import descendants
 
 SLOW, SLOW_QUICK = 10_000, 1_000
 SLOW_BYTES_PER_S, CROWD_BYTES_PER_S = 32 * 1024, 4 * 1024

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from tests.kit.processes import descendants
 
 from bench.children import BenchFault, Child, wait_for
 from bench.figures import Figure, Goal, Runs, figure
@@ -54,7 +55,6 @@ from headrace.media.store.layout import (
     pack_head,
     pack_superblock,
 )
-from headrace.testing.processes import descendants
 
 FRAMES, FRAMES_QUICK = 4_194_304, 262_144
 BACK_S = 30.0

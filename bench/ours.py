@@ -14,7 +14,7 @@ from itertools import count
 from bench.peers.driver import PAYLOAD, TEXT, WARM_UP_CALLS, Clock, main, url
 from headrace import Headrace
 from headrace.engines.endpoints import Endpoints
-from headrace.kernel.trace import current_traceparent, new_traceparent
+from headrace.kernel.logs import current_traceparent, new_traceparent
 
 QUEUE = os.environ.get("BENCH_QUEUE", "noop")
 LANES = int(os.environ.get("BENCH_LANES", "0"))

@@ -35,7 +35,7 @@ from bench.views_stage import (
 )
 from headrace import Headrace
 from headrace.engines.sql import compile_query
-from headrace.kernel.cancels import require_not_cancelled
+from headrace.kernel.resilience import require_not_cancelled
 
 RAW = "raw ASGI, same Valkey call"
 READS_PER_S, HITS_PER_S = 5_000, 150

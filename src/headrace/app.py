@@ -28,17 +28,16 @@ import headrace
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs, BlobsConfig
 from headrace.engines.endpoints import Endpoints
-from headrace.engines.marked import RECORD_FILE, StoreRecord
+from headrace.engines.mount_guard import RECORD_FILE, PostgresRecord, StoreRecord
 from headrace.engines.postgres import PostgresConfig
-from headrace.engines.shared_record import PostgresRecord
 from headrace.engines.valkey import ValkeyConfig
 from headrace.kernel.config import InvalidConfig, Loaded, load_config, parse_text, setting
 from headrace.kernel.errors import require_extra
-from headrace.kernel.secrets import load_or_make_root
+from headrace.kernel.signing import load_or_create_secret
 
 if TYPE_CHECKING:
     from headrace.console.app import Console
-    from headrace.engines.borrowed import Transaction
+    from headrace.engines.caller_transaction import Transaction
     from headrace.feed import Feed
     from headrace.fetch import Fetch
     from headrace.jobs import Jobs, NewJob, Queue, Registry, Task
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from headrace.jobs.tasks import LimiterDeclared, LimiterOptions, QueueOptions, TaskOptions
     from headrace.media import Media
     from headrace.views import Views
-    from headrace.web.audit import Audit
+    from headrace.web.sessions import Audit
     from headrace.web.tokens import Tokens
 
 CONFIG_FILE: Final = "headrace.toml"
@@ -213,7 +212,7 @@ class Headrace:
     @cached_property
     def secret(self) -> str:
         """The root secret, from `HEADRACE_SECRET` or the data folder."""
-        return os.environ.get("HEADRACE_SECRET") or load_or_make_root(self.data_folder)
+        return os.environ.get("HEADRACE_SECRET") or load_or_create_secret(self.data_folder)
 
     @cached_property
     def registry(self) -> Registry:
@@ -264,11 +263,12 @@ class Headrace:
     def feed(self) -> Feed:
         """The newest posts of followed authors: `await app.feed.page(7)`."""
         from headrace.feed import Feed, FeedConfig
-        from headrace.kernel.cursors import USE
-        from headrace.kernel.secrets import derive_key
+        from headrace.kernel.signing import CURSOR_USE, derive_key
 
         config = self.config.section(FeedConfig)
-        feed = Feed(self.engines, self.jobs, config, make_key=lambda: derive_key(self.secret, USE))
+        feed = Feed(
+            self.engines, self.jobs, config, make_key=lambda: derive_key(self.secret, CURSOR_USE)
+        )
         for handler in self._deletion_handlers:
             feed.on_post_deleted(handler)
         feed.register(self.registry)
@@ -298,8 +298,8 @@ class Headrace:
     def audit(self) -> Audit:
         """What was done in the console. Raises: ExtraMissing."""
         require_extra("web", "litestar")
-        from headrace.web.audit import Audit
         from headrace.web.model import WebConfig
+        from headrace.web.sessions import Audit
 
         kept_s = self.config.section(WebConfig).audit_kept_s
         return Audit(self.engines.postgres, kept_s=kept_s)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from headrace.cli.supervisor import Role, Supervisor, announce_ready, watch_parent
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import configure_logs
+from headrace.kernel.resilience import Backoff
 
 
 def act(kind: str, folder: str) -> int:

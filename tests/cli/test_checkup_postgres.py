@@ -6,12 +6,12 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from tests.kit.own_postgres import run_statements
 
 from headrace import Headrace
 from headrace.cli import checkup_postgres
 from headrace.cli.checkup_postgres import check_postgres
 from headrace.engines.postgres import PostgresConfig
-from own_postgres import run_statements
 
 NO_SYNCS = ("fsync is off", "full_page_writes is off")
 """The engines of a test run sync nothing."""

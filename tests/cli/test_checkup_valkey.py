@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from tests.kit.stock_valkey import SERVERS, StockValkey, program_of
 
 from headrace.cli import checkup
 from headrace.cli.checkup import check_valkey
 from headrace.engines.valkey import Valkey, ValkeyConfig
-from stock_valkey import SERVERS, StockValkey, program_of
 
 GOOD = {
     "appendonly": "yes",

@@ -45,8 +45,8 @@ def test_global_options_may_stand_anywhere_before_a_lone_dash_dash():
         (["up", "site:app"], 2, "'site' is a module of Python's standard library, which hides"),
         (["up", "site.web:app"], 2, "call yours otherwise, such as site_app.py"),
         (["jobs", "show", "1"], 7, "headrace up"),
-        (["agent", "--name", "a b"], 2, "host 'a b' is no valid id"),
-        (["agent", "--name", ""], 2, "host '' is no valid id"),
+        (["agent", "--name", "a b"], 2, "host 'a b' is not a valid id"),
+        (["agent", "--name", ""], 2, "host '' is not a valid id"),
         (["migrate"], 7, "headrace up"),
         (["config", "show", "--config", "absent.toml"], 2, "expected a TOML file"),
     ],
@@ -134,7 +134,7 @@ def test_a_command_names_the_server_that_does_not_answer(folder, capfd, monkeypa
     monkeypatch.setenv("HEADRACE_VALKEY_URL", "valkey://127.0.0.1:1")
     assert main(["queues", "ls"]) == 7
     told = capfd.readouterr().err
-    assert "PostgreSQL at 127.0.0.1:1 does not answer" in told
+    assert "PostgreSQL at 127.0.0.1:1 does not respond" in told
     assert "hunter2" not in told
     assert main(["doctor"]) == 7
     told = capfd.readouterr().out

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.processes import descendants, is_alive, wait_until
 
 from headrace.cli.supervisor import announce_ready, watch_parent
-from headrace.engines.embedded.leftovers import processes_in
-from headrace.testing.processes import descendants, is_alive, wait_until
+from headrace.engines.embedded.process import processes_in
 
 PROGRAM = Path(__file__).with_name("supervised.py")
 pytestmark = pytest.mark.slow

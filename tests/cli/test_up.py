@@ -12,11 +12,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.kit.processes import HeadraceProcess
 
 from headrace import Headrace
 from headrace.cli.up import embedded_of
 from headrace.engines.valkey import Valkey, ValkeyConfig
-from headrace.testing.processes import HeadraceProcess
 from headrace.views.fence import means_of
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"

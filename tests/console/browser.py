@@ -20,8 +20,7 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, Response, async_playwright
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 PATIENCE_MS = 60_000

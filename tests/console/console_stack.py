@@ -23,9 +23,9 @@ from typing import Any
 import httpx
 from hostile import CORPUS, LAMP, TEXT
 from seller_host import SellerHost
+from tests.kit.processes import HeadraceProcess, wait_until
 
 from headrace.engines.blobs import Blobs
-from headrace.testing.processes import HeadraceProcess, wait_until
 
 SETTINGS = """
 [web]

@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 
 import pytest
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 WAITS = "not all is live: what came or went is shown once you are done here"

@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from console_acts import act
 from hostile import TEXT
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 

@@ -128,7 +128,7 @@ async def test_a_customer_its_source_and_its_webhook_are_set_tried_and_removed(s
     assert (made["hold_share"], made["hold_items"], made["refresh_s"]) == (0.1, 5, 604_800)
     limits = {"customer": "made-here", "rate": "20/5s", "connections": 3}
     refused = await act(screen, "fetch-customer", **limits, hold_share="30%")
-    assert "a share from 0 to 1" in refused
+    assert "a fraction from 0 to 1" in refused
     await screen.open("/console/fetch/customers/made-here")
     assert "Held over" in await screen.text("main")
     assert "headrace fetch webhook rotate made-here" in told

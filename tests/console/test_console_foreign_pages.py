@@ -12,7 +12,7 @@ import pytest
 from served import app_of, serving
 
 from headrace.engines.endpoints import Endpoints
-from headrace.web.openapi import handlers_of
+from headrace.web.routes import handlers_of
 from headrace.web.server import create_app
 from headrace.web.tokens import KEY_PREFIX, make_token
 

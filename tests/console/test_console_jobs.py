@@ -9,9 +9,9 @@ import pytest
 from browser import WIDTHS
 from console_acts import send
 from hostile import CORPUS
+from tests.kit.waiting import wait_true
 
 from headrace.kernel.terminal import visible
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 PHONE_RULES = ("color-contrast", "scrollable-region-focusable")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.kit.processes import HeadraceProcess
 
 from headrace.cli.console import ADDRESS_FILE, base_url, open_browser, opens_browser
-from headrace.testing.processes import HeadraceProcess
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,7 @@ import httpx
 import pytest
 from console_acts import act
 from console_stack import TRACK, tone
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 

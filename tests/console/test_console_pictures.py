@@ -15,8 +15,7 @@ import pytest
 from browser import WIDTHS
 from console_stack import TRACK
 from PIL import Image
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 SHOTS = "SCREENSHOTS"
 """The folder that is written to."""

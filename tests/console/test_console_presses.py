@@ -11,8 +11,7 @@ import re
 
 import pytest
 from browser import WIDTHS
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 PREVIEWS = "**/calls?**"

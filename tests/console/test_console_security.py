@@ -13,13 +13,13 @@ import pytest
 import structlog
 from markupsafe import Markup
 from served import MARK, PAGE, app_of, make_link, post, send, serving
+from tests.kit.chaos import RESET, ChaosProxy
 
 from headrace.console import app as console_app
 from headrace.console.rendering import Live
 from headrace.engines.endpoints import Endpoints
 from headrace.jobs import NewJob
 from headrace.kernel.metrics import REGISTRY
-from headrace.testing.chaos import RESET, ChaosProxy
 
 pytestmark = pytest.mark.slow
 ASSETS = Path(console_app.__file__).parent / "assets"
@@ -243,12 +243,12 @@ async def test_a_refusal_keeps_the_form_as_it_was_filled_in(at):
     assert "nothing" in re.search(r'class="told bad"[^>]*>([^<]+)', answer.text)[1]
     assert 'value="0 4 * * *"' in answer.text
     [line] = await at.app.audit.lines()
-    assert (line.actor, line.place, line.action) == ("root", "127.0.0.1", "jobs.add_cron")
+    assert (line.actor, line.address, line.action) == ("root", "127.0.0.1", "jobs.add_cron")
     assert (line.outcome, line.command) == (
         "refused",
         "headrace crons add n '0 4 * * *' nothing null",
     )
-    assert "nothing" in line.told
+    assert "nothing" in line.detail
     assert "headrace crons add" in (await at.client.get("/console/audit")).text
 
 

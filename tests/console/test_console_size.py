@@ -13,12 +13,12 @@ import time
 
 import pytest
 from served import app_of, serving
+from tests.kit.queue_counts import add_counts
 
 from headrace.console.live import BYTES_PER_S
 from headrace.engines.endpoints import Endpoints
 from headrace.jobs import store
 from headrace.jobs.fleet.plan import Move
-from queue_counts import add_counts
 
 QUEUES, HOSTS, SLOTS, TRIES = 150, 40, 32, 6
 YARDSTICK_STEPS, YARDSTICKS_MAX = 80_000, 4.0

@@ -7,8 +7,7 @@ import re
 
 import httpx
 import pytest
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 RESTING = (

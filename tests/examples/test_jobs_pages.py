@@ -10,10 +10,10 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs.worker import Worker
 from headrace.testing import drain
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parents[2] / "docs"

@@ -20,8 +20,7 @@ from examples.bazaar.client import Client
 from examples.bazaar.pictures import Album
 from examples.bazaar.shops import ITEMS_MIN, first_wares, shops
 from PIL import Image
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,10 +13,10 @@ from examples.bazaar.adverts import Advert, Adverts, Photo
 from examples.bazaar.buyers import Buyers
 from examples.bazaar.shop import make_web
 from examples.bazaar.tracks import TRACKS
+from tests.kit.waiting import wait_true
 
 from headrace import Headrace
 from headrace.media.worker import serve
-from headrace.testing.waiting import wait_true
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 PHOTOS = (

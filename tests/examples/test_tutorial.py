@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from headrace.testing.processes import wait_until
+from tests.kit.processes import wait_until
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import httpx
 from click.testing import CliRunner
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.feed import cli, http
 from headrace.feed.model import Bar
@@ -26,7 +27,6 @@ from headrace.kernel.errors import HeadraceError
 from headrace.web.model import WebConfig
 from headrace.web.server import run_api
 from headrace.web.tokens import Tokens
-from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
 SCOPES = ("feed:read", "feed:write")

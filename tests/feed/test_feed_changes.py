@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from structlog.testing import capture_logs
+from tests.kit.waiting import wait_true
 
 from headrace.engines.valkey import ValkeyDown
 from headrace.feed import NewPost, apply, store
@@ -15,7 +16,6 @@ from headrace.feed.model import Change, Kind
 from headrace.feed.worker import Sweeper
 from headrace.kernel.logs import SparseLogger
 from headrace.testing import drain
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture

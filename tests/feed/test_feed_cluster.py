@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from feed_world import History
+from tests.kit.waiting import wait_true
 
 from headrace.feed.worker import Sweeper
-from headrace.testing.waiting import wait_true
 
 SHARDS = 4
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 from feed_surfaces import client_of
+from tests.kit.whole_nodes import free_port
 
 from headrace.engines.multiplex import Multiplexer
 from headrace.engines.valkey import ValkeyConfig
 from headrace.feed import Feed, FeedConfig
 from headrace.feed.errors import SlowPagesBusy
-from headrace.kernel.secrets import derive_key
-from whole_nodes import free_port
+from headrace.kernel.signing import derive_key
 
 READERS, AT_ONCE, WAITING = 40, 3, 12
 BLOCKED = "SELECT count(*) FROM pg_locks WHERE relation = 'headrace.feed_follow'::regclass AND NOT granted"
@@ -35,7 +35,7 @@ async def test_readers_without_valkey_leave_connections_to_all_others(
     await feed.follow(7, [100])
     await feed.post(100, "p1")
     await without_valkey.ready()
-    holder = await postgres.connect_alone()
+    holder = await postgres.connect_unpooled()
     async with client_of(engines, without_valkey) as client:
         async with holder.transaction():
             await holder.execute("LOCK TABLE headrace.feed_follow IN ACCESS EXCLUSIVE MODE")
@@ -68,7 +68,7 @@ async def test_a_reader_that_goes_away_leaves_its_turn_to_others(feed, without_v
     await feed.follow(7, [100])
     await feed.post(100, "p1")
     await without_valkey.ready()
-    holder = await postgres.connect_alone()
+    holder = await postgres.connect_unpooled()
     async with holder.transaction():
         await holder.execute("LOCK TABLE headrace.feed_follow IN ACCESS EXCLUSIVE MODE")
         readers = [asyncio.create_task(without_valkey.page(7)) for _ in range(AT_ONCE + WAITING)]

@@ -19,7 +19,7 @@ from headrace.feed.errors import (
 )
 from headrace.feed.model import Bar
 from headrace.feed.worker import Sweeper
-from headrace.kernel.cursors import CursorInvalid
+from headrace.kernel.signing import CursorInvalid
 from headrace.testing import drain
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

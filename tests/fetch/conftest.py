@@ -11,6 +11,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from origin import Origin
+from tests.kit.waiting import wait_true
 
 from headrace.fetch import Fetch, FetchConfig, Item, Run, http, starts
 from headrace.fetch.cli import fetch as fetch_command
@@ -18,7 +19,6 @@ from headrace.fetch.model import FINAL_STATES
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.jobs.worker import Worker
 from headrace.kernel.config import load_config
-from headrace.testing.waiting import wait_true
 from headrace.web.model import WebConfig
 from headrace.web.server import create_api
 from headrace.web.tokens import Tokens

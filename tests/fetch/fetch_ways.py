@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 import msgspec
 from click.testing import CliRunner
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.fetch.cli import fetch as fetch_command
 from headrace.fetch.model import SentItem
 from headrace.kernel.errors import error_table
-from ways_in import PythonVerbs, Refused, plain
 
 WAYS = ("python", "http", "commands")
 

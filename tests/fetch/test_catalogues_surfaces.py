@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from origin import Answer
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.cli.text import describe_run, duration, progress_line
@@ -15,7 +16,6 @@ from headrace.fetch.errors import RunUnfinished
 from headrace.fetch.model import Customer, RunState, SampledPhoto
 from headrace.fetch.sampling import expected_s
 from headrace.fetch.store.runs import pace_of
-from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 NEVER = "0 0 1 1 *"

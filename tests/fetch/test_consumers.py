@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.consumers import Consumers, deliveries
 from headrace.fetch.errors import ConsumerUnknown, CustomerUnknown
 from headrace.fetch.model import RunState
 from headrace.fetch.publishing import absent_wait_s
-from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 DUE_NOW = compile_query(

@@ -7,12 +7,12 @@ import time
 
 import pytest
 from origin import Answer, photo
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch import store
 from headrace.fetch.model import RunState, SentItem
 from headrace.fetch.store.photos import Decision
-from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 OLD = compile_query(

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from origin import Answer, photo
 from PIL import Image
+from tests.kit.waiting import wait_true
 
 from headrace.fetch.decoding import DecodeLimits, Decoder, DecoderDown
 from headrace.fetch.images import NotAPhoto, inspect_image
-from headrace.testing.waiting import wait_true
 
 KINDS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "AVIF": "avif"}
 LIMITS = DecodeLimits()

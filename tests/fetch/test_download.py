@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from forbidden import LOOPBACK_HOSTS
 from origin import Answer, Origin, photo
+from tests.kit.waiting import wait_true
 
 from headrace.fetch import FetchConfig
 from headrace.fetch.download import Downloader, _retry_after_s, _Trip
 from headrace.fetch.hop import Bounds, Known
 from headrace.fetch.starts import Starts
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from fetch_ways import WAYS, CommandWay, HttpWay, PythonWay, Refused
 from receiver import Receiver
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.fetch import Fetch, FetchConfig, Item, http
@@ -21,7 +22,6 @@ from headrace.fetch.model import RunState
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.jobs.worker import Worker
 from headrace.kernel.config import load_config
-from headrace.testing.waiting import wait_true
 from headrace.web.model import WebConfig
 from headrace.web.server import create_api
 from headrace.web.tokens import Tokens

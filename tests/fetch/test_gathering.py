@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.fetch.gathering import ASKED_MAX, RUNS_AT_ONCE, Gathering
-from headrace.testing.waiting import wait_true
 
 
 async def test_questions_asked_together_share_an_answer_and_keep_their_order():

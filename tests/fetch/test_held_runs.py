@@ -6,12 +6,12 @@ import asyncio
 import gzip
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.catalogues import Order
 from headrace.fetch.errors import RunNotHeld
 from headrace.fetch.model import RunState, SentItem
-from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 BAD_ID = "\u200bhidden,Bad,5,\n"

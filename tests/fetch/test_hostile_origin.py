@@ -17,11 +17,11 @@ import pytest
 from forbidden import FORBIDDEN_ADDRESSES, LOOPBACK_HOSTS
 from name_server import NameServer
 from origin import Answer, Origin, photo
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig
 from headrace.fetch.download import Downloader
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 HURRY = compile_query(

@@ -17,10 +17,10 @@ import pytest
 from fetch_ways import CommandWay, HttpWay, PythonWay
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.ways_in import Refused
 
 from headrace.fetch.item_ids import ITEM_ID_CHARACTERS_MAX, find_item_id
 from headrace.fetch.model import SentItem
-from ways_in import Refused
 
 ORDINARY = ("A/1", "A 1", "арт-1", "A(1)", "№5")
 HOSTILE = (

@@ -7,10 +7,10 @@ import hashlib
 
 import pytest
 from origin import Answer, photo
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.model import PHOTO_RETRIES
-from headrace.testing.waiting import wait_true
 
 PHOTOS_DUE = compile_query(
     "photos_due",

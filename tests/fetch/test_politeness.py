@@ -14,6 +14,7 @@ import pytest
 from name_server import NameServer
 from origin import Answer, photo
 from paced import PacedOrigin
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig
@@ -24,7 +25,6 @@ from headrace.fetch.robots import crawl_delay_s
 from headrace.fetch.routing import TimeClass
 from headrace.fetch.starts import LEAD_S_MAX, NotStarted, Starts
 from headrace.jobs.errors import LaneExhausted
-from headrace.testing.waiting import wait_true
 
 DUE = compile_query(
     "due",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 HEAD = "id,name,price,photos\n"

@@ -6,6 +6,7 @@ import gzip
 
 import pytest
 from origin import Answer
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
@@ -15,7 +16,6 @@ from headrace.fetch.model import LIMITER, RunState
 from headrace.fetch.sources import cron_name, shown_name
 from headrace.fetch.store.sql import SQL
 from headrace.jobs.errors import CronUnknown, InvalidCron
-from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 TEXT = f"{HEAD}a,A,5,\nb,B,5,\n".encode()

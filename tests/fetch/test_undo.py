@@ -6,11 +6,11 @@ import gzip
 
 import pytest
 from origin import Answer
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch.errors import InvalidCustomer, RunNotUndoable, RunUnknown
 from headrace.fetch.model import UNDOABLE_RUNS, RunState, SentItem
-from headrace.testing.waiting import wait_true
 
 HEAD = "id,name,price,photos\n"
 LIMITS = {"starts_max": 100_000, "window_s": 60, "connections": 50}

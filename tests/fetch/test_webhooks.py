@@ -11,6 +11,7 @@ import pytest
 from forbidden import FORBIDDEN_ADDRESSES
 from name_server import NameServer
 from receiver import Receiver
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.fetch import FetchConfig, store
@@ -32,7 +33,6 @@ from headrace.fetch.webhooks import (
 from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, Task
 from headrace.jobs.model import JobFilter
 from headrace.jobs.worker import Worker
-from headrace.testing.waiting import wait_true
 
 JOBS = JobsConfig(poll_s=0.05, retry_first_s=0.1)
 DUE_NOW = compile_query(

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from receiver import Receiver
+from tests.kit.waiting import wait_true
 
 from headrace.cli.checkup import check_webhooks
 from headrace.engines.sql import compile_query
-from headrace.testing.waiting import wait_true
 
 LIMITS = {"starts_max": 100_000, "window_s": 60.0, "connections": 50}
 

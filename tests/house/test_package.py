@@ -10,8 +10,7 @@ import zipfile
 
 import packaged
 import pytest
-
-from headrace.testing.processes import HeadraceProcess
+from tests.kit.processes import HeadraceProcess
 
 pytestmark = pytest.mark.slow
 ROOMS = {

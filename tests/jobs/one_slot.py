@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 import msgspec
+from tests.kit.waiting import wait_true
 
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.slots.messages import Left, Ready, Settled, Spend, SpendAnswer, Work
 from headrace.jobs.slots.runner import SlotRunner
-from headrace.testing.waiting import wait_true
 
 
 class Slot:

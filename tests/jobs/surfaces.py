@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 from click.testing import CliRunner
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.jobs import NewJob, cli, http
 from headrace.jobs.crons import NewCron
@@ -26,7 +27,6 @@ from headrace.kernel.errors import HeadraceError
 from headrace.web.model import WebConfig
 from headrace.web.server import run_api
 from headrace.web.tokens import Tokens
-from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
 UNLIMITED = dict.fromkeys(("starts_max", "window_s", "concurrency"))

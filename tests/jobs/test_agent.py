@@ -7,13 +7,13 @@ import os
 import signal
 
 import pytest
+from tests.kit.processes import HeadraceProcess, descendants, is_alive
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, NewJob, Registry, store
 from headrace.jobs.agent.succession import Record, Succession, file_name, start_time
 from headrace.jobs.errors import AgentRuns
-from headrace.testing.processes import HeadraceProcess, descendants, is_alive
-from headrace.testing.waiting import wait_true
 
 APPLICATION = '''
 """Two queues."""

@@ -24,8 +24,8 @@ from headrace.jobs.fleet.alerts import (
 from headrace.jobs.fleet.scheduler import Scheduler
 from headrace.jobs.fleet.telling import Teller
 from headrace.jobs.fleet.webhook import USE, WebhookFailed, send_alert
-from headrace.kernel.backoff import Backoff
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.resilience import Backoff
+from headrace.kernel.signing import derive_key
 
 LIMITS = Limits(active_min=1000, oldest_s=900, failure_share=0.5)
 SECRET = "a root secret of at least thirty-two characters"

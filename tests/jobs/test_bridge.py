@@ -21,7 +21,7 @@ from headrace.jobs import JobState, NewJob
 from headrace.jobs.bridge import AwaitInstead, BridgeClosed
 from headrace.jobs.errors import InvalidTask, QueueUnknown
 from headrace.jobs.tasks import Task
-from headrace.kernel.trace import current_traceparent, new_traceparent
+from headrace.kernel.logs import current_traceparent, new_traceparent
 
 APP = """
 import os, sys

@@ -16,13 +16,13 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
+from tests.kit.waiting import wait_true
 
-from headrace.engines.borrowed import ConnectionUnknown, TransactionUnfit
+from headrace.engines.caller_transaction import ConnectionUnknown, TransactionUnfit
 from headrace.engines.postgres import PostgresBusy
 from headrace.jobs import JobNotEnded, JobNotWaiting, NewGroup, NewJob
 from headrace.jobs.bridge import Bridge
 from headrace.jobs.errors import InvalidJob, QueueUnknown
-from headrace.testing.waiting import wait_true
 
 LEFT = [
     "mine",

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob, store
 from headrace.jobs.agent import seats as seats_module
@@ -18,7 +19,6 @@ from headrace.jobs.agent.lines import Line, TaskFacts
 from headrace.jobs.agent.seats import Hand, Seat
 from headrace.jobs.leases import Desk
 from headrace.jobs.slots.messages import Ready, Settled, Spend, Work
-from headrace.testing.waiting import wait_true
 
 NOTHING = Doing(None, 0, 0.0, 0.0, 0.0)
 

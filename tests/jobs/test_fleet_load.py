@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.kit.queue_counts import add_counts
 
 from headrace.jobs.fleet.load import QueueLoad
-from queue_counts import add_counts
 
 
 def load(**figures):

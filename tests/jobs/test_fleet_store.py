@@ -143,7 +143,7 @@ async def test_a_plan_is_told_and_explained(postgres, queue_ids):
         )
 
     told: list[str] = []
-    listener = await postgres.connect_alone()
+    listener = await postgres.connect_unpooled()
     await listener.add_listener("headrace_fleet", lambda *message: told.append(message[3]))
     move = Move(queue="mail", host="a", before=0, after=2, code="below_need", why="it needs 2")
     assert await write({"a": {"mail": 2, "photos": 1}}, move) == 1

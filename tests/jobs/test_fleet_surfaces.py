@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 from click.testing import CliRunner
+from tests.kit.queue_counts import add_counts
 
 from headrace.jobs import cli, http, store
 from headrace.jobs.fleet.facts import QueueCounts
@@ -20,7 +21,6 @@ from headrace.kernel.errors import HeadraceError
 from headrace.web.model import WebConfig
 from headrace.web.server import run_api
 from headrace.web.tokens import Tokens
-from queue_counts import add_counts
 
 
 @pytest.fixture

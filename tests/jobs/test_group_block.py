@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewGroup, NewJob, QueueUnknown
 from headrace.jobs.errors import GroupClosed, InvalidJob, InvalidTask
 from headrace.jobs.service.sweeping import Sweeping
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 from desk_hands import claim_one, living_desk, told
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import Batch, InvalidJob, NewGroup, NewJob, store
 from headrace.jobs.handling import DONE, Outcome
 from headrace.jobs.settling import said_of
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import Batch, Fail, JobInHand, Retry, Snooze
 from headrace.jobs.handling import Outcome, outcome_of
 from headrace.jobs.model import ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
-from headrace.testing.waiting import wait_true
 
 
 class Mute(Exception):

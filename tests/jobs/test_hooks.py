@@ -7,13 +7,13 @@ import threading
 
 import msgspec
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import Batch, Registry, Retry
 from headrace.jobs.errors import SlotHookFailed
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.slots.messages import Left, Ready, Settled, Work
 from headrace.jobs.slots.runner import SlotRunner
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from urllib.parse import quote
 import pytest
 from click.testing import CliRunner
 from surfaces import SURFACES, Refused, surface_on
+from tests.kit.queue_counts import add_counts
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, QueueUnknown, Registry, cli, store
-from queue_counts import add_counts
 
 STEPS = tomllib.loads(Path(__file__).with_name("scenario.toml").read_text())["step"]
 END_LEASES = compile_query(

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 from desk_hands import claim_one, living_desk, settle, told
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob, store
 from headrace.jobs.handling import DONE, Outcome
 from headrace.jobs.model import TakenOutcome
 from headrace.jobs.slots.messages import Progress
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import time
 import pytest
 from desk_hands import claim_lane_jobs, living_desk, settle
 from lane_invariants import most_in_a_window
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import Batch, JobInHand, Jobs, JobState, NewJob, Registry
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterFixed
 from headrace.jobs.handling import DONE, RETURNED, UNSTARTED, Outcome
-from headrace.testing.waiting import wait_true
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 from desk_hands import claim_one, living_desk, settle, told
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import JobState, LeaseLost, store
 from headrace.jobs.handling import DONE, RETURNED, Outcome
 from headrace.jobs.leases import Desk, Scan
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import (
     Batch,
@@ -24,8 +25,7 @@ from headrace.jobs import (
 )
 from headrace.jobs.errors import JobNotEnded, JobNotWaiting, JobUnknown, KeyTaken
 from headrace.jobs.hints import BURST, GAP_S, Hints, Ration
-from headrace.kernel.trace import current_traceparent, new_traceparent
-from headrace.testing.waiting import wait_true
+from headrace.kernel.logs import current_traceparent, new_traceparent
 
 
 class Photo(msgspec.Struct):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.kit.queue_counts import add_counts
 
 from headrace.jobs import NewJob, QueueUnknown, store
 from headrace.jobs.errors import InvalidSpan, LeaseLost
 from headrace.jobs.model import TakenOutcome
 from headrace.jobs.scans import Scan
 from headrace.jobs.store.leases import Said
-from queue_counts import add_counts
 
 DAY = timedelta(days=1)
 

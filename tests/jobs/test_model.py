@@ -21,7 +21,7 @@ from headrace.jobs.handling import (
     settled_outcome,
 )
 from headrace.jobs.model import MOVES
-from headrace.kernel.backoff import Backoff
+from headrace.kernel.resilience import Backoff
 
 BACKOFF = Backoff(2.0, 60.0)
 

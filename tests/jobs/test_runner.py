@@ -9,11 +9,11 @@ import time
 
 import pytest
 from one_slot import running_slot
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import Batch, JobInHand, Registry, current_job
 from headrace.jobs.errors import LaneExhausted, NoCurrentJob
 from headrace.jobs.slots.messages import Progress, Settled, SpendAnswer
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import time
 
 import msgspec
 import pytest
+from tests.kit.queue_counts import add_counts
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import NewJob, store
@@ -15,8 +17,6 @@ from headrace.jobs.fleet.alerts import QUEUE_RULES
 from headrace.jobs.fleet.facts import Facts, HostSeen, QueueSeen, question, readings
 from headrace.jobs.fleet.rates import Rate, Reading
 from headrace.jobs.fleet.scheduler import Planner, Scheduler, sight
-from headrace.testing.waiting import wait_true
-from queue_counts import add_counts
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from desk_hands import claim_lane_jobs, claim_one, living_desk, settle, told
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.jobs import JobState, NewGroup, NewJob
@@ -13,7 +14,6 @@ from headrace.jobs.handling import DONE, Outcome
 from headrace.jobs.leases import Desk
 from headrace.jobs.settling import Said, Unsettled
 from headrace.jobs.slots.messages import Settled
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ async def test_a_freed_lane_wakes_who_waits_for_it(jobs, desk, queues, postgres)
     lease = await claim_lane_jobs(desk, queues["q"])
     await claim_lane_jobs(desk, queues["next"])
     heard = []
-    connection = await postgres.connect_alone()
+    connection = await postgres.connect_unpooled()
     await connection.add_listener("headrace_jobs", lambda *message: heard.append(int(message[3])))
     try:
         told_limiters = []

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import PostgresDown
 from headrace.engines.sql import compile_query
@@ -16,7 +17,6 @@ from headrace.jobs.agent.choosing import Moment
 from headrace.jobs.agent.lines import Line, TaskFacts
 from headrace.jobs.agent.seats import Hand, Seat
 from headrace.jobs.fleet.plan import HostRoom, QueueNeed, plan
-from headrace.testing.waiting import wait_true
 
 MOSTS = {"one": 1, "few": 5, "many": 30}
 HOSTS, FLOATS, STEPS = 40, 4, 2000

@@ -8,11 +8,11 @@ import random
 import pytest
 from desk_hands import claim_lane_jobs, living_desk, settle
 from lane_invariants import most_in_a_window
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import JobInHand, NewJob
 from headrace.jobs.errors import InvalidJob
 from headrace.jobs.handling import UNSTARTED
-from headrace.testing.waiting import wait_true
 
 NO_LIMITS = {"starts_max": None, "window_s": None, "concurrency": None}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import Batch, InvalidJob, NewJob, Registry
 from headrace.jobs.errors import PayloadNewer
 from headrace.jobs.model import JobsConfig
 from headrace.jobs.slots.messages import Settled, Work
 from headrace.jobs.slots.runner import SlotRunner
-from headrace.testing.waiting import wait_true
 
 
 class Mail(msgspec.Struct):

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.processes import is_alive
+from tests.kit.waiting import wait_true
 
 from headrace.jobs.agent import control
 from headrace.jobs.agent.board import Board
@@ -18,8 +20,6 @@ from headrace.jobs.agent.keeper import ZygoteKeeper
 from headrace.jobs.agent.links import SlotLink
 from headrace.jobs.errors import ApplicationBroken
 from headrace.jobs.slots.messages import Left, Ready, Settled, Work
-from headrace.testing.processes import is_alive
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 APPLICATION = """

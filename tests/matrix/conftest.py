@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rooms import Rooms, photo_host
-
-from own_postgres import OwnPostgres, missing_server
+from tests.kit.own_postgres import OwnPostgres, missing_server
 
 
 @pytest.fixture

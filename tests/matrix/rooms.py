@@ -19,8 +19,7 @@ from typing import Any
 
 import httpx
 from PIL import Image
-
-from headrace.testing.processes import HeadraceProcess, wait_until
+from tests.kit.processes import HeadraceProcess, wait_until
 
 JOBS = 500
 PHOTOS = 6

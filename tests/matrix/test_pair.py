@@ -9,9 +9,8 @@ from itertools import count
 import httpx
 import pytest
 from rooms import ROOMS
-
-from headrace.testing.waiting import wait_true
-from own_postgres import OwnPostgres, missing_server, run_statements
+from tests.kit.own_postgres import OwnPostgres, missing_server, run_statements
+from tests.kit.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 STREAMING = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"

@@ -6,16 +6,15 @@ import asyncio
 
 import pytest
 from rooms import ROOMS
+from tests.kit.own_postgres import PGBOUNCER, OwnPgbouncer, run_statements
+from tests.kit.processes import HeadraceProcess
 
 from headrace import Headrace
 from headrace.app import PACKAGES
 from headrace.cli.checkup_postgres import check_postgres
-from headrace.engines.migrate import apply_migrations, check_schema
-from headrace.engines.pooler import shares_backends
+from headrace.engines.migrate import apply_migrations, check_schema, shares_backends
 from headrace.engines.postgres import Postgres, PostgresConfig, PostgresPooled
 from headrace.engines.sql import compile_query
-from headrace.testing.processes import HeadraceProcess
-from own_postgres import PGBOUNCER, OwnPgbouncer, run_statements
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from own_postgres import missing_server
-from stock_valkey import program_of
+from tests.kit.own_postgres import missing_server
+from tests.kit.stock_valkey import program_of
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = ("promises", "jobs", "fetch", "views", "feed")

@@ -17,6 +17,7 @@ from litestar import Litestar
 from litestar.di import Provide
 from litestar.testing import AsyncTestClient
 from raw_clients import pattern
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.kernel.errors import HeadraceError
 from headrace.media.cli import COMMANDS
@@ -24,7 +25,6 @@ from headrace.media.http import ROUTES
 from headrace.media.simulate.cluster import Cluster, simulate
 from headrace.web.bodies import JsonBody, require_json
 from headrace.web.problems import render_error
-from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from raw_clients import Client
+from tests.kit.waiting import wait_true
+from tests.kit.whole_nodes import WholeNode, content, whole_node
 
 from headrace.engines.blobs import Blobs
 from headrace.media import Media, MediaConfig
@@ -19,8 +21,6 @@ from headrace.media.store.layout import DATA_AT, Superblock
 from headrace.media.store.manifest import read_manifest
 from headrace.media.store.shared import map_shared
 from headrace.media.store.table import Table
-from headrace.testing.waiting import wait_true
-from whole_nodes import WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
 TRACKS, BLOCKS = 8, 3

@@ -7,10 +7,10 @@ import socket
 import time
 
 import pytest
+from tests.kit.waiting import wait_true
+from tests.kit.whole_nodes import DEADLINE_S, Reader, content, flood, whole_node
 
 from headrace.engines.blobs import Blobs
-from headrace.testing.waiting import wait_true
-from whole_nodes import DEADLINE_S, Reader, content, flood, whole_node
 
 SIZE_BYTES = 20_000_000
 P99_S = 1.0

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 from raw_clients import pattern, serving
+from tests.kit.whole_nodes import Reader, pause, whole_node
 
 from headrace.kernel.metrics import REGISTRY
 from headrace.media.model import BLOCK_BYTES
-from whole_nodes import Reader, pause, whole_node
 
 pytestmark = pytest.mark.slow
 BLOCKS = 12

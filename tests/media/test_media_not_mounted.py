@@ -6,7 +6,7 @@ import pytest
 from raw_clients import serving
 
 from headrace.engines.blobs import Blobs
-from headrace.engines.marked import StoreRecord
+from headrace.engines.mount_guard import StoreRecord
 
 
 @pytest.fixture

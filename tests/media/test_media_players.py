@@ -17,12 +17,12 @@ from urllib.request import urlopen
 import pytest
 from id3_tracks import JPEG, make_mp3
 from playwright.async_api import async_playwright
+from tests.kit.processes import HeadraceProcess, wait_until
+from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
 from headrace.media import Media, MediaConfig
 from headrace.media.id3 import Tags, tag_bytes
-from headrace.testing.processes import HeadraceProcess, wait_until
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 SECRET = "players-" + "s" * 32

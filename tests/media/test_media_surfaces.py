@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 from media_surfaces import SURFACES, CommandSurface, Refused, surface_on
 from raw_clients import pattern
+from tests.kit.processes import HeadraceProcess, is_alive
+from tests.kit.waiting import wait_true
 
 from headrace.kernel.errors import Unavailable
 from headrace.media import Media, MediaConfig
@@ -20,8 +22,6 @@ from headrace.media.cli import COMMANDS
 from headrace.media.errors import NodeNotHere
 from headrace.media.hottest import write_hottest
 from headrace.media.http import ROUTES
-from headrace.testing.processes import HeadraceProcess, is_alive
-from headrace.testing.waiting import wait_true
 
 STEPS = tomllib.loads(Path(__file__).with_name("media_scenario.toml").read_text())["step"]
 DISK = "24MiB"

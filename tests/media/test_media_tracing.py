@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.waiting import wait_true
 
 from headrace.kernel.logs import configure_logs
 from headrace.kernel.metrics import REGISTRY
@@ -27,7 +28,6 @@ from headrace.media.tracing import (
     parse_selector,
     read_trace,
 )
-from headrace.testing.waiting import wait_true
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"

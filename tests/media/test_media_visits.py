@@ -7,6 +7,8 @@ import socket
 
 import pytest
 from raw_clients import Client
+from tests.kit.waiting import wait_true
+from tests.kit.whole_nodes import Reader, WholeNode, content, whole_node
 
 from headrace.engines.blobs import Blobs
 from headrace.media.model import BLOCK_BYTES
@@ -15,8 +17,6 @@ from headrace.media.store.manifest import read_manifest
 from headrace.media.store.shared import map_shared
 from headrace.media.store.sieve import MARKS_MAX
 from headrace.media.store.table import Table
-from headrace.testing.waiting import wait_true
-from whole_nodes import Reader, WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
 KEY, BLOCKS = "tracks/a.mp3", 3

@@ -11,13 +11,9 @@ from functools import partial
 
 import pytest
 from raw_clients import pattern, photo_key
-
-from headrace.engines.blobs import Blobs
-from headrace.media import Media, MediaConfig
-from headrace.media.model import BLOCK_BYTES
-from headrace.testing.processes import HeadraceProcess, is_alive
-from headrace.testing.waiting import wait_true as wait_true_for
-from whole_nodes import (
+from tests.kit.processes import HeadraceProcess, is_alive
+from tests.kit.waiting import wait_true as wait_true_for
+from tests.kit.whole_nodes import (
     DEADLINE_S,
     Reader,
     WholeNode,
@@ -27,6 +23,10 @@ from whole_nodes import (
     resident_kib,
     whole_node,
 )
+
+from headrace.engines.blobs import Blobs
+from headrace.media import Media, MediaConfig
+from headrace.media.model import BLOCK_BYTES
 
 pytestmark = pytest.mark.slow
 wait_true = partial(wait_true_for, deadline_s=DEADLINE_S)

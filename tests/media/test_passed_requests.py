@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 from raw_clients import Answer, Client
+from tests.kit.waiting import wait_true
+from tests.kit.whole_nodes import WholeNode, content, whole_node
 
 from headrace.engines.blobs import Blobs
 from headrace.kernel.metrics import REGISTRY
 from headrace.media.cluster.purge import Purges
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.worker.tally import Tally
-from headrace.testing.waiting import wait_true
-from whole_nodes import WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
 SIZE_BYTES = 3 * BLOCK_BYTES + 1234

@@ -8,16 +8,16 @@ import time
 
 import pytest
 from raw_clients import Answer, Client, pause
+from tests.kit.waiting import wait_true
+from tests.kit.whole_nodes import SECRET, WholeNode, content, whole_node
 
 from headrace.engines.blobs import Blobs
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.signing import derive_key
 from headrace.media import signing
 from headrace.media.cluster.hop import KEY_USE, HopSigner, Told, covered_text
 from headrace.media.cluster.purge import Purges
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.service.traces import Traces
-from headrace.testing.waiting import wait_true
-from whole_nodes import SECRET, WholeNode, content, whole_node
 
 pytestmark = pytest.mark.slow
 KEY, SIZE_BYTES = "tracks/a.mp3", 3 * BLOCK_BYTES + 1234

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.engines.blobs import InvalidBlobKey
-from headrace.kernel.secrets import WeakSecret
+from headrace.kernel.signing import WeakSecret
 from headrace.media.signing import (
     OPEN,
     Gate,

@@ -14,6 +14,7 @@ from id3_tracks import JPEG
 from litestar import Litestar
 from litestar.di import Provide
 from litestar.testing import AsyncTestClient
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.kernel.errors import HeadraceError
 from headrace.media import Media, MediaConfig
@@ -25,7 +26,6 @@ from headrace.media.signing import Keys, check
 from headrace.media.tracing import read_trace
 from headrace.web.bodies import JsonBody, require_json
 from headrace.web.problems import render_error
-from ways_in import PythonVerbs, Refused, plain
 
 SECRET = "w" * 32
 KEY = "tracks/a.mp3"

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import uvicorn
 from litestar import Litestar
+from tests.kit.waiting import wait_true
 
 from headrace.media.errors import InvalidSimulation
 from headrace.media.http.partitions import simulate_losses
 from headrace.media.simulate.apart import SimulationBusy, simulate_apart
 from headrace.media.simulate.cluster import Cluster, simulate
-from headrace.testing.waiting import wait_true
 
 SMALL = Cluster(centres=1, nodes=2, load_gbit=10, replicas=1)
 LARGE = Cluster(centres=10, nodes=10)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from headrace.engines.blobs import Blobs
-from headrace.kernel.trace import onward
+from headrace.kernel.logs import onward
 from headrace.media.tracing import TraceTag, onward_fields, read_trace
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

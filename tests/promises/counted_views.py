@@ -12,6 +12,8 @@ import random
 from collections import Counter
 from contextlib import suppress
 
+from tests.kit.waiting import wait_true
+
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs
 from headrace.engines.multiplex import Multiplexer
@@ -20,7 +22,6 @@ from headrace.engines.sql import compile_query
 from headrace.engines.valkey import Valkey, ValkeyConfig
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.kernel.errors import Unavailable
-from headrace.testing.waiting import wait_true
 from headrace.views import Views, ViewsConfig
 from headrace.views.worker import Flusher
 

@@ -11,6 +11,8 @@ import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.kit.processes import HeadraceProcess
+from tests.kit.waiting import wait_true
 from written_feed import AUTHORS, VIEWERS, open_feed
 
 from headrace.app import PACKAGES
@@ -19,8 +21,6 @@ from headrace.engines.migrate import apply_migrations
 from headrace.engines.sql import compile_query
 from headrace.feed.errors import PostUnknown
 from headrace.kernel.errors import Unavailable
-from headrace.testing.processes import HeadraceProcess
-from headrace.testing.waiting import wait_true
 
 PROGRAM = Path(__file__).with_name("written_feed.py")
 WRITERS = 3

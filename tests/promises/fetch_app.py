@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tests.kit.history import Recorder
+
 from headrace import Headrace
 from headrace.fetch import Item
-from headrace.testing.history import Recorder
 
 app = Headrace()
 recorder = Recorder(Path(os.environ["HISTORY"]))

@@ -20,14 +20,14 @@ from bench.origins.log import by_host
 from bench.origins.plan import PASSING, HostPlan
 from recorded_fleet import SETTINGS, RecordedFleet
 from slots_host import slot_pids
+from tests.kit.checkers import Finding, over_limit
+from tests.kit.history import Event, History
+from tests.kit.processes import is_alive
 
 from headrace import Headrace
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.sql import compile_query
 from headrace.kernel.errors import Unavailable
-from headrace.testing.checkers import Finding, over_limit
-from headrace.testing.history import Event, History
-from headrace.testing.processes import is_alive
 
 STARTS_MAX, WINDOW_S, CONNECTIONS = 5, 1.0, 4
 PHOTOS_OF_ITEM = 3

@@ -18,12 +18,7 @@ from typing import ClassVar
 import httpx
 from recorded_fleet import HEARTBEAT_S, QUEUES, SETTINGS, RecordedFleet
 from slots_host import slot_pids, zygote_pid
-
-from headrace.engines.postgres import Postgres, PostgresConfig
-from headrace.engines.sql import compile_query
-from headrace.jobs import Jobs, JobsConfig, NewGroup, NewJob, Registry
-from headrace.kernel.errors import Unavailable
-from headrace.testing.checkers import (
+from tests.kit.checkers import (
     Finding,
     counted_twice,
     doubled,
@@ -31,8 +26,13 @@ from headrace.testing.checkers import (
     over_limit,
     overlapping,
 )
-from headrace.testing.processes import is_alive
-from headrace.testing.waiting import wait_true
+from tests.kit.processes import is_alive
+from tests.kit.waiting import wait_true
+
+from headrace.engines.postgres import Postgres, PostgresConfig
+from headrace.engines.sql import compile_query
+from headrace.jobs import Jobs, JobsConfig, NewGroup, NewJob, Registry
+from headrace.kernel.errors import Unavailable
 from headrace.web.tokens import Tokens
 
 LEASE_S = 2.0

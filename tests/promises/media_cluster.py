@@ -16,14 +16,14 @@ from typing import Self
 import httpx
 import msgspec
 from little_bucket import LittleBucket
+from tests.kit.processes import HeadraceProcess
+from tests.kit.waiting import wait_true
 
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.signing import derive_key
 from headrace.media.cluster.hop import HOP_FIELD, KEY_USE, HopSigner, covered_by
 from headrace.media.cluster.membership import MEMBERSHIP, Member, Membership
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.partitions import Table, partition_of
-from headrace.testing.processes import HeadraceProcess
-from headrace.testing.waiting import wait_true
 
 SECRET = "the secret of a media cluster under test"
 SIZE_BYTES = 2 * BLOCK_BYTES + 70_001

@@ -6,9 +6,10 @@ import os
 import threading
 from pathlib import Path
 
+from tests.kit.history import Recorder
+
 from headrace import Headrace
 from headrace.jobs import JobInHand
-from headrace.testing.history import Recorder
 
 app = Headrace()
 HISTORY = Path(os.environ["HISTORY"])

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.kit.history import Recorder
+from tests.kit.waiting import wait_true
+
 from headrace import Headrace
 from headrace.engines.postgres import Tx
 from headrace.engines.sql import compile_query
 from headrace.jobs import Batch, JobInHand
-from headrace.testing.history import Recorder
-from headrace.testing.waiting import wait_true
 
 app = Headrace()
 HISTORY = Path(os.environ["HISTORY"])

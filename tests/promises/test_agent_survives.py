@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from slots_host import slot_pids, zygote_pid
+from tests.kit.processes import is_alive, wait_until
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
-from headrace.testing.processes import is_alive, wait_until
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 EXPIRE = compile_query("expire", "-- Age hosts.\nUPDATE headrace.host SET expires_at = now()")

@@ -15,12 +15,12 @@ import time
 
 import pytest
 from recorded_fleet import ROLES
+from tests.kit.checkers import over_limit
+from tests.kit.processes import HeadraceProcess
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import JobState, NewJob
-from headrace.testing.checkers import over_limit
-from headrace.testing.processes import HeadraceProcess
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)

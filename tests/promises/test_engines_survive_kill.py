@@ -16,11 +16,11 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from tests.kit.processes import descendants, is_alive, wait_until
 
 from headrace.engines.embedded import EmbeddedEngines, running_endpoints
-from headrace.engines.embedded.leftovers import processes_in
+from headrace.engines.embedded.process import processes_in
 from headrace.engines.valkey import Valkey, ValkeyConfig
-from headrace.testing.processes import descendants, is_alive, wait_until
 
 STARTER = Path(__file__).parents[1] / "engines" / "embedded_starter.py"
 pytestmark = pytest.mark.slow

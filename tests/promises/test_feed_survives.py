@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from own_valkey import OwnValkey
+from tests.kit.processes import HeadraceProcess
+from tests.kit.waiting import wait_true
 from written_feed import AUTHORS, VIEWERS, Writer, open_feed
 
 from headrace.engines.sql import compile_query
 from headrace.feed.worker import Sweeper
-from headrace.testing.processes import HeadraceProcess
-from headrace.testing.waiting import wait_true
 
 PROGRAM = Path(__file__).with_name("written_feed.py")
 

@@ -10,10 +10,10 @@ import asyncio
 
 import pytest
 from feed_storm import STEADY, feed_storm
+from tests.kit.waiting import wait_true
 from written_feed import VIEWERS
 
 from headrace.engines.sql import compile_query
-from headrace.testing.waiting import wait_true
 
 PARTS = (
     *("crash", "writer", "crash", "flusher", "backend"),

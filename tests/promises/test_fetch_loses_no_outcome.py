@@ -15,8 +15,7 @@ import httpx
 import pytest
 from PIL import Image
 from slots_host import slot_pids
-
-from headrace.testing.processes import wait_until
+from tests.kit.processes import wait_until
 
 pytestmark = pytest.mark.slow
 ITEMS = 150

@@ -26,8 +26,7 @@ from fetch_storm import (
     wrong_outcomes,
 )
 from own_engines import fleet_on_own_engines
-
-from headrace.testing.waiting import wait_true
+from tests.kit.waiting import wait_true
 
 URL = "http://a.test:1/0/0.jpg"
 LINKS = {URL: ("a.test", "/0/0.jpg")}

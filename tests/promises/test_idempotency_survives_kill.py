@@ -13,11 +13,11 @@ import socket
 
 import httpx
 import pytest
+from tests.kit.chaos import ChaosProxy
+from tests.kit.processes import is_alive
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
-from headrace.testing.chaos import ChaosProxy
-from headrace.testing.processes import is_alive
-from headrace.testing.waiting import wait_true
 from headrace.web.tokens import Tokens
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from own_engines import fleet_on_own_engines
 from recorded_fleet import LEASE_S, ROLES
+from tests.kit.waiting import wait_true
 
 from headrace.engines.postgres import PostgresDown
 from headrace.engines.sql import compile_query
 from headrace.jobs import NewJob
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 1.0
@@ -53,7 +53,7 @@ async def test_a_cancelled_statement_on_a_silent_server_ends_as_cancelled(tmp_pa
                 await asyncio.wait_for(asking, 60)
             with pytest.raises(PostgresDown):
                 async with asyncio.timeout(60):
-                    await fleet.postgres.connect_alone()
+                    await fleet.postgres.connect_unpooled()
 
 
 def _job(key):

@@ -9,10 +9,10 @@ import signal
 
 import pytest
 from recorded_fleet import ROLES
+from tests.kit.checkers import counted_twice, overlapping
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewGroup, NewJob
-from headrace.testing.checkers import counted_twice, overlapping
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)

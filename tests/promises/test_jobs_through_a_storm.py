@@ -14,10 +14,10 @@ import httpx
 import pytest
 from jobs_storm import KEYS, LANES, Storm, impatient_pool, shared_keys
 from own_engines import fleet_on_own_engines
+from tests.kit.history import Event, History
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob
-from headrace.testing.history import Event, History
-from headrace.testing.waiting import wait_true
 
 FAULTS = (
     "kill_slot",

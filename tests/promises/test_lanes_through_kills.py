@@ -15,11 +15,11 @@ from contextlib import suppress
 
 import pytest
 from recorded_fleet import HEARTBEAT_S, LEASE_S, ROLES
+from tests.kit.chaos import ChaosProxy
+from tests.kit.checkers import over_concurrency, over_limit
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob
-from headrace.testing.chaos import ChaosProxy
-from headrace.testing.checkers import over_concurrency, over_limit
-from headrace.testing.waiting import wait_true
 
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)
 STARTS_MAX, WINDOW_S, CONCURRENCY = 3, 0.5, 2

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 from recorded_fleet import LEASE_S, ROLES
+from tests.kit.checkers import overlapping
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, JobState, NewJob, Registry, store
 from headrace.jobs.leases import Desk, Scan
 from headrace.jobs.slots.messages import Settled
-from headrace.testing.checkers import overlapping
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 EACH_ROLE = pytest.mark.parametrize("role", ROLES)

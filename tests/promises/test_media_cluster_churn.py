@@ -12,11 +12,11 @@ from functools import partial
 import httpx
 import pytest
 from media_cluster import Cluster, Node, Traffic, content, running_cluster
+from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
 from headrace.media.cluster.membership import Roster
 from headrace.media.cluster.purge import Purges
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.soak
 CHURN_S = 60.0

@@ -13,6 +13,7 @@ import time
 import httpx
 import pytest
 from media_cluster import OBJECT_BLOCKS, Traffic, content, running_cluster
+from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
 from headrace.media.cluster.membership import Roster
@@ -21,7 +22,6 @@ from headrace.media.cluster.purge import Purges
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.partitions import partition_of
 from headrace.media.store.origin import SHAPE_KEPT_S
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from media_cluster import content, running_cluster
+from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
 from headrace.media.partitions import partition_of
 from headrace.media.service.traces import Traces
 from headrace.media.tracing import read_trace
-from headrace.testing.waiting import wait_true
 
 PARENT = f"00-{'4b' * 16}-{'f0' * 8}-01"
 

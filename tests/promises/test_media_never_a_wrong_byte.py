@@ -11,10 +11,10 @@ import random
 import time
 
 import pytest
+from tests.kit.waiting import wait_true
+from tests.kit.whole_nodes import DEADLINE_S, Reader, WholeNode, content, pause, whole_node
 
 from headrace.engines.blobs import Blobs
-from headrace.testing.waiting import wait_true
-from whole_nodes import DEADLINE_S, Reader, WholeNode, content, pause, whole_node
 
 OBJECTS = 48
 SIZE_BYTES = 1_500_000

@@ -15,8 +15,7 @@ import threading
 import httpx
 import pytest
 from PIL import Image
-
-from headrace.testing.processes import is_alive, wait_until
+from tests.kit.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ import time
 
 import pytest
 from recorded_fleet import LEASE_S, ROLES
+from tests.kit.waiting import wait_true
 
 from headrace.jobs import NewJob
-from headrace.testing.waiting import wait_true
 
 SWEEP_S = 3.0
 MACHINE_S = 10

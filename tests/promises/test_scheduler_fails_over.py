@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, Registry, store
-from headrace.testing.waiting import wait_true
 
 PROGRAM = Path(__file__).with_name("scheduler_process.py")
 PERIOD_S = 1.0

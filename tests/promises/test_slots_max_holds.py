@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from recorded_fleet import RecordedFleet
+from tests.kit.checkers import over_concurrency
+from tests.kit.waiting import wait_true
 
 from headrace.engines.sql import compile_query
 from headrace.jobs import Jobs, JobsConfig, NewJob, Registry
-from headrace.testing.checkers import over_concurrency
-from headrace.testing.waiting import wait_true
 
 pytestmark = pytest.mark.slow
 READY = compile_query(

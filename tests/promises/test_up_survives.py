@@ -8,9 +8,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.kit.processes import HeadraceProcess, descendants, is_alive, wait_until
 
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.testing.processes import HeadraceProcess, descendants, is_alive, wait_until
 
 pytestmark = pytest.mark.slow
 

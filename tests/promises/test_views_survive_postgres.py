@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from counted_views import CountedViews
+from tests.kit.processes import wait_until
 
 from headrace.app import PACKAGES
 from headrace.engines.embedded import EmbeddedEngines
 from headrace.engines.migrate import apply_migrations
 from headrace.kernel.errors import Unavailable
-from headrace.testing.processes import wait_until
 
 HITTER = Path(__file__).with_name("hitting_process.py")
 

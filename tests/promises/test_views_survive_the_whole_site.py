@@ -6,8 +6,7 @@ import threading
 
 import httpx
 import pytest
-
-from headrace.testing.processes import wait_until
+from tests.kit.processes import wait_until
 
 ITEMS = [f"ad:{number}" for number in range(20)]
 

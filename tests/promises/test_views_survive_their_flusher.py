@@ -9,8 +9,7 @@ import signal
 
 import pytest
 from counted_views import CountedViews
-
-from headrace.testing.processes import HeadraceProcess
+from tests.kit.processes import HeadraceProcess
 
 STEPS = ("read", "fenced", "tallied", "committed", "told")
 

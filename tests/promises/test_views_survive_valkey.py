@@ -11,10 +11,10 @@ import pytest
 from counted_views import CountedViews
 from own_valkey import OwnValkey
 from slow_disk import slow_syncs
+from tests.kit.processes import wait_until
+from tests.kit.waiting import wait_true
 
 from headrace.kernel.errors import Unavailable
-from headrace.testing.processes import wait_until
-from headrace.testing.waiting import wait_true
 
 
 @asynccontextmanager

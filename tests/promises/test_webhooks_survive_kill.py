@@ -7,8 +7,7 @@ import json
 import threading
 
 import pytest
-
-from headrace.testing.processes import wait_until
+from tests.kit.processes import wait_until
 
 pytestmark = pytest.mark.slow
 

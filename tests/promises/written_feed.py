@@ -13,6 +13,8 @@ import random
 import sys
 from pathlib import Path
 
+from tests.kit.waiting import wait_true
+
 from headrace.engines import Engines
 from headrace.engines.blobs import Blobs
 from headrace.engines.multiplex import Multiplexer
@@ -21,8 +23,7 @@ from headrace.engines.valkey import Valkey, ValkeyConfig
 from headrace.feed import Feed, FeedConfig
 from headrace.jobs import Jobs, JobsConfig, Registry
 from headrace.kernel.errors import Unavailable
-from headrace.kernel.secrets import derive_key
-from headrace.testing.waiting import wait_true
+from headrace.kernel.signing import derive_key
 
 VIEWERS = range(1, 9)
 AUTHORS = range(1, 31)

@@ -8,9 +8,9 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.valkey import ValkeyDown
-from headrace.testing.waiting import wait_true
 from headrace.views import ViewsConfig
 from headrace.views.model import shard_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.kit.waiting import wait_true
 
 from headrace.engines.valkey import ValkeyDown
-from headrace.testing.waiting import wait_true
 from headrace.views import Hit
 from headrace.views.model import START, shard_of
 from headrace.views.store import shards as shard_store

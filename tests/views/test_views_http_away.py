@@ -6,6 +6,8 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
+from tests.kit.waiting import wait_true
 from views_surfaces import client_of
 
 from headrace.engines import Engines
@@ -13,8 +15,6 @@ from headrace.engines.multiplex import Multiplexer
 from headrace.engines.postgres import Postgres, PostgresConfig
 from headrace.engines.valkey import Valkey, ValkeyConfig
 from headrace.jobs import Jobs, JobsConfig, Registry
-from headrace.testing.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
-from headrace.testing.waiting import wait_true
 from headrace.views import Views, ViewsConfig
 from headrace.web import auth
 

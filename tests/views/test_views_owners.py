@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from headrace.testing.drain import drain
+from headrace.testing.jobs import drain
 from headrace.views import Hit, SeriesPoint
 from headrace.views import store as views_store
 from headrace.views.errors import InvalidSpan

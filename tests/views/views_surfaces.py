@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import httpx
 from click.testing import CliRunner
+from tests.kit.ways_in import PythonVerbs, Refused, plain
 
 from headrace.kernel.config import load_config, parse_duration_s
 from headrace.kernel.errors import HeadraceError
@@ -25,7 +26,6 @@ from headrace.views.errors import InvalidSpan
 from headrace.web.model import WebConfig
 from headrace.web.server import run_api
 from headrace.web.tokens import Tokens
-from ways_in import PythonVerbs, Refused, plain
 
 SURFACES = ("python", "http", "commands")
 SCOPES = ("views:hit", "views:read", "views:write")

@@ -25,15 +25,15 @@ from headrace.cli.checkup_postgres import check_postgres
 from headrace.cli.findings import CHECK_S, Finding
 from headrace.cli.house import App
 from headrace.engines import Engines
-from headrace.engines.blobs import Blobs, StoreNotThere
+from headrace.engines.blobs import Blobs, StoreMismatch
 from headrace.engines.embedded import FolderUnusable, NotRunning
-from headrace.engines.embedded.folder import require_owner
-from headrace.engines.marked import RECORD_FILE
+from headrace.engines.embedded.data_folder import require_owner
 from headrace.engines.migrate import plan_migrations
+from headrace.engines.mount_guard import RECORD_FILE
 from headrace.engines.valkey import Node
 from headrace.kernel.errors import HeadraceError
 from headrace.views.fence import means_of
-from headrace.web.tokens import RootToken, Tokens, dead_token, mend_of
+from headrace.web.tokens import RootToken, Tokens, dead_token, remedy_for
 
 VALKEY_OLDEST: Final = {7: (7, 2, 11), 8: (8, 1, 6), 9: (9, 0, 3)}
 REDIS_OLDEST: Final = {7: (7, 0, 0)}
@@ -219,7 +219,7 @@ async def check_token(app: App, engines: Engines) -> list[Finding]:
         text = f"the token in {path} is unknown to this database, perhaps a restored one"
         mend = "start `headrace up`, which makes it known, or put the token of the backup there"
         return [Finding("token", "warn", text, mend)]
-    return [Finding("token", "fail", dead_token(found), mend_of(found))]
+    return [Finding("token", "fail", dead_token(found), remedy_for(found))]
 
 
 async def check_webhooks(app: App) -> list[Finding]:
@@ -337,8 +337,8 @@ async def check_flusher(app: App) -> list[Finding]:
 async def check_blobs(blobs: Blobs) -> list[Finding]:
     """Whether the store is the one in use, and an object can be stored, read and removed."""
     try:
-        await blobs.settle()
-    except StoreNotThere as error:
+        await blobs.verify_store()
+    except StoreMismatch as error:
         mend = "mount its disk or put it back; `headrace blobs adopt` begins with it as it is now"
         return [Finding("blobs", "fail", f"folder {blobs.folder}: {error.fault}", mend)]
     key, data = f"headrace-probe/{secrets.token_hex(8)}", b"headrace"

@@ -9,7 +9,7 @@ import asyncio
 
 from headrace.cli.findings import Finding
 from headrace.cli.house import App
-from headrace.engines.embedded.folder import MARKER
+from headrace.engines.embedded.data_folder import MARKER
 from headrace.kernel.config import parse_listen
 from headrace.media.errors import NodeNotHere
 

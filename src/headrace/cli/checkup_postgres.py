@@ -13,7 +13,7 @@ from typing import Any, Final
 from headrace.cli.findings import Finding
 from headrace.cli.house import App
 from headrace.engines import Engines
-from headrace.engines.pooler import shares_backends
+from headrace.engines.migrate import shares_backends
 from headrace.engines.postgres import PostgresConfig, PostgresPooled
 from headrace.engines.sql import load_queries
 

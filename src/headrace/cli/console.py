@@ -24,7 +24,7 @@ from headrace.kernel.config import parse_listen
 from headrace.kernel.errors import Conflict, Unavailable
 from headrace.kernel.logs import logger
 from headrace.web.model import WebConfig
-from headrace.web.tokens import RootToken, dead_token, ensure_root_token, mend_of
+from headrace.web.tokens import RootToken, dead_token, ensure_root_token, remedy_for
 
 ADDRESS_FILE: Final = "run/api-address"
 LINK_FILE: Final = "run/console-link.html"
@@ -63,7 +63,7 @@ def link(line: CommandLine) -> None:
         address = await running_api(app)
         token = await ensure_root_token(app.data_folder, app.tokens)
         if token.state != "valid":
-            raise RootTokenRefused(f"{dead_token(token)}: {mend_of(token)}")
+            raise RootTokenRefused(f"{dead_token(token)}: {remedy_for(token)}")
         return link_at(base_url(address), await make_code(app, token))
 
     text = line.run_app(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from headrace.cli.house import App
-from headrace.engines.marked import RECORD_FILE
+from headrace.engines.mount_guard import RECORD_FILE
 
 if TYPE_CHECKING:
     from headrace.media.worker.telling import Orders

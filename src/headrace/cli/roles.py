@@ -30,10 +30,10 @@ from headrace.engines.blobs import BlobsDown
 from headrace.engines.migrate import check_schema
 from headrace.engines.postgres import PostgresDown, PostgresRefused
 from headrace.kernel import metrics
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.errors import ExtraMissing
 from headrace.kernel.ids import require_id
 from headrace.kernel.logs import SparseLogger, configure_logs, logger
+from headrace.kernel.resilience import Backoff
 
 Body = Callable[[App, asyncio.Event], Awaitable[None]]
 log = logger(__name__)
@@ -356,7 +356,7 @@ def serve_media(line: CommandLine, application: str | None) -> None:
             announce_ready(listen=f"{host}:{port}")
 
         try:
-            await app.blobs.settle()
+            await app.blobs.verify_store()
         except BlobsDown as error:
             # What is on the node's own disks is served, and the rest once the folder is there.
             log.warning("object_store_not_there", error=error.text)

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.engines.embedded.spawn import launcher_command
+from headrace.engines.embedded.process import launcher_command
 from headrace.engines.endpoints import Endpoints
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import Backoff
 
 PARENT_PID: Final = "HEADRACE_PARENT_PID"
 READY_FD: Final = "HEADRACE_READY_FD"

@@ -21,14 +21,14 @@ from headrace.cli.roles import APP_ARGUMENT, headrace_command, require_libraries
 from headrace.cli.supervisor import Event, Role, Supervisor
 from headrace.cli.terminal import CommandLine
 from headrace.engines.embedded import EmbeddedEngines
-from headrace.engines.embedded.folder import require_owner
-from headrace.engines.embedded.sockets import POSTGRES_SOCKET, VALKEY_SOCKET
+from headrace.engines.embedded.data_folder import require_owner
+from headrace.engines.embedded.settings import POSTGRES_SOCKET, VALKEY_SOCKET
 from headrace.engines.endpoints import Endpoints
 from headrace.engines.functions import load_libraries
 from headrace.engines.migrate import apply_migrations
 from headrace.kernel.errors import Conflict, InvalidInput
 from headrace.kernel.logs import configure_logs, logger
-from headrace.web.tokens import RootToken, dead_token, ensure_root_token, mend_of
+from headrace.web.tokens import RootToken, dead_token, ensure_root_token, remedy_for
 
 READY_S: Final = 60.0
 SEEN_NOTE: Final = (
@@ -229,7 +229,7 @@ async def announce(
 def token_lines(token: RootToken, api: str) -> str:
     """How to call the API with the root token; or, if it opens nothing, that and how to mend it."""
     if token.state != "valid":
-        return f"  token        {dead_token(token)}, the API refuses it:\n    {mend_of(token)}"
+        return f"  token        {dead_token(token)}, the API refuses it:\n    {remedy_for(token)}"
     return (
         f"  token        in {token.file}, try:\n"
         f'    curl -H "Authorization: Bearer $(cat {shlex.quote(str(token.file))})" {api}/v1/queues'

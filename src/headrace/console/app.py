@@ -22,9 +22,9 @@ from headrace.console.screens import ROOMS
 from headrace.console.security import WAY_BACK, Door, place_of, safe_back, theme_cookie, visitor_of
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
-from headrace.kernel.streams import ENDLESS
-from headrace.web.model import House, TokenRefused
-from headrace.web.problems import MEDIA_TYPE, as_ours, headers_of, problem_of
+from headrace.kernel.routes import ENDLESS
+from headrace.web.model import Application, TokenRefused
+from headrace.web.problems import MEDIA_TYPE, headers_of, problem_of, to_headrace_error
 from headrace.web.sessions import Sessions
 
 RETRY_MS: Final = 2_000
@@ -39,11 +39,11 @@ GO_ON: Final = f'<!doctype html><meta http-equiv="refresh" content="0; url={PREF
 
 
 class Console:
-    """The ASGI app; implements `headrace.web.pages.Pages`."""
+    """The ASGI app; implements `headrace.web.server.Pages`."""
 
     prefix = PREFIX
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: Application) -> None:
         self._door = Door(house, Sessions(house.engines.postgres))
         self._pages = Pages(house, self._door, ROOMS)
         doing = Doing(self._pages)
@@ -191,7 +191,7 @@ class Console:
         return [get_live, post_csp]
 
     def _render_error(self, request: Asked, error: Exception) -> Response[Any]:
-        ours = as_ours(error)
+        ours = to_headrace_error(error)
         is_page = "text/html" in request.headers.get("accept", "")
         if not is_page and "hx-request" not in request.headers:
             return Response(

@@ -94,7 +94,7 @@ class Doing:
         """The id of the line of a try in the audit."""
         return await self._pages.audit.begin(
             actor=visitor.caller.name,
-            place=place_of(request),
+            address=place_of(request),
             action=action.name,
             command=action.as_command(values),
         )

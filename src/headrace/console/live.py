@@ -26,9 +26,9 @@ from typing import Final
 import msgspec
 
 from headrace.console.model import TooManyViewers, live_bytes, live_viewers
-from headrace.kernel.cancels import require_not_cancelled
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import require_not_cancelled
 
 BYTES_PER_S: Final = 5_000.0
 """What a viewer is sent at most, in the mean; twice of it may be saved up."""

@@ -25,9 +25,9 @@ from headrace.console.rendering import (
 )
 from headrace.console.security import Door, Visitor, page_headers, theme_of, told_over
 from headrace.console.seeing import Ask, Query, Room, Screen
-from headrace.web.audit import Audit
-from headrace.web.model import House, ScopeMissing, current_request_id
+from headrace.web.model import Application, ScopeMissing, current_request_id
 from headrace.web.problems import title_of
+from headrace.web.sessions import Audit
 from headrace.web.tokens import Caller
 
 HTML: Final = "text/html"
@@ -44,7 +44,7 @@ class Route:
 class Pages:
     """Renders every page of the console."""
 
-    def __init__(self, house: House, door: Door, rooms: Sequence[Room]) -> None:
+    def __init__(self, house: Application, door: Door, rooms: Sequence[Room]) -> None:
         self.house, self.door, self.rooms = house, door, rooms
         self.media_origin = media_origin(house)
         self.assets = Assets()
@@ -204,7 +204,7 @@ class Pages:
         }
 
 
-def media_origin(house: House) -> str:
+def media_origin(house: Application) -> str:
     """Where browsers reach the media role; empty where it is not installed."""
     config = house.config.sections.get("media")
     if config is None:

@@ -25,9 +25,9 @@ from litestar.datastructures import Cookie
 from headrace.console.model import PREFIX, ConsoleConfig, FormRefused, LoginNeeded
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import SparseLogger, logger
-from headrace.kernel.secrets import Key, derive_key
-from headrace.web.cors import origin_host
-from headrace.web.model import House, OriginRefused, TokenRefused
+from headrace.kernel.signing import Key, derive_key
+from headrace.web.guard import origin_host
+from headrace.web.model import Application, OriginRefused, TokenRefused
 from headrace.web.sessions import Sessions
 from headrace.web.tokens import Caller
 
@@ -63,7 +63,7 @@ class Visitor:
 class Door:
     """Lets visitors in."""
 
-    def __init__(self, house: House, sessions: Sessions) -> None:
+    def __init__(self, house: Application, sessions: Sessions) -> None:
         self._config = house.config.section(ConsoleConfig)
         self._house = house
         self._sessions = sessions

@@ -26,9 +26,9 @@ from headrace.feed import store
 from headrace.feed.hot import Hot
 from headrace.feed.model import Change
 from headrace.feed.settings import changes_made
-from headrace.kernel.crash import crash_point
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.resilience import crash_point
 
 TRIES: Final = 8
 CHANGES_PER_STEP: Final = 500

@@ -16,8 +16,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from headrace.engines.functions import Functions
-from headrace.engines.multiplex import Multiplexer
-from headrace.engines.multiplex.scanning import Keys, every, scan
+from headrace.engines.multiplex import Keys, Multiplexer, scan, scan_all
 from headrace.engines.valkey import Valkey
 from headrace.feed.model import SCORE_MAX, VERSION_SLOTS, Change, Kind, Place
 
@@ -251,7 +250,7 @@ class Hot:
         for start in self._starts:
             await self._line.command("UNLINK", f"{start}m")
         dropped = 0
-        async for keys in every(self._line, self._keys("")):
+        async for keys in scan_all(self._line, self._keys("")):
             for key in keys:
                 dropped += await self._line.command("UNLINK", key)
         return dropped

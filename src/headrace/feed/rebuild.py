@@ -21,8 +21,8 @@ from headrace.feed import store
 from headrace.feed.apply import Applier
 from headrace.feed.hot import Hot
 from headrace.feed.model import FINE_FOR_MS, FINE_MS, TICKS, Change, Kind
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import Backoff
 
 ENTITIES_PER_STEP: Final = 200
 ITEMS_PER_STEP: Final = 100_000

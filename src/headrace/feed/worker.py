@@ -23,10 +23,9 @@ from headrace.feed.rebuild import marks_at
 from headrace.feed.returning import SETTLE_S, Returning
 from headrace.feed.service import Feed
 from headrace.feed.settings import FeedConfig, changes_repaired, sweep_lag_s
-from headrace.kernel.backoff import Backoff
-from headrace.kernel.cancels import require_not_cancelled
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.resilience import Backoff, require_not_cancelled
 
 RECONNECT: Final = Backoff(0.1, 3.0)
 OLDER_S: Final = 1.0

@@ -23,7 +23,7 @@ from headrace.fetch.settings import FetchConfig
 from headrace.fetch.speeds import Speeds
 from headrace.fetch.store.sql import SQL
 from headrace.jobs import Jobs, NewGroup, NewJob
-from headrace.kernel.crash import crash_point
+from headrace.kernel.resilience import crash_point
 
 ITEMS_OF_PAGE: Final = 1000
 ROWS_TO_ANALYZE: Final = 5000

@@ -47,7 +47,7 @@ from headrace.fetch.sampling import Sampling
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.staging import Reading, Staging
 from headrace.fetch.store.sql import SQL
-from headrace.kernel.crash import crash_point
+from headrace.kernel.resilience import crash_point
 
 APPLY_TRIES: Final = 3
 UNREADABLE: Final = (
@@ -263,7 +263,7 @@ class Catalogues:
     @asynccontextmanager
     async def _only_reader(self, customer: str, *, has_place: bool = False) -> AsyncIterator[None]:
         async with nullcontext() if has_place else self.place(customer):
-            connection = await self._postgres.connect_alone()
+            connection = await self._postgres.connect_unpooled()
             try:
                 session = Tx(connection)
                 if not await session.value(SQL.try_lock_customer, customer=customer):

@@ -19,8 +19,8 @@ from headrace.fetch.store.photos import Decision
 from headrace.jobs import Jobs
 from headrace.jobs.errors import LeaseLost
 from headrace.kernel import metrics
-from headrace.kernel.crash import crash_point
 from headrace.kernel.errors import Unavailable
+from headrace.kernel.resilience import crash_point
 
 
 @dataclass(frozen=True, slots=True)

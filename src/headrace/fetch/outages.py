@@ -13,8 +13,8 @@ import time
 from typing import Final
 
 from headrace.engines.blobs import Blobs, BlobsDown
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import Backoff
 
 PROBE_KEY: Final = "headrace-probe/photos"
 PROBE_BYTES: Final = 256 * 1024

@@ -26,8 +26,8 @@ from headrace.fetch.ledger import Ledger
 from headrace.fetch.model import PHOTO_RETRIES, is_temporary
 from headrace.fetch.store.photos import Decision
 from headrace.jobs import JobInHand, Snooze
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.errors import Unavailable
+from headrace.kernel.resilience import Backoff
 
 RETRY: Final = Backoff(first_s=5, max_s=300)
 

@@ -36,9 +36,9 @@ from headrace.fetch.store.results import NewResult
 from headrace.fetch.store.sql import SQL
 from headrace.fetch.webhooks import WebhookSending
 from headrace.jobs import Batch, JobInHand, Jobs, Snooze
-from headrace.kernel.crash import crash_point
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import crash_point
 
 DELIVERIES_AT_ONCE: Final = 50
 """Calls of handlers under way in a worker."""

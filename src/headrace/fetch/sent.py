@@ -36,8 +36,8 @@ from headrace.fetch.model import ITEMS_SENT_MAX, SentItem
 from headrace.fetch.readers import Fault, RawRow
 from headrace.fetch.staging import Staging
 from headrace.fetch.store.sql import SQL
-from headrace.kernel.crash import crash_point
 from headrace.kernel.ids import USER_ID
+from headrace.kernel.resilience import crash_point
 
 FORMAT: Final = "items"
 """Of runs of items sent by themselves."""

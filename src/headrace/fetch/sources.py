@@ -42,8 +42,8 @@ from headrace.fetch.store.sql import SQL
 from headrace.jobs import JobInHand, Jobs, NewCron, NewJob, Snooze
 from headrace.jobs.crons import Cron
 from headrace.jobs.errors import CronExists, CronUnknown
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.errors import Unavailable
+from headrace.kernel.resilience import Backoff
 
 RETRIES: Final = 5
 RETRY: Final = Backoff(first_s=30, max_s=1800)
@@ -201,7 +201,7 @@ class Sources:
     @asynccontextmanager
     async def _alone(self, customer: str) -> AsyncIterator[bool]:
         """Whether nobody else brings a file of this customer, until the block ends."""
-        connection = await self._postgres.connect_alone()
+        connection = await self._postgres.connect_unpooled()
         try:
             yield bool(await Tx(connection).value(SQL.try_lock_source, customer=customer))
         finally:

@@ -28,7 +28,7 @@ from headrace.fetch.item_ids import find_item_id
 from headrace.fetch.model import PROBLEMS_KEPT_MAX, RowProblem
 from headrace.fetch.readers import RawRow, Truncated
 from headrace.fetch.store.sql import SQL
-from headrace.kernel.crash import crash_point
+from headrace.kernel.resilience import crash_point
 
 ROWS_AT_ONCE: Final = 4000
 BYTES_AT_ONCE: Final = 8 * 2**20

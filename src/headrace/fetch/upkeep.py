@@ -24,8 +24,8 @@ from headrace.fetch.publishing import Publishing
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.store.sql import SQL
 from headrace.jobs import Registry
-from headrace.kernel.crash import crash_point
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import crash_point
 
 LINKS_FORMAT: Final = "links"
 LINKS_EVERY_S: Final = 900.0

@@ -36,11 +36,10 @@ from headrace.fetch.posting import Posted, Poster, PostFailed
 from headrace.fetch.store.sql import SQL
 from headrace.fetch.store.webhooks import Hook, Turn
 from headrace.jobs import JobInHand, Jobs, NewJob, Snooze
-from headrace.kernel.backoff import Backoff
-from headrace.kernel.crash import crash_point
 from headrace.kernel.errors import Unavailable
-from headrace.kernel.limits import PAGE_ROWS_MAX
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import Backoff, crash_point
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 RESULTS_OF_MESSAGE: Final = 100
 MESSAGE_BYTES_MAX: Final = 2**20

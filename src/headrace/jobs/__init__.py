@@ -22,7 +22,7 @@ then `model`, `errors`, `worker` and the folders `store` + `sql`, `service`, `ht
 
 from __future__ import annotations
 
-from headrace.engines.borrowed import Transaction
+from headrace.engines.caller_transaction import Transaction
 from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.errors import (
     BatchTooLarge,

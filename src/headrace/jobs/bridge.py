@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar, cast
 from weakref import WeakSet
 
-from headrace.engines.borrowed import callers_thread
+from headrace.engines.caller_transaction import caller_thread
 from headrace.kernel.errors import InvalidInput, Unavailable
 
 CLOSING_S_MAX: Final = 1.5
@@ -118,11 +118,11 @@ class Bridge:
             work.close()
             raise
         waiting = _Waiting()
-        token = callers_thread.set(waiting.run_here)
+        token = caller_thread.set(waiting.run_here)
         try:
             ended = asyncio.run_coroutine_threadsafe(work, self._loop())
         finally:
-            callers_thread.reset(token)
+            caller_thread.reset(token)
         ended.add_done_callback(waiting.leave)
         try:
             waiting.serve()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from headrace.jobs.errors import LaneExhausted
 from headrace.jobs.model import AT_AWAY_S_MAX, ERROR_CHARACTERS_MAX, TRACEBACK_CHARACTERS_MAX
-from headrace.kernel.backoff import Backoff
+from headrace.kernel.resilience import Backoff
 
 WORDS: Final = frozenset(
     {"done", "retry", "snooze", "fail", "cancel", "moved", "unstarted", "returned"}

@@ -25,7 +25,7 @@ from headrace.jobs.handling import (
     told_text,
 )
 from headrace.jobs.slots.messages import Work
-from headrace.kernel.limits import PAYLOAD_BYTES_MAX
+from headrace.kernel.routes import PAYLOAD_BYTES_MAX
 
 P = TypeVar("P")
 SPEND_WAIT_MAX_S: Final = 60.0

@@ -36,7 +36,7 @@ from headrace.jobs.model import (
     NewJob,
 )
 from headrace.kernel.errors import FieldProblem
-from headrace.kernel.limits import PAGE_ROWS_MAX, PAYLOAD_BYTES_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX, PAYLOAD_BYTES_MAX
 
 PROBLEMS_MAX: Final = 100
 LIMIT_MAX: Final = 10**9

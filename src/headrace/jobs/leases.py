@@ -34,11 +34,9 @@ from headrace.jobs.scans import Scan
 from headrace.jobs.settling import DONE, Held, Part, Unsettled, is_all_done, said_of
 from headrace.jobs.slots.messages import Progress, Settled
 from headrace.jobs.store.leases import Claim, Claims, Said, WorkAhead
-from headrace.kernel.backoff import Backoff
-from headrace.kernel.cancels import require_not_cancelled
-from headrace.kernel.crash import crash_point
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.resilience import Backoff, crash_point, require_not_cancelled
 
 __all__ = ["RECONNECT", "Claim", "Claims", "Desk", "HostLost", "Scan", "WorkAhead"]
 _log: Final = logger(__name__)

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.config import (
     parse_count,
     parse_duration_s,
@@ -22,6 +21,7 @@ from headrace.kernel.config import (
     setting,
 )
 from headrace.kernel.metrics import counter, gauge, histogram
+from headrace.kernel.resilience import Backoff
 
 JOBS_PER_CALL_MAX: Final = 10_000
 BYTES_PER_CALL_MAX: Final = 16 * 1024 * 1024

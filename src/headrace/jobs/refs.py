@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.engines.borrowed import Transaction
+from headrace.engines.caller_transaction import Transaction
 from headrace.jobs.bridge import View
 from headrace.jobs.errors import InvalidTask
 from headrace.jobs.model import Job, Why

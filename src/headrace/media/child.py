@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from headrace.engines.blobs import Blobs, BlobsConfig
-from headrace.engines.marked import StoreRecord
+from headrace.engines.mount_guard import StoreRecord
 from headrace.kernel.config import load_config
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import configure_logs
-from headrace.kernel.secrets import derive_key, load_or_make_root
+from headrace.kernel.signing import derive_key, load_or_create_secret
 from headrace.media.model import MediaConfig
 from headrace.media.service import Media
 from headrace.media.worker.telling import Orders, Teller
@@ -56,7 +56,7 @@ def media_of(orders: Orders) -> Media:
     loaded = load_config(sections, env={}, flags=orders.settings)
     record = None
     if orders.store_record:
-        record = StoreRecord(Path(orders.store_record), may_make=False)
+        record = StoreRecord(Path(orders.store_record), may_create=False)
     return Media(
         Blobs(orders.blobs_url, loaded.section(BlobsConfig), record=record),
         loaded.section(MediaConfig),
@@ -66,7 +66,7 @@ def media_of(orders: Orders) -> Media:
 
 
 def _root_secret(orders: Orders) -> str:
-    return os.environ.get("HEADRACE_SECRET") or load_or_make_root(Path(orders.data_folder))
+    return os.environ.get("HEADRACE_SECRET") or load_or_create_secret(Path(orders.data_folder))
 
 
 async def _run(media: Media, body: Body) -> None:

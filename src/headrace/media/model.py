@@ -31,7 +31,7 @@ from headrace.kernel.errors import (
     Unavailable,
 )
 from headrace.kernel.metrics import FINE_BUCKETS_S, counter, gauge, histogram
-from headrace.kernel.secrets import ROOT_CHARACTERS_MIN
+from headrace.kernel.signing import ROOT_CHARACTERS_MIN
 from headrace.media.cors import parse_origins
 
 BLOCK_BYTES: Final = 256 * 1024

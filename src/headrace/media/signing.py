@@ -32,7 +32,7 @@ from typing import Final
 
 from headrace.engines.blobs import require_key
 from headrace.kernel.errors import FieldProblem, Forbidden, InvalidInput
-from headrace.kernel.secrets import Key, derive_key
+from headrace.kernel.signing import Key, derive_key
 
 USE: Final = "media-url"
 """What the key of URLs is derived for: `derive_key(root, USE)`."""

@@ -22,9 +22,14 @@ from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from headrace.kernel.errors import InvalidInput
-from headrace.kernel.logs import logger
+from headrace.kernel.logs import (
+    child_traceparent,
+    is_traceparent,
+    logger,
+    new_traceparent,
+    trace_id,
+)
 from headrace.kernel.metrics import bound, counter
-from headrace.kernel.trace import is_traceparent, new_traceparent, next_hop, trace_id
 from headrace.media.cluster.documents import Kind
 
 log = logger(__name__)
@@ -123,7 +128,7 @@ def onward_fields(tag: TraceTag) -> tuple[tuple[str, str], ...]:
         return ()
     known = {"user": tag.user, "request": tag.request, "object": tag.object}
     baggage = ",".join(f"{name}={value}" for name, value in known.items() if value is not None)
-    return ("traceparent", next_hop(tag.traceparent)), ("baggage", baggage)
+    return ("traceparent", child_traceparent(tag.traceparent)), ("baggage", baggage)
 
 
 class TraceLog:

@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.engines.postgres import Postgres
-from headrace.kernel.crash import crash_point
 from headrace.kernel.ids import USER_ID
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import crash_point
 from headrace.views import store
 from headrace.views.hot import Hot, Pending
 from headrace.views.model import START, Count, id_key, parse_line

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.engines.functions import Functions
-from headrace.engines.multiplex import Multiplexer, ValkeyPartlyDown
-from headrace.engines.multiplex.scanning import Keys, every, scan
+from headrace.engines.multiplex import Keys, Multiplexer, ValkeyPartlyDown, scan, scan_all
 from headrace.engines.valkey import Valkey
 from headrace.views.model import TOMBSTONE_S
 from headrace.views.settings import SHARDS_MAX
@@ -227,7 +226,7 @@ class Hot:
     async def drop_totals(self, shards: Sequence[int]) -> int:
         """Forget every cached total of these shards; how many there were."""
         dropped = 0
-        async for keys in every(self._line, self._total_keys(shards)):
+        async for keys in scan_all(self._line, self._total_keys(shards)):
             for shard, names in self._by_shard(keys, shards).items():
                 gone = [self._starts[shard] + name for name in names]
                 dropped += await self._line.command("UNLINK", *gone)

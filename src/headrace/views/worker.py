@@ -20,11 +20,9 @@ from typing import Final, TypeVar
 
 from headrace.engines import Engines
 from headrace.engines.valkey import ValkeyDown
-from headrace.kernel.backoff import Backoff
-from headrace.kernel.cancels import require_not_cancelled
-from headrace.kernel.crash import crash_point
 from headrace.kernel.errors import HeadraceError, Unavailable
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.resilience import Backoff, crash_point, require_not_cancelled
 from headrace.views import store
 from headrace.views.errors import NotDurable, ShardsFixed
 from headrace.views.fence import Fence, means_of

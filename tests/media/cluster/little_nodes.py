@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import cache
 
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.signing import derive_key
 from headrace.media.cluster.hop import KEY_USE, HopGuard, HopSigner
 from headrace.media.cluster.membership import Member
 from headrace.media.cluster.peers import Peer

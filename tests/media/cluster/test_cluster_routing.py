@@ -9,8 +9,9 @@ import time
 import msgspec
 import pytest
 from little_nodes import asking, shape_of
+from tests.kit.waiting import wait_true
 
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.signing import derive_key
 from headrace.media.cluster.hop import KEY_USE, HopSigner
 from headrace.media.cluster.peers import Peer, parse_answer_head
 from headrace.media.cluster.purge import Purge, PurgeList
@@ -18,7 +19,6 @@ from headrace.media.cluster.routing import SHAPE_KEPT_S, SHAPES_MAX
 from headrace.media.model import BLOCK_BYTES, ObjectUnknown, SourceCut
 from headrace.media.partitions import Candidate, Table
 from headrace.media.sources import Span
-from headrace.testing.waiting import wait_true
 
 DATA = bytes(range(256)) * 1200
 KEY = "tracks/a.mp3"

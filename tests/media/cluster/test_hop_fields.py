@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.signing import derive_key
 from headrace.media.cluster.hop import (
     HOP_FIELD,
     KEY_USE,

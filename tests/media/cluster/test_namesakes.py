@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from little_nodes import KEYS, LittleNode
+from tests.kit.waiting import wait_true
 
 from headrace.kernel.logs import configure_logs
 from headrace.media import Media, MediaConfig
@@ -15,7 +16,6 @@ from headrace.media.cluster.hop import HopSigner
 from headrace.media.cluster.membership import Member, Roster
 from headrace.media.cluster.namesake import NodeNameTaken, is_local, require_name_free
 from headrace.media.worker import serve
-from headrace.testing.waiting import wait_true
 
 LISTEN = ("127.0.0.1", 1)
 OWN = Member(name="n1", address="127.0.0.1:1")

@@ -8,11 +8,11 @@ from contextlib import closing
 
 import pytest
 from little_nodes import asking
+from tests.kit.waiting import wait_true
 
 from headrace.media.model import SourceCut
 from headrace.media.worker.bodies import BlockBody
 from headrace.media.worker.channels import PlainChannel
-from headrace.testing.waiting import wait_true
 
 DATA = bytes(range(256)) * 1200
 KEY = "tracks/a.mp3"

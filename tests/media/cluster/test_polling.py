@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 import structlog
+from tests.kit.waiting import wait_true
 
 from headrace.engines.blobs import Blobs
 from headrace.media.cluster.membership import MEMBERSHIP, Membership
 from headrace.media.cluster.polling import OUTCOMES, POLLS, Polled, Polling
 from headrace.media.cluster.purge import PURGES, Generations, Purges
-from headrace.testing.waiting import wait_true
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from little_nodes import asking
+from tests.kit.waiting import wait_true
 
 from headrace.media import answers
 from headrace.media.cluster.peers import PLAIN_HEAD, parse_answer_head
@@ -16,7 +17,6 @@ from headrace.media.ranges import Decision
 from headrace.media.requests import Request
 from headrace.media.signing import OPEN
 from headrace.media.sources import Coming, Span
-from headrace.testing.waiting import wait_true
 
 DATA = bytes(range(256)) * 1200
 KEY = "tracks/a.mp3"

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from tests.kit.waiting import wait_true
+
 from headrace.engines.blobs import Blobs
 from headrace.media.model import BLOCK_BYTES, DiskConfig, Shape
 from headrace.media.store import BlockKey, Filler, Frame, Store
 from headrace.media.store.layout import DATA_AT, PROBE_BLOCKS, SET_BYTES, WAYS
-from headrace.testing.waiting import wait_true
 
 BOOT = "boot-1"
 HASH_KEY = b"k" * 32

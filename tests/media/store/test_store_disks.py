@@ -19,13 +19,13 @@ from store_lab import (
     read_block,
     store_node,
 )
+from tests.kit.waiting import wait_true
 
 from headrace.kernel.metrics import REGISTRY
 from headrace.media.model import DiskConfig
 from headrace.media.store import control
 from headrace.media.store.disk import DiskState
 from headrace.media.store.errors import CommandUnknown, DiskRefused, DiskTooSmall, DiskUnknown
-from headrace.testing.waiting import wait_true
 
 
 async def filled(node, blobs, blocks: int = 12) -> list:

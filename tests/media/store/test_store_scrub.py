@@ -7,6 +7,7 @@ import os
 
 import pytest
 from store_lab import is_block, keys_of, look_up, put_object, read_all, read_block
+from tests.kit.waiting import wait_true
 
 from headrace.media.model import BLOCK_BYTES
 from headrace.media.store import control
@@ -14,7 +15,6 @@ from headrace.media.store.disk import ROTTEN_MAX, DiskState
 from headrace.media.store.kernel_calls import _RESIDENCY, is_in_memory
 from headrace.media.store.scrub import Verdict, check_frame, scrub
 from headrace.media.store.table import COLD, PROVED
-from headrace.testing.waiting import wait_true
 
 
 async def filled(node, blobs, blocks: int = 8) -> list:

@@ -11,7 +11,7 @@ from headrace.feed.cli.text import describe_people
 from headrace.feed.model import Bar
 from headrace.feed.service import Feed
 from headrace.feed.shown import people_shown
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 from headrace.kernel.terminal import Terminal
 
 Verb = Callable[..., Awaitable[int]]

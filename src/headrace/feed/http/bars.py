@@ -16,7 +16,7 @@ from headrace.feed.http.shown import Changed, split_ids, with_link
 from headrace.feed.model import Bar, FeedId
 from headrace.feed.service import Feed
 from headrace.feed.shown import PeopleShown, people_shown
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 MEANINGS: Final = {
     Bar.MUTE: "The viewer does not see the author's posts; the author is not told and sees all.",

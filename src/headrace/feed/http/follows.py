@@ -14,7 +14,7 @@ from headrace.feed.http.shown import Changed, split_ids, with_link
 from headrace.feed.model import FeedId
 from headrace.feed.service import Feed
 from headrace.feed.shown import PeopleShown, people_shown
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 FOLLOWS: Final = "/v1/feed/viewers/{viewer:str}/follows"
 

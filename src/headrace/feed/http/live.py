@@ -22,7 +22,7 @@ from headrace.feed.http.scopes import READ
 from headrace.feed.service import Feed, Watch
 from headrace.feed.shown import PostShown, post_shown
 from headrace.kernel.errors import Unavailable
-from headrace.kernel.streams import ENDLESS
+from headrace.kernel.routes import ENDLESS
 
 RETRY_MS: Final = 2_000
 """After so long a browser comes again."""

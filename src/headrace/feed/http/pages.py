@@ -14,7 +14,7 @@ from headrace.feed.http.shown import link_of, with_link
 from headrace.feed.model import PAGE_MAX, Marker, Unread
 from headrace.feed.service import Feed
 from headrace.feed.shown import PageShown, page_shown
-from headrace.kernel.hot import HOT, HotAnswer, HotRequest
+from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse
 
 LIMIT: Final = 20
 _PARAMETERS: Final = frozenset({"limit", "cursor", "since"})
@@ -28,7 +28,7 @@ class ReadUpTo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     place: str
 
 
-async def _page_fast(feed: Feed, asked: HotRequest) -> HotAnswer | None:
+async def _page_fast(feed: Feed, asked: FastRequest) -> FastResponse | None:
     query = asked.query
     limit = _LIMITS.get(query.get("limit", "20"))
     if limit is None or not query.keys() <= _PARAMETERS:
@@ -37,17 +37,17 @@ async def _page_fast(feed: Feed, asked: HotRequest) -> HotAnswer | None:
     page = await feed.page(asked.name, limit, cursor=query.get("cursor"), since=since)
     body = _ENCODER.encode(page_shown(page))
     if page.next is None:
-        return HotAnswer(body)
+        return FastResponse(body)
     path = f"/v1/feed/viewers/{asked.name}"
     link = link_of(path, limit=limit, cursor=page.next, since=since)
-    return HotAnswer(body, 200, ((b"link", link.encode()),))
+    return FastResponse(body, 200, ((b"link", link.encode()),))
 
 
 @get(
     "/v1/feed/viewers/{viewer:str}",
     operation_id="getFeedPage",
     summary="Read a page of a feed",
-    opt={**READ, HOT: _page_fast},
+    opt={**READ, FAST_PATH: _page_fast},
 )
 async def get_page(
     request: Request[Any, Any, Any],

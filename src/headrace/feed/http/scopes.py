@@ -6,7 +6,7 @@ from typing import Final
 
 from headrace.feed.errors import TooManyAtOnce
 from headrace.feed.model import AT_ONCE_MAX, POSTS_PER_CALL_MAX
-from headrace.kernel.limits import ItemsMax
+from headrace.kernel.routes import ItemsMax
 
 READ: Final = {"scope": "feed:read"}
 WRITE: Final = {"scope": "feed:write"}

@@ -39,7 +39,7 @@ from headrace.feed.service.reading import Reading
 from headrace.feed.service.watching import Watch
 from headrace.feed.settings import FeedConfig
 from headrace.jobs import Jobs, Registry
-from headrace.kernel.secrets import Key
+from headrace.kernel.signing import Key
 
 Follow = tuple[FeedId, FeedId] | tuple[FeedId, FeedId, datetime | None]
 """A viewer, an author, and since when."""

@@ -26,9 +26,9 @@ from headrace.feed.returning import Returning
 from headrace.feed.settings import FeedConfig
 from headrace.jobs import Jobs, NewJob, Registry, Task
 from headrace.jobs.inhand import current_job
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.errors import HeadraceError, Unavailable
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.resilience import Backoff
 
 REBUILD_QUEUE: Final = "feed.rebuild"
 RETAIN_QUEUE: Final = "feed.retain"

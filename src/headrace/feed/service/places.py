@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from headrace.feed.model import Place
-from headrace.kernel.cursors import CursorInvalid, read_cursor, sign_cursor
-from headrace.kernel.secrets import Key
+from headrace.kernel.signing import CursorInvalid, Key, read_cursor, sign_cursor
 
 FEED: Final = "feed"
 """The name of the list that a viewer's pages are."""

@@ -24,7 +24,7 @@ from headrace.feed.model import (
 from headrace.feed.names import Names
 from headrace.feed.service.places import FEED, Places, require_no_cursor
 from headrace.feed.service.watching import Watch, told_posts
-from headrace.kernel.cursors import CursorInvalid
+from headrace.kernel.signing import CursorInvalid
 
 AUTHOR: Final = "feed.author"
 

@@ -14,7 +14,7 @@ from headrace.fetch.cli.waiting import finish_run, wait_done
 from headrace.fetch.errors import InvalidSource
 from headrace.fetch.model import Change, Run, Source
 from headrace.fetch.service import Fetch
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 from headrace.kernel.terminal import Terminal
 
 _URLS: Final = ("http://", "https://")

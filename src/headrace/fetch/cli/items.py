@@ -11,7 +11,7 @@ from headrace.fetch.cli.text import describe_item, describe_run
 from headrace.fetch.errors import InvalidItems
 from headrace.fetch.model import Result, SentItem
 from headrace.fetch.service import Fetch
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 from headrace.kernel.terminal import Terminal
 
 

@@ -29,7 +29,7 @@ from headrace.fetch.model import Run, Source
 from headrace.fetch.readers.row import too_large
 from headrace.fetch.service import Fetch
 from headrace.fetch.texts import DEFAULT
-from headrace.kernel.once import Once
+from headrace.kernel.routes import Idempotency
 
 _WRITE_BYTES: Final = 2**20
 _SOURCE_BYTES_MAX: Final = 16 * 1024
@@ -87,7 +87,7 @@ class CatalogueOperation(Operation):
     "/v1/fetch/customers/{customer:str}/catalogues",
     operation_id="runFetchCatalogue",
     summary="Upload a catalogue and apply it, or say where it is brought from",
-    opt={**WRITE, "keeps_keys": True, "streams_body": True},
+    opt={**WRITE, "idempotent": True, "streams_body": True},
     status_code=202,
     request_max_body_size=None,
     operation_class=CatalogueOperation,
@@ -96,7 +96,7 @@ async def run_catalogue(
     request: Request[Any, Any, Any],
     *,
     fetch: NamedDependency[Fetch],
-    once: NamedDependency[Once],
+    idempotency: NamedDependency[Idempotency],
     customer: FromPath[str],
     dry_run: FromQuery[bool] = False,
     file_name: FromQuery[str] = "upload",
@@ -138,9 +138,9 @@ async def run_catalogue(
             return msgspec.structs.replace(run, reason=texts.of_run(run))
 
         if asked is not None:
-            return await once(take, body_digest=digest)
+            return await idempotency.run(take, body_digest=digest)
         async with fetch.catalogue_place(customer):
-            return await once(take, body_digest=digest)
+            return await idempotency.run(take, body_digest=digest)
 
 
 async def _bring(

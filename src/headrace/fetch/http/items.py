@@ -13,8 +13,7 @@ from headrace.fetch.http.scopes import READ, WRITE
 from headrace.fetch.model import ITEMS_SENT_MAX, Run, SentItem, StoredItem
 from headrace.fetch.sent import wrong_count
 from headrace.fetch.service import Fetch
-from headrace.kernel.limits import ItemsMax
-from headrace.kernel.once import Once
+from headrace.kernel.routes import Idempotency, ItemsMax
 
 
 class SentAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,11 +44,13 @@ async def get_item(
     "/v1/fetch/items",
     operation_id="sendFetchItems",
     summary="Send items without a catalogue",
-    opt={**WRITE, "keeps_keys": True, "items_max": ItemsMax(ITEMS_SENT_MAX, wrong_count)},
+    opt={**WRITE, "idempotent": True, "items_max": ItemsMax(ITEMS_SENT_MAX, wrong_count)},
     status_code=202,
 )
 async def send_items(
-    fetch: NamedDependency[Fetch], once: NamedDependency[Once], data: JSONBody[list[SentItem]]
+    fetch: NamedDependency[Fetch],
+    idempotency: NamedDependency[Idempotency],
+    data: JSONBody[list[SentItem]],
 ) -> SentAnswer:
     """Take up to 1,000 items in, all or none; those not named stay as they are.
 
@@ -61,7 +62,7 @@ async def send_items(
     async def send(tx: Any) -> SentAnswer:
         return SentAnswer(runs=await fetch.send_items(data, tx=tx))
 
-    return await once(send)
+    return await idempotency.run(send)
 
 
 ROUTES: Final[list[Any]] = [get_item, send_items]

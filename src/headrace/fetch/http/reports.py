@@ -18,7 +18,7 @@ from headrace.fetch.http.scopes import READ
 from headrace.fetch.model import PhotoProblem, RowProblem
 from headrace.fetch.reports import POLICY
 from headrace.fetch.service import Fetch
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 CSV: Final = "text/csv"
 

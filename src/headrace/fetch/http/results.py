@@ -12,7 +12,7 @@ from litestar.params import FromQuery, QueryParameter
 from headrace.fetch.http.scopes import READ
 from headrace.fetch.model import Result
 from headrace.fetch.service import Fetch
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 
 class ResultsAnswer(msgspec.Struct, frozen=True, kw_only=True):

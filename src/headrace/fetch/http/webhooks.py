@@ -12,7 +12,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from headrace.fetch.http.scopes import READ, WRITE
 from headrace.fetch.model import NewSecret, Webhook, WebhookReplay, WebhookTrial
 from headrace.fetch.service import Fetch
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 
 class WebhooksAnswer(msgspec.Struct, frozen=True, kw_only=True):

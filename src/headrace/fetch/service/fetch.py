@@ -65,7 +65,7 @@ from headrace.fetch.texts import DEFAULT, Texts
 from headrace.fetch.upkeep import Upkeep
 from headrace.fetch.webhooks import WEBHOOKS_AT_ONCE, WebhookSending
 from headrace.jobs import Jobs, Registry, Task
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 OWN_FAULT_RETRIES: Final = 20
 """Of tasks whose failures are ours: a bug or a crash must not cost a seller his photo."""

@@ -9,7 +9,7 @@ from headrace.fetch import store
 from headrace.fetch.errors import HostUnknown
 from headrace.fetch.model import Host
 from headrace.fetch.routing import FORGOTTEN, Classes, TimeClass, host_of
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 HOST_CHARACTERS_MAX: Final = 300
 

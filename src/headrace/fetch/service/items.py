@@ -11,7 +11,7 @@ from headrace.fetch.item_ids import find_item_id
 from headrace.fetch.model import BIGINT_MAX, Result, StoredItem
 from headrace.fetch.store.sql import SQL
 from headrace.kernel.ids import USER_ID
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 
 class Items:

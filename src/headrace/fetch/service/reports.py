@@ -22,7 +22,7 @@ from headrace.fetch.reports import (
 from headrace.fetch.service.runs import Runs
 from headrace.fetch.settings import FetchConfig
 from headrace.fetch.texts import DEFAULT, Texts
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 PAGE_LINES_MAX: Final = PAGE_ROWS_MAX
 """Rows and photos that the page shows; CSV and JSON have all."""

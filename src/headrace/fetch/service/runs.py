@@ -7,7 +7,7 @@ from headrace.fetch import store
 from headrace.fetch.errors import RunUnknown
 from headrace.fetch.item_ids import find_item_id
 from headrace.fetch.model import BIGINT_MAX, Change, Run
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 
 class Runs:

@@ -25,7 +25,7 @@ from headrace.fetch.store.webhooks import Hook
 from headrace.fetch.webhooks import OVERLAP_S, WebhookSending, new_secret, webhook_job
 from headrace.jobs import Jobs
 from headrace.kernel.ids import USER_ID
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 _JSON: Final = msgspec.json.Encoder()
 

@@ -8,7 +8,7 @@ from headrace.jobs.agent.board import Doing
 from headrace.jobs.agent.seats import Hand, Seat
 from headrace.jobs.handling import Outcome, settled_outcome
 from headrace.jobs.slots.messages import Settled, Work
-from headrace.kernel.backoff import Backoff
+from headrace.kernel.resilience import Backoff
 
 
 def begun_jobs(seat: Seat, doing: Doing) -> set[int]:

@@ -22,9 +22,9 @@ from headrace.jobs.agent.lines import Counts, Line, TaskFacts
 from headrace.jobs.fleet.facts import QueueCounts
 from headrace.jobs.leases import RECONNECT, Desk, HostLost
 from headrace.jobs.model import JobsConfig
-from headrace.kernel.cancels import require_not_cancelled
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.resilience import require_not_cancelled
 
 CHANNEL: Final = "headrace_jobs"
 FLEET_CHANNEL: Final = "headrace_fleet"
@@ -192,7 +192,7 @@ class HostLoop:
             require_not_cancelled()
             connection = None
             try:
-                connection = await self._postgres.connect_alone()
+                connection = await self._postgres.connect_unpooled()
                 lost = asyncio.Event()
                 connection.add_termination_listener(lambda *_, lost=lost: lost.set())
                 with translated_errors():

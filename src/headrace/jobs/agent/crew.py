@@ -31,9 +31,9 @@ from headrace.jobs.agent.succession import Succession
 from headrace.jobs.fleet.facts import Planned
 from headrace.jobs.model import JobsConfig, agent_slots, slots_ended
 from headrace.jobs.slots.messages import FromSlot, Left, Measured, Ready, Recycle
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import logger
-from headrace.kernel.metrics import add_growth
+from headrace.kernel.metrics import add_deltas
+from headrace.kernel.resilience import Backoff
 
 TICK_S: Final = 0.25
 EXIT_TOLD_S: Final = 0.05
@@ -246,7 +246,7 @@ class ForkedCrew:
 
     def _heard(self, seat: Seat, message: FromSlot) -> None:
         if isinstance(message, Measured):
-            add_growth(message.grown)
+            add_deltas(message.grown)
             return
         slot = next((s for s in self._slots.values() if s.seat is seat), None)
         if slot is None:

@@ -38,9 +38,9 @@ from headrace.jobs.slots.messages import (
     Work,
 )
 from headrace.jobs.store.leases import Claims
-from headrace.kernel.cancels import require_not_cancelled
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
+from headrace.kernel.resilience import require_not_cancelled
 
 CLAIMS_AT_ONCE: Final = 3
 LANE_STARTS_MAX: Final = 50

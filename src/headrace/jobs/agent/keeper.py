@@ -19,8 +19,8 @@ from headrace.jobs.agent import control
 from headrace.jobs.agent.board import Board
 from headrace.jobs.agent.remains import adopt_orphans
 from headrace.jobs.errors import ApplicationBroken
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import Backoff
 
 RESTARTS: Final = Backoff(0.05, 10.0)
 HEALTHY_S: Final = 60.0

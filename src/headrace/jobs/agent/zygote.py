@@ -34,7 +34,7 @@ from headrace.jobs.agent.lines import TaskFacts
 from headrace.jobs.agent.remains import adopt_orphans, end_children, end_group, lead_group
 from headrace.jobs.slots.process import DECLARING, Application, run_slot
 from headrace.kernel.errors import HeadraceError, InvalidInput
-from headrace.kernel.metrics import forget_growth
+from headrace.kernel.metrics import discard_deltas
 
 END_S: Final = 2.0
 EXIT_BROKEN: Final = 70
@@ -82,7 +82,7 @@ def serve(inherited: Inherited, name: str, load: Callable[[], Application]) -> i
             control.send(link, _broken(error))
         return EXIT_BROKEN
     # Here and not in each slot, whose memory every object that it looks at is copied into: 0.9 MB a slot.
-    forget_growth()
+    discard_deltas()
     gc.collect()
     gc.freeze()
     loaded = control.Loaded(

@@ -38,11 +38,11 @@ from headrace.jobs.fleet.telling import Teller
 from headrace.jobs.fleet.webhook import USE
 from headrace.jobs.leases import RECONNECT
 from headrace.jobs.service import Jobs
-from headrace.kernel.cancels import require_not_cancelled
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import SparseLogger, logger
 from headrace.kernel.metrics import bound, counter, gauge
-from headrace.kernel.secrets import derive_key
+from headrace.kernel.resilience import require_not_cancelled
+from headrace.kernel.signing import derive_key
 
 LEAD_PERIODS: Final = 1.5
 STANDBY_LOOKS: Final = 4

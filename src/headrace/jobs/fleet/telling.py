@@ -12,9 +12,9 @@ from typing import Final
 from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.fleet.webhook import TIMEOUT_S, WebhookFailed, send_alert
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import logger
-from headrace.kernel.secrets import Key
+from headrace.kernel.resilience import Backoff
+from headrace.kernel.signing import Key
 
 TOLD_AGE_S: Final = 3600.0
 TOLD_PER_STEP: Final = 20

@@ -2,7 +2,7 @@
 
 The body is signed with a key of its own, derived from the root secret, and the moment of sending: the receiver computes
 HMAC-SHA256 of `<t>.<body>` and compares it with `v1` of the header `Headrace-Signature: t=...,key=...,v1=...`.
-Its key in hex: `derive_key(SECRET, "alerts-webhook").secret.hex()` of `headrace.kernel.secrets`.
+Its key in hex: `derive_key(SECRET, "alerts-webhook").secret.hex()` of `headrace.kernel.signing`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.jobs.fleet.alerts import Alert
 from headrace.kernel.errors import PeerFailed
-from headrace.kernel.secrets import Key
+from headrace.kernel.signing import Key
 
 TIMEOUT_S: Final = 5.0
 USE: Final = "alerts-webhook"

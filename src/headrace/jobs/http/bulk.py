@@ -12,8 +12,7 @@ from litestar.params import JSONBody
 from headrace.jobs.http.scopes import WRITE
 from headrace.jobs.model import JobFilter
 from headrace.jobs.service import Jobs
-from headrace.kernel.cursors import read_cursor, sign_cursor
-from headrace.kernel.secrets import Key
+from headrace.kernel.signing import Key, read_cursor, sign_cursor
 
 LISTING: Final = "jobs.bulk"
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from headrace.jobs.crons import Cron, NewCron
 from headrace.jobs.http.scopes import READ, WRITE
 from headrace.jobs.service import Jobs
-from headrace.kernel.once import Once
+from headrace.kernel.routes import Idempotency
 
 
 class CronToAdd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,10 +54,12 @@ async def list_crons(jobs: NamedDependency[Jobs]) -> list[Cron]:
     "/v1/crons",
     operation_id="addCron",
     summary="Add a cron",
-    opt={**WRITE, "keeps_keys": True},
+    opt={**WRITE, "idempotent": True},
 )
 async def add_cron(
-    jobs: NamedDependency[Jobs], once: NamedDependency[Once], data: JSONBody[CronToAdd]
+    jobs: NamedDependency[Jobs],
+    idempotency: NamedDependency[Idempotency],
+    data: JSONBody[CronToAdd],
 ) -> Cron:
     """Add a cron; it comes first at its next moment."""
     cron = NewCron(**msgspec.structs.asdict(data))
@@ -65,7 +67,7 @@ async def add_cron(
     async def add(tx: Any) -> Cron:
         return await jobs.crons.add(cron, tx=tx)
 
-    return await once(add)
+    return await idempotency.run(add)
 
 
 @get("/v1/crons/{name:str}", operation_id="getCron", summary="Show a cron", opt=READ)
@@ -94,17 +96,17 @@ async def remove_cron(jobs: NamedDependency[Jobs], name: FromPath[str]) -> None:
     operation_id="runCron",
     summary="Run a cron now",
     status_code=202,
-    opt={**WRITE, "keeps_keys": True},
+    opt={**WRITE, "idempotent": True},
 )
 async def run_cron(
-    jobs: NamedDependency[Jobs], once: NamedDependency[Once], name: FromPath[str]
+    jobs: NamedDependency[Jobs], idempotency: NamedDependency[Idempotency], name: FromPath[str]
 ) -> CronJob:
     """Enqueue the cron's job now, besides its moments."""
 
     async def run(tx: Any) -> CronJob:
         return CronJob(id=await jobs.crons.run(name, tx=tx))
 
-    return await once(run)
+    return await idempotency.run(run)
 
 
 ROUTES: Final[list[Any]] = [list_crons, add_cron, get_cron, put_cron, remove_cron, run_cron]

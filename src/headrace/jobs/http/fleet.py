@@ -14,7 +14,7 @@ from headrace.jobs.fleet.facts import Decision, FleetState, QueueMinute
 from headrace.jobs.fleet.load import FleetLoad
 from headrace.jobs.http.scopes import READ, WRITE
 from headrace.jobs.service import Jobs
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 
 @get("/v1/fleet", operation_id="getFleet", summary="Show the fleet", opt=READ)

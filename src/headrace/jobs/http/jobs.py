@@ -15,10 +15,8 @@ from headrace.jobs.http.scopes import READ, WRITE, parse_job_id
 from headrace.jobs.intake import too_many_jobs
 from headrace.jobs.model import JOBS_PER_CALL_MAX, Job, NewJob, Why
 from headrace.jobs.service import Jobs
-from headrace.kernel.cursors import read_cursor, sign_cursor
-from headrace.kernel.limits import PAGE_ROWS_MAX, ItemsMax
-from headrace.kernel.once import Once
-from headrace.kernel.secrets import Key
+from headrace.kernel.routes import PAGE_ROWS_MAX, Idempotency, ItemsMax
+from headrace.kernel.signing import Key, read_cursor, sign_cursor
 
 LISTING: Final = "jobs"
 
@@ -54,11 +52,11 @@ class JobsAdded(msgspec.Struct, frozen=True, kw_only=True):
     operation_id="enqueueJobs",
     summary="Enqueue one job or many",
     status_code=202,
-    opt={**WRITE, "keeps_keys": True, "items_max": ItemsMax(JOBS_PER_CALL_MAX, too_many_jobs)},
+    opt={**WRITE, "idempotent": True, "items_max": ItemsMax(JOBS_PER_CALL_MAX, too_many_jobs)},
 )
 async def enqueue_jobs(
     jobs: NamedDependency[Jobs],
-    once: NamedDependency[Once],
+    idempotency: NamedDependency[Idempotency],
     queue: FromPath[str],
     data: JSONBody[JobToAdd | list[JobToAdd]],
 ) -> JobsAdded:
@@ -71,7 +69,7 @@ async def enqueue_jobs(
     async def enqueue(tx: Any) -> JobsAdded:
         return JobsAdded(ids=await jobs.enqueue_many(new, tx=tx))
 
-    return await once(enqueue)
+    return await idempotency.run(enqueue)
 
 
 @get("/v1/jobs/{job_id:str}", operation_id="getJob", summary="Show a job", opt=READ)

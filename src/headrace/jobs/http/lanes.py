@@ -14,7 +14,7 @@ from headrace.jobs.http.scopes import READ, WRITE
 from headrace.jobs.model import Lane, Limiter
 from headrace.jobs.service import Jobs
 from headrace.jobs.service.lanes import SLACK_S
-from headrace.kernel.limits import PAGE_ROWS_MAX
+from headrace.kernel.routes import PAGE_ROWS_MAX
 
 
 class LaneLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

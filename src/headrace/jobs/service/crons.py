@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from headrace.engines.borrowed import Transaction, borrow
+from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.crons import Cron, NewCron, next_moment
@@ -20,10 +20,10 @@ from headrace.jobs.errors import CronExists, CronFixed, CronUnknown, InvalidCron
 from headrace.jobs.fitting import require_fit
 from headrace.jobs.intake import is_storable, prepare_jobs
 from headrace.jobs.model import NewJob
-from headrace.kernel.crash import crash_point
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.ids import require_id
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import crash_point
 
 if TYPE_CHECKING:
     from headrace.jobs.service.jobs import Jobs
@@ -49,7 +49,7 @@ class Crons:
 
     async def get(self, name: str, *, tx: Transaction | None = None) -> Cron:
         """One cron. Raises: CronUnknown."""
-        runner = self._postgres if tx is None else borrow(tx)
+        runner = self._postgres if tx is None else runner_for(tx)
         found = await store.crons.find_crons(runner, require_id("cron", name))
         if not found:
             raise CronUnknown(name)
@@ -61,7 +61,7 @@ class Crons:
         Raises: CronExists, InvalidCron, InvalidId, InvalidJob, QueueUnknown.
         """
         next_at = await self._require_valid(cron)
-        runner = self._postgres if tx is None else borrow(tx)
+        runner = self._postgres if tx is None else runner_for(tx)
         if not await store.crons.add_cron(runner, cron, next_at):
             raise CronExists(cron.name)
         return await self.get(cron.name, tx=tx)
@@ -113,7 +113,7 @@ class Crons:
                 return await self.run(name, tx=own)
         found = await self.get(name, tx=tx)
         job_id = await self._jobs.enqueue(_job(_asked(found)), tx=tx)
-        await store.crons.note_cron_job(borrow(tx), name, job_id)
+        await store.crons.note_cron_job(runner_for(tx), name, job_id)
         return job_id
 
     async def declare(self) -> int:

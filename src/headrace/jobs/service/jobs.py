@@ -1,7 +1,7 @@
 """The verbs of jobs: enqueue alone, in bulk, in groups and in a caller's transaction; look, steer, sweep.
 
 Every enqueue is one round trip whatever it carries. With `tx`, a connection of any common driver (see
-`headrace.engines.borrowed`), it is part of the caller's transaction and is seen by workers when that
+`headrace.engines.caller_transaction`), it is part of the caller's transaction and is seen by workers when that
 commits, or never.
 """
 
@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
-from headrace.engines.borrowed import Transaction, borrow
+from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import Postgres, Runner
 from headrace.jobs import store
 from headrace.jobs.errors import (
@@ -57,7 +57,7 @@ from headrace.jobs.service.steering import Steering
 from headrace.jobs.service.sweeping import Sweeping
 from headrace.jobs.service.takes import Takes
 from headrace.jobs.tasks import Registry
-from headrace.kernel.trace import current_traceparent, next_hop
+from headrace.kernel.logs import child_traceparent, current_traceparent
 
 ROWS_PER_STATEMENT: Final = 5_000
 
@@ -127,7 +127,7 @@ class Jobs:
         lent = _borrowed(tx)
         callback_queues = await self._queues.ids(callbacks)
         await self._queues.ids(members)
-        traceparent = next_hop(current_traceparent.get())
+        traceparent = child_traceparent(current_traceparent.get())
         pending = [len(group.members) for group in groups]
         is_keyed = any(key is not None for key in members.keys)
         async with self._within(lent) as inner:
@@ -163,7 +163,7 @@ class Jobs:
         require_fit(callback, self.registry, has_group=True)
         queue_ids = await self._queues.ids(callback)
         runner = _borrowed(tx) or self._postgres
-        traceparent = next_hop(current_traceparent.get())
+        traceparent = child_traceparent(current_traceparent.get())
         async with open_group(runner, callback, queue_ids, traceparent) as group:
             yield group
 
@@ -350,12 +350,12 @@ class Jobs:
         The lease cannot be returned or settled until `tx` ends: do it last, commit soon.
         Raises: LeaseLost.
         """
-        if not await store.leases.is_lease_held(borrow(tx), lease_id):
+        if not await store.leases.is_lease_held(runner_for(tx), lease_id):
             raise LeaseLost(lease_id)
 
     async def lock_leases(self, tx: Transaction, lease_ids: Iterable[int]) -> set[int]:
         """`lock_lease` of several; the ids of those that are ours. Write nothing of the others."""
-        return await store.leases.held_leases(borrow(tx), lease_ids)
+        return await store.leases.held_leases(runner_for(tx), lease_ids)
 
     async def declare_queues(self) -> dict[str, store.queues.QueueRow]:
         """Store the queues of the registry; return the rows of all known queues, by name and alias.
@@ -375,7 +375,7 @@ class Jobs:
         """Enqueue `rows`, as members of groups if given, which count them only now if `is_counted`."""
         queue_ids = await self._queues.ids(rows)
         runner = tx or self._postgres
-        traceparent = next_hop(current_traceparent.get())
+        traceparent = child_traceparent(current_traceparent.get())
         # Inside a transaction PostgreSQL itself sends one hint a queue, and only if it commits.
         is_hinted = tx is not None or self._hints.is_due(set(queue_ids))
         ids: list[int] | None
@@ -410,7 +410,7 @@ class Jobs:
 
 def _borrowed(tx: Transaction | None) -> Runner | None:
     """The caller's transaction as a runner, if one was given. Raises: ConnectionUnknown."""
-    return None if tx is None else borrow(tx)
+    return None if tx is None else runner_for(tx)
 
 
 def _chunks(rows: Rows) -> Iterator[tuple[int, Rows]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from headrace.engines.borrowed import Transaction, borrow
+from headrace.engines.caller_transaction import Transaction, runner_for
 from headrace.engines.postgres import Postgres
 from headrace.jobs import store
 from headrace.jobs.errors import InvalidJob, LaneUnknown, LimiterUnknown
@@ -58,7 +58,7 @@ class Lanes:
             with suppress(LaneUnknown):
                 await self._require(limiter, lane)
         await store.lanes.set_lane(
-            self._postgres if tx is None else borrow(tx),
+            self._postgres if tx is None else runner_for(tx),
             limiter,
             lane,
             starts_max=starts_max,

@@ -30,7 +30,7 @@ from headrace.jobs.model import (
 )
 from headrace.jobs.store.leases import Claims, Said, TakenJobs
 from headrace.kernel.errors import FieldProblem
-from headrace.kernel.limits import PAYLOAD_BYTES_MAX
+from headrace.kernel.routes import PAYLOAD_BYTES_MAX
 
 JOBS_PER_TAKE_MAX: Final = 1_000
 LEASE_S_LEAST: Final = 1.0

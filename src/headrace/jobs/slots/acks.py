@@ -8,8 +8,8 @@ from typing import Any
 from headrace.jobs.handling import DONE, Outcome, settled_outcome
 from headrace.jobs.slots.messages import Settled, Work
 from headrace.jobs.tasks import Task
-from headrace.kernel.backoff import Backoff
 from headrace.kernel.logs import logger
+from headrace.kernel.resilience import Backoff
 
 _log = logger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.kernel.metrics import Growth
+from headrace.kernel.metrics import Delta
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag="work", kw_only=True):
@@ -91,9 +91,9 @@ class Spend(msgspec.Struct, frozen=True, array_like=True, tag="spend"):
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
-    """What the slot's counters grew by since the last time: see `kernel.metrics.Growth`."""
+    """What the slot's counters grew by since the last time: see `kernel.metrics.Delta`."""
 
-    grown: Sequence[Growth]
+    grown: Sequence[Delta]
 
 
 class Recycle(msgspec.Struct, frozen=True, array_like=True, tag="recycle"):

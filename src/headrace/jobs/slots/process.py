@@ -41,7 +41,7 @@ from headrace.jobs.slots.wire import FrameSplitter, decode_to_slot, encode_frame
 from headrace.jobs.tasks import Registry
 from headrace.kernel.errors import HeadraceError, InvalidInput
 from headrace.kernel.logs import logger
-from headrace.kernel.metrics import take_growth
+from headrace.kernel.metrics import take_deltas
 
 DECLARING: Final = -1
 """The number of the process that takes no work: it declares the code's queues and leaves."""
@@ -204,7 +204,7 @@ class _Slot:
 
     def _say(self, message: FromSlot) -> None:
         if isinstance(message, Left):
-            self._link.say(Measured(take_growth()))
+            self._link.say(Measured(take_deltas()))
             self._has_left.set()
         elif not self._is_measure_planned:
             self._is_measure_planned = True
@@ -222,7 +222,7 @@ class _Slot:
     def _measure(self) -> None:
         """Tell what was counted, and ask to be replaced where this process alone holds too much memory."""
         self._is_measure_planned = False
-        self._link.say(Measured(take_growth()))
+        self._link.say(Measured(take_deltas()))
         try:
             private = private_bytes()
         except OSError as error:

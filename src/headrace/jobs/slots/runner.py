@@ -41,8 +41,7 @@ from headrace.jobs.slots.messages import FromSlot, Left, Ready, SpendAnswer, Wor
 from headrace.jobs.slots.reach import SlotReach
 from headrace.jobs.tasks import Registry, Task
 from headrace.jobs.tasks.payloads import fields_of
-from headrace.kernel.logs import logger
-from headrace.kernel.trace import current_traceparent, next_hop
+from headrace.kernel.logs import child_traceparent, current_traceparent, logger
 
 SAY_AFTER_S: Final = 0.005
 BEAT_S: Final = 1.0
@@ -205,7 +204,7 @@ class SlotRunner:
         else:
             call.arguments = (job if task.takes_job else job.payload,)
         running_job.set(job)
-        current_traceparent.set(next_hop(job.traceparent))
+        current_traceparent.set(child_traceparent(job.traceparent))
         end = await self._calls.call(call)
         lease.note_call(end.run_s)
         rest = end.rest
@@ -279,7 +278,7 @@ class SlotRunner:
             start_before_s=start_before_s if is_again else work.start_before_s,
             is_search=is_again,
         )
-        current_traceparent.set(next_hop(work.traceparents[picks[0]]))
+        current_traceparent.set(child_traceparent(work.traceparents[picks[0]]))
         end = await self._calls.call(call)
         lease.note_call(end.run_s)
         said = {} if call.is_late else batch.said()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from headrace.engines.borrowed import Transaction
+from headrace.engines.caller_transaction import Transaction
 from headrace.jobs.bridge import View
 from headrace.jobs.errors import InvalidTask, PayloadNewer
 from headrace.jobs.inhand import JobInHand

@@ -19,7 +19,7 @@ from headrace.engines.blobs import Blobs
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound, gauge
-from headrace.kernel.secrets import Key
+from headrace.kernel.signing import Key
 from headrace.media.cluster.health import PROBE_EVERY_S
 from headrace.media.cluster.hop import HopGuard, HopSigner
 from headrace.media.cluster.membership import (

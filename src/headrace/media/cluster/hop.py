@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from headrace.kernel.errors import Forbidden
-from headrace.kernel.secrets import Key
+from headrace.kernel.signing import Key
 
 HOP_FIELD: Final = "x-headrace-hop"
 REPLY_FIELD: Final = "x-headrace-reply"

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
-from headrace.kernel.crash import crash_point
+from headrace.kernel.resilience import crash_point
 from headrace.media.model import BLOCK_BYTES, DiskConfig
 from headrace.media.store.files import DiskFiles, open_files, write_whole
 from headrace.media.store.kernel_calls import punch_hole

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.engines.blobs import Blobs
-from headrace.kernel import trace
+from headrace.kernel import logs
 from headrace.kernel.errors import HeadraceError
 from headrace.kernel.logs import logger
 from headrace.media.model import DiskConfig
@@ -193,7 +193,7 @@ class Filler:
         match message:
             case Ask():
                 # Each answer is a task, so this is of this one read alone.
-                trace.onward.set(message.onward)
+                logs.onward.set(message.onward)
                 key = self._digests.key(message.object, message.version, message.number)
                 data = await self._fills.ask(key, wants_bytes=message.wants_bytes)
                 return Stored(message.call) if data is None else Passed(message.call, data)

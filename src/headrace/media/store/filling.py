@@ -18,8 +18,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final, NamedTuple
 
-from headrace.kernel.crash import crash_point
 from headrace.kernel.errors import HeadraceError
+from headrace.kernel.resilience import crash_point
 from headrace.media.store.disk import Disk, DiskState
 from headrace.media.store.disks import Disks
 from headrace.media.store.layout import BlockKey

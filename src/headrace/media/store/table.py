@@ -24,7 +24,7 @@ import mmap
 import struct
 from typing import Final, NamedTuple
 
-from headrace.kernel.crash import crash_point
+from headrace.kernel.resilience import crash_point
 from headrace.media.store.layout import (
     ENTRY,
     ENTRY_BYTES,

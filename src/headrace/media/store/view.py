@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from headrace.kernel import trace
+from headrace.kernel import logs
 from headrace.kernel.logs import logger
 from headrace.media.model import BLOCK_BYTES, Shape
 from headrace.media.store.kernel_calls import is_in_memory
@@ -278,7 +278,7 @@ class Store:
 
     async def _ask(self, key: BlockKey, *, wants_bytes: bool) -> bytes | None:
         """The block's bytes; None: it is stored."""
-        told = trace.onward.get()
+        told = logs.onward.get()
         reply = await self._link.ask(
             lambda call: Ask(call, key.object, key.version, key.number, wants_bytes, told)
         )

@@ -24,9 +24,8 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from headrace.kernel.errors import HeadraceError
-from headrace.kernel.logs import logger
+from headrace.kernel.logs import logger, onward
 from headrace.kernel.metrics import bound
-from headrace.kernel.trace import onward
 from headrace.media.model import BLOCK_BYTES, BLOCKS, Shape, SourceCut
 from headrace.media.sources import Coming, Source, Span, StoreSource
 from headrace.media.store import Frame

@@ -24,11 +24,11 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.engines.embedded.spawn import launcher_command
-from headrace.kernel.backoff import Backoff
+from headrace.engines.embedded.process import launcher_command
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.logs import logger
 from headrace.kernel.metrics import bound
+from headrace.kernel.resilience import Backoff
 from headrace.media.model import CHILD_DEATHS, MediaConfig
 from headrace.media.service import Media
 from headrace.media.worker.readiness import require_servable

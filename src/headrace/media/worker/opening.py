@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headrace.kernel.trace import onward
+from headrace.kernel.logs import onward
 from headrace.media.answers import HIT, MISS
 from headrace.media.id3 import START_BYTES, Piece, Tagged, tag_key
 from headrace.media.model import ObjectUnknown, Shape, SourceCut

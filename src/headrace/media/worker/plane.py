@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from headrace.engines.blobs import BlobsDown
-from headrace.kernel.secrets import Key, derive_key
+from headrace.kernel.signing import Key, derive_key
 from headrace.media import signing, tracing
 from headrace.media.cluster import Cluster, Generations, Hop
 from headrace.media.cluster.documents import is_reserved
@@ -76,7 +76,7 @@ class Plane:
     def require_store(self) -> None:
         """Return if what is missing from the store's folder is missing indeed. Raises: StoreUnavailable."""
         try:
-            self._blobs.require_there()
+            self._blobs.require_mounted()
         except BlobsDown as error:
             raise store_down(error) from error
 

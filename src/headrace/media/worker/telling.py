@@ -22,9 +22,9 @@ from headrace.kernel.logs import logger
 from headrace.kernel.metrics import (
     REGISTRY,
     WRITE_EVERY_S,
-    Growth,
-    add_growth,
-    take_growth,
+    Delta,
+    add_deltas,
+    take_deltas,
 )
 from headrace.media.hottest import ASKED, Row, added_up, write_hottest
 
@@ -55,7 +55,7 @@ class Report(msgspec.Struct, array_like=True):
     """One line of a child."""
 
     is_ready: bool
-    grown: list[Growth]
+    grown: list[Delta]
     gauges: list[tuple[str, dict[str, str], float]]
     hottest: list[Row] = []
     """What clients ask it for most."""
@@ -110,7 +110,7 @@ class Teller:
             await self._writer.drain()
 
     def _write(self) -> None:
-        report = Report(self._is_ready, take_growth(), _gauges(), ASKED.top())
+        report = Report(self._is_ready, take_deltas(), _gauges(), ASKED.top())
         if self._writer is not None:
             self._writer.write(msgspec.json.encode(report) + b"\n")
 
@@ -125,7 +125,7 @@ class Heard:
 
     def take(self, child: str, report: Report) -> None:
         """`child` told this."""
-        add_growth(report.grown)
+        add_deltas(report.grown)
         self._hottest[child] = report.hottest
         self._gauges[child] = {
             (name, tuple(sorted(labels.items()))): value for name, labels, value in report.gauges
@@ -144,7 +144,7 @@ class Heard:
 
     def _show(self) -> None:
         keys = {key for gauges in self._gauges.values() for key in gauges} | self._shown.keys()
-        changes: list[Growth] = []
+        changes: list[Delta] = []
         for key in keys:
             name, labels = key
             values = [gauges[key] for gauges in self._gauges.values() if key in gauges]
@@ -153,7 +153,7 @@ class Heard:
             self._shown[key] = value
             if change:
                 changes.append((name, "gauge", name, dict(labels), change))
-        add_growth(changes)
+        add_deltas(changes)
 
 
 async def leave_hottest(folder: Path, rows: Callable[[], list[Row]]) -> None:

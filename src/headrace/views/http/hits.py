@@ -14,8 +14,7 @@ from litestar import Request, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from headrace.kernel.hot import HOT, HotAnswer, HotRequest
-from headrace.kernel.limits import ItemsMax
+from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse, ItemsMax
 from headrace.views.errors import TooManyHits
 from headrace.views.http.scopes import (
     HIT,
@@ -60,7 +59,7 @@ class NewHit(
     """human, bot, owner or staff; left out: as the User-Agent has it."""
 
 
-async def _hit_fast(views: Views, asked: HotRequest) -> HotAnswer | None:
+async def _hit_fast(views: Views, asked: FastRequest) -> FastResponse | None:
     query = asked.query
     n, traffic = query.get("n", "1"), query.get("class")
     if not query.keys() <= _PARAMETERS or traffic not in (None, *CLASSES):
@@ -74,7 +73,7 @@ async def _hit_fast(views: Views, asked: HotRequest) -> HotAnswer | None:
         event=event_of(query.get("event"), from_page=asked.is_from_page),
         traffic=traffic_of(traffic, asked.user_agent),
     )
-    return HotAnswer(_ENCODER.encode(total))
+    return FastResponse(_ENCODER.encode(total))
 
 
 @post(
@@ -82,7 +81,7 @@ async def _hit_fast(views: Views, asked: HotRequest) -> HotAnswer | None:
     operation_id="hitItem",
     summary="Count a view",
     status_code=200,
-    opt={**HIT, HOT: _hit_fast},
+    opt={**HIT, FAST_PATH: _hit_fast},
 )
 async def hit_item(
     request: Request[Any, Any, Any],

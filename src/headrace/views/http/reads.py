@@ -12,7 +12,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter
 
 from headrace.kernel.config import parse_duration_s
-from headrace.kernel.hot import HOT, HotAnswer, HotRequest
+from headrace.kernel.routes import FAST_PATH, FastRequest, FastResponse
 from headrace.views.errors import InvalidSpan
 from headrace.views.http.scopes import READ
 from headrace.views.model import TOP_MAX, DayViewers, SeriesPoint, TopEntry, Total, Traffic
@@ -25,7 +25,7 @@ _KEPT: Final = {"cache-control": "private, no-cache"}
 _KEPT_PAIRS: Final = tuple((name.encode(), value.encode()) for name, value in _KEPT.items())
 
 
-async def _totals_fast(views: Views, asked: HotRequest) -> HotAnswer | None:
+async def _totals_fast(views: Views, asked: FastRequest) -> FastResponse | None:
     query = asked.query
     if "ids" not in query or not query.keys() <= _PARAMETERS:
         return None
@@ -34,8 +34,8 @@ async def _totals_fast(views: Views, asked: HotRequest) -> HotAnswer | None:
     etag = etag_of(body)
     headers = ((b"etag", etag.encode()), *_KEPT_PAIRS)
     if is_known(etag, asked.if_none_match):
-        return HotAnswer(b"", 304, headers)
-    return HotAnswer(body, 200, headers)
+        return FastResponse(b"", 304, headers)
+    return FastResponse(body, 200, headers)
 
 
 @get(
@@ -43,7 +43,7 @@ async def _totals_fast(views: Views, asked: HotRequest) -> HotAnswer | None:
     operation_id="getTotals",
     summary="Read totals",
     media_type="application/json",
-    opt={**READ, HOT: _totals_fast},
+    opt={**READ, FAST_PATH: _totals_fast},
 )
 async def get_totals(
     request: Request[Any, Any, Any],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.console.seeing import Ask
-from headrace.web.audit import AuditLine
+from headrace.web.sessions import AuditLine
 
 LINES_SHOWN: Final = 100
 
