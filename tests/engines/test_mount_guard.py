@@ -1,4 +1,4 @@
-"""A folder of objects that was used once is never made anew: what is missing is told, and nothing is written elsewhere."""
+"""A blob folder that was used is never created again: its absence is an error."""
 
 from __future__ import annotations
 
@@ -105,11 +105,11 @@ async def test_a_disk_that_is_not_mounted_is_told_and_nothing_is_made(place, use
     await first.put("t/old.bin", b"x")
     place.unmount()
     blobs = first if is_running else place.open()
-    with pytest.raises(StoreMismatch, match=rf"{place.folder}.*it has no mark.*blobs adopt"):
+    with pytest.raises(StoreMismatch, match=rf"{place.folder}.*it has no marker.*blobs adopt"):
         await every_use(blobs)[use]()
     assert list(place.folder.iterdir()) == []
     place.mount()
-    assert await blobs.get("t/old.bin") == b"x", "the same process goes on"
+    assert await blobs.get("t/old.bin") == b"x", "the same process continues"
     await blobs.put("t/new.bin", b"y")
 
 
@@ -117,7 +117,7 @@ async def test_a_disk_that_is_not_mounted_is_told_and_nothing_is_made(place, use
 async def test_a_folder_that_is_removed_is_told_and_not_made_anew(place, use):
     await place.open().put("t/old.bin", b"x")
     place.folder.parent.rename(place.away)
-    with pytest.raises(StoreMismatch, match=r"it is not there, expected is store [0-9a-f]{32}"):
+    with pytest.raises(StoreMismatch, match=r"it does not exist, expected store [0-9a-f]{32}"):
         await every_use(place.open())[use]()
     assert not place.folder.parent.exists()
 
@@ -152,7 +152,7 @@ async def test_a_damaged_mark_or_record_is_refused_until_one_is_adopted(place, d
     await place.open().put("t/old.bin", b"x")
     mark_file, mark = place.folder / MARK_FILE, read_mark(place.folder)
     mark_file.write_bytes(damage)
-    with pytest.raises(StoreMismatch, match=f"it has no mark, expected is store {mark}"):
+    with pytest.raises(StoreMismatch, match=f"it has no marker, expected store {mark}"):
         await place.open().get("t/old.bin")
     mark_file.write_text(mark)
     place.record_file().write_bytes(damage)
@@ -208,18 +208,18 @@ async def test_what_was_restored_without_its_mark_is_adopted_on_purpose(place):
     blobs = place.open()
     await blobs.put("t/old.bin", b"x")
     (place.folder / MARK_FILE).unlink()
-    with pytest.raises(StoreMismatch, match="it has no mark"):
+    with pytest.raises(StoreMismatch, match="it has no marker"):
         await place.open().info("t/gone.bin")
     assert await place.open().adopt() == read_mark(place.folder) == read_record(place.record_file())
     assert await place.open().get("t/old.bin") == b"x"
     with pytest.raises(BlobsDown):
         await blobs.put("t/new.bin", b"a process that ran all the while looks again")
-    await blobs.put("t/new.bin", b"and goes on")
+    await blobs.put("t/new.bin", b"and continues")
 
 
 async def test_a_child_leaves_the_first_use_to_its_parent(place):
     child = place.open(may_create=False)
-    with pytest.raises(StoreMismatch, match="cannot be asked now"):
+    with pytest.raises(StoreMismatch, match="cannot be read now"):
         await child.put("t/old.bin", b"x")
     assert not place.folder.exists()
     await place.open().put("t/old.bin", b"x")
@@ -256,10 +256,10 @@ async def test_a_second_host_without_the_mount_is_refused_at_its_first_use(place
     await place.open("a", shared=shared).put("t/old.bin", b"x")
     place.unmount()
     blobs = place.open("b", shared=shared)
-    with pytest.raises(StoreMismatch, match="it has no mark, expected is store"):
+    with pytest.raises(StoreMismatch, match="it has no marker, expected store"):
         await blobs.put("t/new.bin", b"x")
     assert list(place.folder.iterdir()) == []
-    with pytest.raises(StoreMismatch, match="expected is store"):
+    with pytest.raises(StoreMismatch, match="expected store"):
         await place.open("b", may_create=False).get("t/old.bin")
     place.mount()
     assert await blobs.get("t/old.bin") == b"x"
@@ -285,7 +285,7 @@ async def test_of_two_hosts_that_begin_apart_one_is_first(place, tmp_path, postg
     await place.open(shared=shared).put("t/old.bin", b"x")
     own = other.open(shared=shared)
     await Blobs(other.folder.as_uri()).put("t/own.bin", b"of a host that mounts something else")
-    with pytest.raises(StoreMismatch, match="it has no mark, expected is store"):
+    with pytest.raises(StoreMismatch, match="it has no marker, expected store"):
         await own.get("t/own.bin")
     assert await shared.expect_first("another") == read_mark(place.folder)
 
@@ -294,12 +294,12 @@ async def test_while_postgres_is_away_a_marked_folder_is_used_and_an_empty_one_n
     away = Postgres(NOWHERE, PostgresConfig())
     shared = PostgresRecord(lambda: away)
     blobs = place.open("b", shared=shared)
-    with pytest.raises(StoreMismatch, match="whether it was used before cannot be asked now"):
+    with pytest.raises(StoreMismatch, match="the record of earlier use cannot be read now"):
         await blobs.put("t/old.bin", b"x")
     assert not place.folder.exists()
     await place.open("a").put("t/old.bin", b"x")
     assert await blobs.get("t/old.bin") == b"x"
-    assert read_record(place.record_file("b")) is None, "asked again at the next start"
+    assert read_record(place.record_file("b")) is None, "read again at the next start"
     await away.close()
 
 

@@ -1,4 +1,4 @@
-"""One connection for all callers: each gets its own reply or none, whatever peer, network and callers do."""
+"""One connection for all callers: each gets its own reply or an error, after any fault."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def connect():
 
 @pytest.fixture
 def real(running_engines, connect):
-    """A multiplexer on the real server, with its usual patience."""
+    """A multiplexer on the real server, with its default timeout."""
     return connect(running_engines.endpoints.valkey_url, Bounds())
 
 
@@ -81,7 +81,7 @@ async def test_what_came_up_in_one_tick_goes_out_in_one_write(connect):
     async with hostile_peer() as peer:
         mux = connect(peer.url)
         await mux.open()
-        link = next(iter(mux._lines.values())).link
+        link = next(iter(mux._by_loop.values())).connection
         writes = []
         write, link._transport = link._transport.write, _Recording(link._transport, writes)
         assert await ask(mux, *[b"x"] * 50) == [b"x"] * 50
@@ -208,13 +208,13 @@ async def test_more_callers_than_may_wait_are_told_at_once(connect):
 
 async def test_what_was_held_back_was_never_sent(connect):
     async with hostile_peer() as peer:
-        mux = connect(peer.url, Bounds(timeout_s=5, held_bytes_max=20 * 2**20))
+        mux = connect(peer.url, Bounds(timeout_s=5, unsent_bytes_max=20 * 2**20))
         await mux.open()
         peer.reading.clear()
-        # More than both kernels' buffers take, so that the transport asks to pause.
+        # More than both kernels' buffers take, so that the transport pauses writing.
         big = [asyncio.create_task(mux.command("ECHO", b"x" * 2**20)) for _ in range(16)]
         await asyncio.sleep(0)
-        link = next(iter(mux._lines.values())).link
+        link = next(iter(mux._by_loop.values())).connection
         await wait_true(lambda: link._is_paused)
         held = [asyncio.create_task(mux.command("ECHO", b"y" * 2**20)) for _ in range(21)]
         await wait_true(held[-1].done)
@@ -254,9 +254,9 @@ async def test_a_lost_connection_is_made_anew_and_callers_wait_for_the_first_att
         mux = connect(peer.url)
         assert await ask(mux, b"a") == [b"a"]
         peer.cut()
-        await wait_true(lambda: next(iter(mux._lines.values())).link is None)
+        await wait_true(lambda: next(iter(mux._by_loop.values())).connection is None)
         told = await ask(mux, b"b")
-        # A connection that lived a moment only may be waited for, or told of.
+        # A connection that was just opened may be waited for or reported as closed.
         assert told in ([b"b"], [ValkeyDown])
 
         async def is_well():
@@ -334,7 +334,7 @@ def test_addresses_are_read_as_the_stock_client_reads_them():
 
 @pytest.mark.parametrize("word", ["MULTI", "subscribe", "WAITAOF", "BLPOP", "CLIENT"])
 async def test_what_needs_a_connection_of_its_own_is_refused(connect, word):
-    with pytest.raises(AssertionError, match="of its own"):
+    with pytest.raises(AssertionError, match="separate connection"):
         await connect("valkey://127.0.0.1:1").command(word)
 
 

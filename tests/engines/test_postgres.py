@@ -46,7 +46,7 @@ async def test_a_caller_who_gives_up_does_not_wait_for_a_frozen_server(postgres,
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await through.value(ONE)
-        assert time.monotonic() - began_s < 30, "telling the server to stop takes 60 s"
+        assert time.monotonic() - began_s < 30, "a cancel request to the server takes 60 s"
         proxy.set(RESET)
         proxy.set(PASS)
         assert await through.value(ONE) == 1
@@ -209,7 +209,9 @@ async def test_connections_are_kept_between_statements_until_nobody_needs_them(
     assert await postgres.value(backend) in {first, second}
     async with asyncio.TaskGroup() as callers:
         asked = [callers.create_task(postgres.value(backend)) for _ in range(20)]
-    assert {one.result() for one in asked} <= {first, second}, "whoever waits is given the next"
+    assert {one.result() for one in asked} <= {first, second}, (
+        "a waiting caller gets the next connection"
+    )
     await postgres.close()
 
 

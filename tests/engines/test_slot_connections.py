@@ -1,4 +1,4 @@
-"""A slot holds few connections, since there are many slots on a host and a server takes a hundred."""
+"""A slot holds few connections: a host has many slots and a server accepts a hundred."""
 
 from __future__ import annotations
 

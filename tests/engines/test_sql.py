@@ -1,4 +1,4 @@
-"""Named SQL: compilation of parameters, refusal of blocks that say nothing."""
+"""Named SQL: compilation of parameters, refusal of blocks without a purpose."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def test_a_wrong_argument_is_our_mistake_and_told():
 
 
 def test_a_file_gives_its_blocks():
-    text = "-- name: one\n-- First.\nSELECT 1;\n\n-- name: two\n-- Second,\n-- in two lines.\nSELECT 2\n"
+    first = "-- name: one\n-- First.\nSELECT 1;\n\n"
+    text = first + "-- name: two\n-- Second,\n-- in two lines.\nSELECT 2\n"
     one, two = parse_queries(text)
     assert (one.name, one.text, two.purpose) == ("one", "SELECT 1", "Second, in two lines.")

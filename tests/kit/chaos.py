@@ -1,19 +1,19 @@
-"""A network that fails on command: a proxy between clients and a real server, steered while it runs.
+"""A network that fails on command: a proxy between clients and a real server.
 
     with ChaosProxy(database_url) as proxy:
-        ...                                             # clients use proxy.url or proxy.socket_url
-        lost = proxy.lose_reply(b"enqueue_v1")          # the enqueue happens, its answer never comes
-        proxy.set(BLACK_HOLE)                           # bytes vanish, nobody is told
+        ...                                      # clients use proxy.url or proxy.socket_url
+        lost = proxy.lose_reply(b"enqueue_v1")   # the enqueue takes effect, its reply is lost
+        proxy.set(BLACK_HOLE)                    # bytes vanish without an error
         proxy.set(PASS)
 
-It runs in a thread with a loop of its own, so that its clients may be this very process or any other, and
-its verbs are plain calls that have taken effect when they return. Nothing happens at a chosen time: faults
-are fired by what is asked.
+It runs in a thread with its own event loop, so clients may be this process or any other. Its
+methods are synchronous and have taken effect when they return. Requests trigger the faults, not
+times.
 
-A connection that lost bytes in a black hole stays one until its client leaves, as behind a firewall that
-forgot it; one that was idle meanwhile goes on. PostgreSQL is understood (see `wire`); of other servers a
-request is what one read brings. Clients ask one thing at a time on a connection, as drivers do: a lost reply
-takes with it all that follows.
+A connection that lost bytes in a black hole stays dead until its client closes it, as behind a
+firewall; an idle connection continues. The proxy parses PostgreSQL (see `wire`); for other servers
+the bytes of one read are a request. Clients send one request at a time per connection, as drivers
+do: a lost reply drops everything after it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
-from tests.kit.wire import Asked, PostgresWire, RawWire, Wire
+from tests.kit.wire import PostgresWire, RawWire, Request, Wire
 
 T = TypeVar("T")
 READ_BYTES: Final = 64 * 1024
@@ -42,7 +42,7 @@ _POSTGRES: Final = ("postgresql", "postgres")
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How a connection behaves."""
+    """The behavior of a connection."""
 
     word: str
     delay_s: float = 0.0
@@ -54,12 +54,12 @@ RESET: Final = Mode("reset")
 
 
 def delay(seconds: float) -> Mode:
-    """Every request waits that long, or until the mode changes."""
+    """A mode that delays each request by `seconds`, or until the mode changes."""
     return Mode("delay", seconds)
 
 
 class Effect(Enum):
-    """What a fault does to a request."""
+    """The action of a fault."""
 
     LOSE_REQUEST = "lose the request"
     LOSE_REPLY = "lose the reply"
@@ -68,19 +68,19 @@ class Effect(Enum):
 
 @dataclass(slots=True)
 class Fault:
-    """Meets the next `times` requests that contain all of `when`."""
+    """Applies to the next `times` requests that contain all of `when`."""
 
     when: tuple[bytes, ...]
     times: int
     effect: Effect
     fired: int = 0
-    """How often it was carried out: of a reply, once the server had given it."""
+    """How often the fault was applied; for a reply, after the server sent it."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """Where a URL leads: a unix socket or a host and port, and the protocol spoken there."""
+    """The target of a URL: a unix socket or a host and port, and its protocol."""
 
     url: str
     path: str | None
@@ -89,7 +89,7 @@ class Upstream:
 
     @classmethod
     def of(cls, url: str) -> Upstream:
-        """The server that `url` means. A `host` parameter with a slash is a folder of sockets."""
+        """The target of `url`; a `host` parameter with a slash is a folder of sockets."""
         parts = urlsplit(url)
         options = parse_qs(parts.query)
         host = options.get("host", [parts.hostname or "127.0.0.1"])[0]
@@ -100,17 +100,17 @@ class Upstream:
         return cls(url, path, host, port)
 
     def wire(self) -> Wire:
-        """What follows one connection's traffic."""
+        """The protocol state for one connection."""
         return PostgresWire() if urlsplit(self.url).scheme in _POSTGRES else RawWire()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the server itself."""
+        """Open a connection to the server."""
         if self.path is not None:
             return await asyncio.open_unix_connection(self.path)
         return await asyncio.open_connection(self.host, self.port)
 
     def url_at(self, host: str, port: int) -> str:
-        """The same URL, answered at a host and port."""
+        """The same URL at another host and port."""
         parts = urlsplit(self.url)
         user, at, _ = parts.netloc.rpartition("@")
         kept = {k: v for k, v in parse_qs(parts.query).items() if k not in ("host", "port")}
@@ -120,7 +120,7 @@ class Upstream:
         return urlunsplit((parts.scheme, f"{user}{at}{host}:{port}", parts.path, query, ""))
 
     def url_in(self, folder: Path, name: str) -> str:
-        """The same URL, answered by the socket `name` in `folder`."""
+        """The same URL at the socket `name` in `folder`."""
         parts = urlsplit(self.url)
         if parts.scheme not in _POSTGRES:
             return f"unix://{folder}/{name}"
@@ -130,7 +130,7 @@ class Upstream:
 
 
 class ChaosProxy:
-    """Stands before the server of `upstream_url` while its `with` block lasts."""
+    """A proxy in front of the server of `upstream_url`, for a `with` block."""
 
     def __init__(self, upstream_url: str) -> None:
         self._upstream = Upstream.of(upstream_url)
@@ -143,11 +143,11 @@ class ChaosProxy:
         self._folder = tempfile.TemporaryDirectory(prefix="chaos-")
         self._servers: list[asyncio.Server] = []
         self.refused = 0
-        """Connections that were reset as they came."""
+        """Connections that were reset on arrival."""
         self.url = ""
-        """The server's URL over TCP loopback through this proxy."""
+        """The URL through this proxy over TCP loopback."""
         self.socket_url = ""
-        """The same over a unix socket."""
+        """The URL through this proxy over a unix socket."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -167,7 +167,7 @@ class ChaosProxy:
         self._folder.cleanup()
 
     def set(self, mode: Mode, *, asked: bytes | None = None) -> None:
-        """Let all connections behave so, those to come too; or with `asked` those that asked for it before."""
+        """Set the mode of all connections, or of open ones with a request that contains `asked`."""
 
         async def change() -> None:
             if asked is None:
@@ -182,7 +182,7 @@ class ChaosProxy:
         self._ask(change())
 
     def set_next(self, mode: Mode) -> None:
-        """Let the next connection behave so, until `set` is called."""
+        """Set the mode of the next connection, until `set` is called."""
 
         def change() -> None:
             self._next_mode = mode
@@ -190,19 +190,19 @@ class ChaosProxy:
         self._do(change)
 
     def lose_reply(self, *when: bytes, times: int = 1) -> Fault:
-        """Requests that contain all of `when` take effect; their replies are lost and the connections cut."""
+        """Drop the replies of requests that contain all of `when`, and close the connections."""
         return self._add(Fault(when, times, Effect.LOSE_REPLY))
 
     def lose_request(self, *when: bytes, times: int = 1) -> Fault:
-        """Requests that contain all of `when` never reach the server; the connections are cut."""
+        """Drop requests that contain all of `when`, and close the connections."""
         return self._add(Fault(when, times, Effect.LOSE_REQUEST))
 
     def hold_reply(self, *when: bytes, times: int = 1) -> Fault:
-        """Requests that contain all of `when` take effect; their replies arrive when it is released."""
+        """Hold the replies of requests that contain all of `when` until `release`."""
         return self._add(Fault(when, times, Effect.HOLD_REPLY))
 
     def release(self, fault: Fault) -> None:
-        """Let the fault meet no more requests, and the replies go that it holds."""
+        """End a fault and send the replies that it holds."""
 
         def end() -> None:
             fault.times = 0
@@ -211,7 +211,7 @@ class ChaosProxy:
         self._do(end)
 
     def connections(self, asked: bytes | None = None) -> int:
-        """Open connections, or those of them that have asked for something containing `asked`."""
+        """The number of open connections, or of those with a request that contains `asked`."""
         return self._do(lambda: len(self._with(asked)))
 
     def _with(self, asked: bytes | None) -> list[_Link]:
@@ -264,7 +264,7 @@ class ChaosProxy:
 
 
 class _Link:
-    """One connection of a client, and the proxy's own to the server on its behalf."""
+    """A client's connection and the proxy's connection to the server for it."""
 
     def __init__(self, faults: list[Fault], wire: Wire, mode: Mode) -> None:
         self.ended = asyncio.Event()
@@ -274,14 +274,14 @@ class _Link:
         self._mode_changed = asyncio.Event()
         self._cut = asyncio.Event()
         self._has_lost_bytes = False
-        self._met: tuple[Fault, Asked] | None = None
+        self._met: tuple[Fault, Request] | None = None
 
     def has_asked(self, pattern: bytes) -> bool:
         """Whether a request so far contains `pattern`."""
         return any(pattern in text for text in self._wire.asked_before)
 
     def change(self, mode: Mode) -> None:
-        """Behave so from now on."""
+        """Set the mode."""
         self._mode = mode
         self._mode_changed.set()
         self._mode_changed = asyncio.Event()
@@ -289,13 +289,13 @@ class _Link:
             self.cut()
 
     def cut(self) -> None:
-        """End both connections; the client sees a reset."""
+        """Close both connections; the client receives a reset."""
         self._cut.set()
 
     async def run(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upstream: Upstream
     ) -> None:
-        """Carry bytes until either side leaves or it is cut."""
+        """Forward bytes until one side closes."""
         try:
             server_reader, server_writer = await upstream.connect()
         except OSError:
@@ -353,14 +353,14 @@ class _Link:
             await self._cut.wait()
 
     async def _is_carried(self) -> bool:
-        """Whether bytes go on; waits where they are delayed."""
+        """Whether to forward bytes; waits for a delay."""
         if self._mode.delay_s:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._mode_changed.wait(), self._mode.delay_s)
         self._has_lost_bytes = self._has_lost_bytes or self._mode == BLACK_HOLE
         return not self._has_lost_bytes
 
-    def _fault_for(self, asked: list[Asked]) -> Fault | None:
+    def _fault_for(self, asked: list[Request]) -> Fault | None:
         for request in asked:
             for fault in self._faults:
                 if fault.times and all(part in request.text for part in fault.when):
@@ -374,7 +374,7 @@ class _Link:
 async def _ending(
     client: asyncio.StreamWriter, server: asyncio.StreamWriter, cut: asyncio.Event
 ) -> AsyncIterator[None]:
-    """Close both sides at the end: what is under way still arrives, unless it was cut."""
+    """Close both sides; bytes in transit still arrive unless the connection was reset."""
     try:
         yield
     finally:
@@ -386,7 +386,7 @@ async def _ending(
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
-    """RST instead of FIN."""
+    """Close with RST instead of FIN."""
     sock = writer.get_extra_info("socket")
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)

@@ -1,13 +1,11 @@
-"""Judges of a history: pure functions that name every broken promise, and are silent when all were kept.
+"""Checkers of a history: pure functions that return every violation of a promise.
 
     assert not lost(history, stored=jobs_in_the_database)
 
-Facts that they read: `job` and `lane` of a `start` (lists in a batch), `lease` where fencing is judged, and of a
-client's answer whatever it is asked by. Each is one pass over events that are sorted already, but for the
-sort of ends in `over_concurrency`.
-
-They err on the side of silence: an unknown answer is no acknowledgement, and a run ends where its process was
-noted as lost or its job started anew. Each has a test in which a planted bug makes it speak.
+They read these facts: `job` and `lane` of a `start` (lists in a batch), `lease` for fencing, and
+the fact of a result that the caller names. They never report a false violation: an unknown result
+is no acknowledgement, and a run ends when its process is recorded as lost or its job starts again.
+Each checker has a test with a planted bug that it reports.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ EVENTS_SHOWN_MAX = 12
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Finding:
-    """A broken promise: which, of what, how, and the events that show it."""
+    """A violation: its kind, subject, description and events."""
 
     fault: str
     subject: Hashable
@@ -40,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One job in a handler's hands; `end_ns` None: it never left them."""
+    """One run of a job; `end_ns` is None for a run without an end."""
 
     job: Hashable
     lane: Hashable
@@ -56,7 +54,7 @@ def lost(
     what: str = "enqueue",
     fact: str = "job",
 ) -> list[Finding]:
-    """Jobs that an `ok` of `what` acknowledged, whose handler never ended well and that are not stored."""
+    """Jobs that `what` acknowledged, that no handler completed and that are not stored."""
     done = {run for event in history.of(END) if "error" not in event.facts for run in _jobs(event)}
     findings = []
     for event in history.of(OK, what=what):
@@ -72,10 +70,11 @@ def lost(
 def doubled(
     history: History, *, what: str, by: str, witness: str | None = None, kind: str = OK
 ) -> list[Finding]:
-    """Whatever took effect twice: two events of `what` with one fact `by` but another `witness`.
+    """Repeated effects: two events of `what` with the same `by` but different `witness`.
 
-    An ack that says the same again is no second effect: give `witness="lease"`. A group's callback or a
-    cron's slot that two jobs run: `kind=START, by="group", witness="job"`. Without a witness no event may repeat.
+    A repeated equal ack is no second effect: give `witness="lease"`. A group's callback
+    or a cron's slot that two jobs run: `kind=START, by="group", witness="job"`. Without a witness
+    no event may repeat.
     """
     seen: dict[Hashable, dict[Hashable, Event]] = defaultdict(dict)
     for number, event in enumerate(history.of(kind, what=what)):
@@ -91,7 +90,7 @@ def doubled(
 
 
 def counted_twice(what: str, rows: Iterable[Hashable]) -> list[Finding]:
-    """What a table of effects, read at the end, holds more than once."""
+    """Repeated rows of a table of effects."""
     counts: dict[Hashable, int] = defaultdict(int)
     for row in rows:
         counts[row] += 1
@@ -105,9 +104,10 @@ def counted_twice(what: str, rows: Iterable[Hashable]) -> list[Finding]:
 def over_limit(
     history: History, *, starts_max: int, window_s: float, lane: Hashable = None
 ) -> list[Finding]:
-    """Lanes (or the one `lane`) with over `starts_max` handler starts in a window of `window_s`, the worst shown.
+    """Lanes with more than `starts_max` starts in a window of `window_s`, with the worst window.
 
-    A window holds its first instant and not its last: a start exactly `window_s` later belongs to the next.
+    A window holds its first instant and not its last: a start exactly `window_s` later belongs to
+    the next.
     """
     window_ns = round(window_s * 1e9)
     findings = []
@@ -122,7 +122,8 @@ def over_limit(
             shown = runs[tightest : tightest + starts_max + 1]
             within_s = (shown[-1].start_ns - shown[0].start_ns) / 1e9
             text = (
-                f"{len(over)} windows of {window_s:g} s are over {starts_max} starts; the tightest has"
+                f"{len(over)} windows of {window_s:g} s are over {starts_max} starts; the tightest"
+                " has"
                 f" {len(shown)} within {within_s:.6f} s"
             )
             events = tuple(run.event for run in shown)
@@ -131,7 +132,7 @@ def over_limit(
 
 
 def over_concurrency(history: History, *, concurrency: int, lane: Hashable = None) -> list[Finding]:
-    """Lanes (or the one `lane`) of which more than `concurrency` jobs were in handlers at once, at the worst moment."""
+    """Lanes with more than `concurrency` concurrent runs, at the worst moment."""
     findings = []
     for name, runs in _by_lane(history, lane).items():
         worst: list[_Run] = []
@@ -148,10 +149,10 @@ def over_concurrency(history: History, *, concurrency: int, lane: Hashable = Non
 
 
 def overlapping(history: History, *, what: str = "effect") -> list[Finding]:
-    """Effects that a fence should have refused: committed under a lease when a later one had begun, or twice under one.
+    """Effects that a fence must refuse: committed under an old lease, or twice under one.
 
-    Effects are operations `what` with the facts `job` and `lease`; the transaction lies between `invoke`
-    and `ok`, so what was invoked after another's start was committed after it.
+    Effects are operations `what` with the facts `job` and `lease`; the transaction lies between
+    `invoke` and `ok`, so what was invoked after another's start was committed after it.
     """
     began: dict[Hashable, dict[Hashable, Event]] = defaultdict(dict)
     for event in history.of(START):
@@ -176,7 +177,7 @@ def overlapping(history: History, *, what: str = "effect") -> list[Finding]:
 
 
 def _by_lane(history: History, lane: Hashable) -> dict[Hashable, list[_Run]]:
-    """Runs in lanes by lane and in the order of their starts."""
+    """The runs of each lane in the order of their starts."""
     found: dict[Hashable, list[_Run]] = defaultdict(list)
     for run in _runs(history):
         if run.lane is not None and lane in (None, run.lane):
@@ -185,7 +186,7 @@ def _by_lane(history: History, lane: Hashable) -> dict[Hashable, list[_Run]]:
 
 
 def _runs(history: History) -> list[_Run]:
-    """Every start with its end: its own, its process's or, at the latest, the next start of its job."""
+    """Each start with its end: its own, its process's, or the next start of its job."""
     ended = {event.call: event.at_ns for event in history.of(END) if event.call}
     gone: dict[int, list[int]] = defaultdict(list)
     for event in history.of(LOST):

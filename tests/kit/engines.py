@@ -1,7 +1,8 @@
 """Real engines for a test run: started once, with a migrated template and a database per test.
 
 A copy of the template is faster than a migration, so each test gets its own database. Copies are
-made of files rather than through the log. fsync is off: tests of durability start their own engines.
+made of files rather than through the log. fsync is off: tests of durability start their own
+engines.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""What was seen to happen, written down by those who saw it: clients and handlers, never the code under test.
+"""Histories of a test run, recorded by clients and handlers and never by the code under test.
 
-A client notes that it asks (`invoke`) and what it was told: `ok`, `fail` (certainly nothing was done) or
-`unknown` (it may have been done: a lost answer, a time limit). A handler notes `start` and `end`. Each process
-writes a file of its own, one line an event in one write to a file opened for appending, before the answer
-is used: what it knew survives its SIGKILL. Moments are CLOCK_MONOTONIC, which all processes of a machine
-share and nobody sets. The checkers (see `checkers`) judge what `read_history` merges.
-
-Source of the shape: the histories of Jepsen, where an unknown answer is an answer of its own.
+A client records `invoke` and the result: `ok`, `fail` (certainly without effect) or `unknown` (a
+lost reply or a timeout). A handler records `start` and `end`. Each process appends to its own file,
+one line per event in one write, before it uses the result, so that its events survive SIGKILL.
+Times are CLOCK_MONOTONIC, which all processes of a machine share. `read_history` merges the files,
+and `checkers` judges them. Jepsen uses the same shape of history.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ UNKNOWN: Final = "unknown"
 START: Final = "start"
 END: Final = "end"
 LOST: Final = "lost"
-"""What process `pid` was doing counts no more: it is about to be killed, or was declared dead."""
+"""Ends all open runs of process `pid`, which is about to be killed or was declared dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +41,12 @@ class Event:
     at_ns: int
     pid: int
     call: str = ""
-    """The same in an `invoke` and its answer, in a `start` and its `end`."""
+    """The id that joins an `invoke` to its result, and a `start` to its `end`."""
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        told = " ".join(f"{name}={value}" for name, value in self.facts.items())
-        return f"{self.at_ns / 1e9:.6f} pid={self.pid} {self.kind} {self.what} {told}".rstrip()
+        facts = " ".join(f"{name}={value}" for name, value in self.facts.items())
+        return f"{self.at_ns / 1e9:.6f} pid={self.pid} {self.kind} {self.what} {facts}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +55,14 @@ class History:
 
     events: tuple[Event, ...]
     torn: int = 0
-    """Lines that a killed process did not finish."""
+    """Incomplete lines of killed processes."""
 
     def of(self, *kinds: str, what: str | None = None) -> tuple[Event, ...]:
         """Events of these kinds, of one operation or queue."""
         return tuple(e for e in self.events if e.kind in kinds and what in (None, e.what))
 
     def told(self, kind: str, what: str, fact: str) -> list[Any]:
-        """One fact of each event of that kind and operation; a list of it counts as each of its items."""
+        """One fact of each event of a kind and operation; a list counts as its items."""
         found: list[Any] = []
         for event in self.of(kind, what=what):
             value = event.facts[fact]
@@ -73,14 +71,14 @@ class History:
 
 
 class Operation:
-    """A request under way: say `ok` with what the answer told, or leave with an error."""
+    """A request in progress; record its result with `ok`, `fail` or `unknown`."""
 
     def __init__(self, write: Callable[..., None]) -> None:
         self._write = write
         self.is_answered = False
 
     def ok(self, **facts: Any) -> None:
-        """It was done, and this was told."""
+        """Record success with the facts of the result."""
         self._answer(OK, facts)
 
     def fail(self, **facts: Any) -> None:
@@ -98,7 +96,7 @@ class Operation:
 
 
 class Recorder:
-    """Appends this process's events to a file of its own in `folder`; a forked child gets its own."""
+    """Appends the events of this process to its own file in `folder`, also after a fork."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -116,7 +114,7 @@ class Recorder:
     def note(
         self, kind: str, what: str, *, call: str = "", pid: int | None = None, **facts: Any
     ) -> None:
-        """Write one event down; it has left this process when this returns. `pid`: of whom it tells."""
+        """Write one event to the file before returning; `pid` is the process it describes."""
         if self._pid != os.getpid():
             self._open()
         row = {"kind": kind, "what": what, "at_ns": time.monotonic_ns(), "pid": pid or self._pid}
@@ -129,8 +127,8 @@ class Recorder:
     def asking(self, what: str, **facts: Any) -> Iterator[Operation]:
         """`with recorder.asking("enqueue", key="a") as asked:` ... `asked.ok(job=7)`.
 
-        An error is noted and goes on: ours is a `fail` unless the engine was unavailable; anything else
-        is `unknown`, and so is a block left without an answer.
+        An error is recorded and raised: a HeadraceError is `fail` unless an engine was unavailable.
+        Any other error, and a block without a result, is `unknown`.
         """
         call = self._next_call()
 
@@ -152,7 +150,7 @@ class Recorder:
 
     @contextmanager
     def running(self, queue: str, **facts: Any) -> Iterator[None]:
-        """Around a handler's body: `start` before it, `end` after it unless it raised."""
+        """Record `start` before and `end` after a handler's body."""
         call = self._next_call()
         self.note(START, queue, call=call, **facts)
         try:
@@ -174,7 +172,7 @@ class Recorder:
 
 
 def read_history(folder: Path) -> History:
-    """Everything that recorders wrote into `folder`, by time. Raises: ValueError for a line that is none."""
+    """All events in `folder`, by time. Raises: ValueError for a malformed line."""
     events: list[Event] = []
     torn = 0
     for file in sorted(folder.glob("*.jsonl")):
@@ -189,4 +187,4 @@ def _parsed(file: Path, lines: Iterable[str]) -> Iterator[Event]:
         try:
             yield Event(**json.loads(line))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{file}:{number} is no event: {error}") from error
+            raise ValueError(f"{file}:{number} is not an event: {error}") from error

@@ -1,6 +1,6 @@
-"""A Valkey Cluster of a test's own: real primaries without replicas, made a cluster by its own commands.
+"""A Valkey Cluster for one test: real primaries without replicas.
 
-Primaries can be killed, emptied and started again, and hash slots moved while traffic goes on.
+Primaries can be killed, emptied and started again, and hash slots moved under traffic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Primary:
 
     @property
     def address(self) -> str:
-        """As nodes tell it."""
+        """The address in the form of the nodes."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class Primary:
         wait_until(lambda: self.ask("PING") == b"PONG", what="Valkey answers")
 
     def ask(self, *words: str | int) -> object:
-        """One command on a connection of its own; an error is an answer, too. None where nobody is there."""
+        """The reply to one command on a new connection, also an error; None without a server."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
                 client.sendall(pack_command(words))
@@ -127,7 +127,7 @@ class OwnCluster:
         self.wait_serving()
 
     def wait_serving(self) -> None:
-        """Until every primary serves, and tells of a whole cluster."""
+        """Wait until every primary reports a complete cluster."""
         for primary in self.primaries:
             wait_until(
                 lambda primary=primary: primary.is_serving() and self._is_whole(primary),
@@ -139,7 +139,7 @@ class OwnCluster:
         return f"cluster_slots_ok:{SLOTS}".encode() in info if isinstance(info, bytes) else False
 
     def owner_of(self, key: str) -> Primary:
-        """Which primary has a key, as the first one that answers knows."""
+        """The primary of a key, according to the first node that responds."""
         slot = hash_slot(key)
         for primary in self.primaries:
             told = primary.ask("CLUSTER", "SLOTS")
@@ -149,7 +149,7 @@ class OwnCluster:
         raise AssertionError(f"nobody has {key}")
 
     def move(self, key: str, *, to: Primary) -> None:
-        """Move the hash slot of a key, whole and at once as Valkey 9 does it; wait until all know."""
+        """Move the hash slot of a key atomically (Valkey 9); wait until all nodes agree."""
         slot, owner = hash_slot(key), self.owner_of(key)
         name = to.ask("CLUSTER", "MYID")
         words = ("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", name.decode())
@@ -157,7 +157,7 @@ class OwnCluster:
         wait_until(lambda: self._has(to, slot), what=f"{to.address} has slot {slot}")
 
     def harm(self, draw: Random, keys: Sequence[str]) -> None:
-        """Move the hash slot of a key, or kill a primary and start it again; wait until all is served."""
+        """Move the hash slot of a key, or restart a primary; wait until all slots are served."""
         key = draw.choice(keys)
         owner = self.owner_of(key)
         if draw.random() < 0.6:
@@ -175,7 +175,8 @@ class OwnCluster:
         assert replica.ask("CLUSTER", "MEET", "127.0.0.1", of.port, of.bus_port) == b"OK"
         name = of.ask("CLUSTER", "MYID").decode()
         wait_until(
-            lambda: replica.ask("CLUSTER", "REPLICATE", name) == b"OK", what="it knows its primary"
+            lambda: replica.ask("CLUSTER", "REPLICATE", name) == b"OK",
+            what="the replica follows its primary",
         )
         wait_until(
             lambda: b"master_link_status:up" in replica.ask("INFO", "replication"),

@@ -1,4 +1,4 @@
-"""PostgreSQL servers of a test's own with the configuration that initdb writes, and PgBouncer before one.
+"""PostgreSQL servers for one test with initdb's configuration, and PgBouncer before one.
 
 Nothing is set but address, port and socket folder, on the command line. Which servers are installed
 is in SERVERS; a test of one that is missing skips with its name.
@@ -72,7 +72,7 @@ class OwnPostgres:
         self.run("initdb", *words)
 
     async def copy(self, primary: OwnPostgres, *, name: str) -> None:
-        """Make it a standby of `primary`, which knows it as `name`."""
+        """Make it a standby of `primary` with the name `name`."""
         await self._prepare()
         source = f"{primary.url.rpartition('/')[0]}/?application_name={name}"
         words = ["-D", self.data, "-d", source, "-R", "-X", "stream", "-c", "fast", "--no-sync"]
@@ -110,7 +110,7 @@ class OwnPostgres:
         assert ended.returncode == 0, f"{program}: {ended.stdout}\n{ended.stderr}"
 
     def kill(self) -> None:
-        """SIGKILL of the postmaster and of its processes. The shared memory that its next start would remove is removed."""
+        """Kill the server's processes, and remove its shared memory as its next start would."""
         process, self._process = self._process, None
         assert process is not None
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -156,7 +156,7 @@ class OwnPostgres:
 
 
 class OwnPgbouncer:
-    """PgBouncer before one server, in transaction mode unless told otherwise; any database by its name."""
+    """PgBouncer before one server, by default in transaction mode, for any database name."""
 
     def __init__(self, folder: Path, server: OwnPostgres, **settings: str) -> None:
         self.folder, self._server = folder, server

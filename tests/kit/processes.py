@@ -156,7 +156,7 @@ class HeadraceProcess:
         return pids
 
     def end(self) -> None:
-        """Stop it at the end of a test. Raises: AssertionError for a task error that was never read."""
+        """Stop it at the end of a test. Raises: AssertionError for an unread task error."""
         if self._process.poll() is None:
             self.signal(signal.SIGTERM)
             try:

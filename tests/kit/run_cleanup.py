@@ -1,8 +1,9 @@
 """End every process and remove every folder of a test run, however the run ends.
 
-The controller of a run starts `main` in a separate process (`start`). All that the run starts inherits RUN_VARIABLE
-and works below the run's folders, so its processes are found in /proc by environment or working directory, also
-after they were reparented or renamed. The cleanup begins when the controller ends, or ENDING_S after it was interrupted.
+The controller of a run starts `main` in a separate process (`start`). All that the run starts
+inherits RUN_VARIABLE and works below the run's folders, so its processes are found in /proc by
+environment or working directory, also after they were reparented or renamed. The cleanup begins
+when the controller ends, or ENDING_S after it was interrupted.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def start() -> RunCleanup:
 
 
 def clean(run: str, folders: list[Path], memory: set[Path]) -> None:
-    """Kill the run's processes and remove its folders and shared memory, until none of them is left."""
+    """Kill the run's processes and remove its folders and shared memory until none is left."""
 
     def is_clean() -> bool:
         pids = kill_processes(run, folders, memory)
@@ -102,9 +103,10 @@ def clean(run: str, folders: list[Path], memory: set[Path]) -> None:
 
 
 def kill_processes(run: str, folders: list[Path], memory: set[Path]) -> int:
-    """Kill the processes of the run but for its controller. Return how many there were.
+    """Kill the processes of the run except its controller; return their number.
 
-    The shared memory of a stock PostgreSQL, which only the server itself removes, is added to `memory`.
+    The shared memory of a stock PostgreSQL, which only the server itself removes, is added to
+    `memory`.
     """
     pids = _processes(run, folders)
     for pid in pids:

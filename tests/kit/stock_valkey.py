@@ -20,7 +20,7 @@ from headrace.engines.embedded import launcher
 from headrace.engines.embedded.process import packaged_file
 
 SERVERS: Final = ("valkey9", "valkey8", "redis7")
-"""The engine wheel's, a `valkey-server` of version 8 on the PATH, the distribution's `redis-server`."""
+"""The wheel's server, a `valkey-server` 8 on the PATH, the system's `redis-server`."""
 
 
 def program_of(server: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""What the surfaces of every room's scenario share: Python, HTTP and the commands give the same answers and refusals."""
+"""Shared by the scenarios of every room: Python, HTTP and CLI give the same results and errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.kernel.errors import HeadraceError
 
 
 class Refused(Exception):
-    """The surface said no."""
+    """The surface refused the call."""
 
     def __init__(self, status: int, code: str) -> None:
         super().__init__(f"{status} {code}")

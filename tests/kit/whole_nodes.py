@@ -1,4 +1,4 @@
-"""A media node as users run it: the command, its parent, its filler and its workers, and raw clients for it."""
+"""A media node as users run it, with its parent, filler and workers; and raw clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kit.processes import HeadraceProcess, descendants, is_alive, wait_unt
 
 SECRET = "whole-nodes-" + "s" * 32
 DEADLINE_S = 90.0
-"""Processes are started anew in these tests: four of them take their time on a machine that is busy."""
+"""Seconds to start four processes on a busy machine."""
 
 
 class WholeNode:
@@ -67,7 +67,7 @@ class WholeNode:
         return pid
 
     def series(self, name: str) -> float:
-        """The sum of all samples of `name` in what the parent wrote last; labels may be part of it."""
+        """The sum of all samples of `name`, with or without labels, in the last snapshot."""
         found = 0.0
         for path in (self.folder / "data" / "run" / "metrics").glob("media-*.prom"):
             for line in path.read_text().splitlines():
@@ -90,7 +90,7 @@ async def whole_node(folder: Path, **settings: str):
 
 
 class Reader:
-    """A raw client that says what it got: status, ETag and bytes, or that it was cut."""
+    """A raw client that returns status, ETag and bytes, or reports a closed connection."""
 
     def __init__(self, port: int, **options: int) -> None:
         self._port = port
@@ -130,7 +130,7 @@ class Reader:
 
 
 def flood(port: int, count: int, first: bytes, *, buffer_bytes: int = 8192) -> list[socket.socket]:
-    """So many clients that say `first` and then neither speak nor read."""
+    """Clients that send `first` and then neither send nor read."""
     found = []
     for _ in range(count):
         client = socket.socket()

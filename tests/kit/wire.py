@@ -1,11 +1,11 @@
-"""What passes through a proxy, as requests and answers: enough of each protocol to lose exactly one. No I/O.
+"""The requests and replies of a proxied connection, without I/O.
 
-The text of a statement goes to PostgreSQL once a connection and is named from then on, so a pattern can be
-looked for only by whoever remembers the names; and only the server's ReadyForQuery says that a statement
-took effect. For any other protocol the bytes of one read are the request, and the first bytes that come
-back are its answer.
+PostgreSQL receives the text of a statement once per connection and a name from then on, so only a
+parser that stores the names can search for a pattern. Only the server's ReadyForQuery confirms that
+a statement took effect. For any other protocol the bytes of one read are a request, and the first
+bytes that return are its reply.
 
-Source: "Message Formats" of the PostgreSQL manual, protocol 3.0. Connections under TLS cannot be read.
+Source: "Message Formats" of the PostgreSQL manual, protocol 3.0. TLS connections cannot be read.
 """
 
 from __future__ import annotations
@@ -16,80 +16,80 @@ from typing import Final, Protocol
 
 _SSL_REQUEST: Final = 80877103
 _GSS_REQUEST: Final = 80877104
-ASKED_KEPT_MAX: Final = 1_000
-"""Statements that a connection is remembered by."""
+REQUESTS_KEPT_MAX: Final = 1_000
+"""Most statements stored per connection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request: its text with its arguments, and which answer of the connection will be its own."""
+class Request:
+    """A request: its text with arguments, and the number of its reply on the connection."""
 
     text: bytes
     answer: int
 
 
 class Wire(Protocol):
-    """One connection's two directions."""
+    """The protocol state of both directions of one connection."""
 
     asked_before: set[bytes]
     """Requests so far, without arguments."""
 
-    def asked(self, data: bytes) -> list[Asked]:
-        """What these bytes from the client ask for."""
+    def asked(self, data: bytes) -> list[Request]:
+        """The requests that these bytes of the client complete."""
 
     def answers(self, data: bytes) -> int:
-        """How many answers the server has given with these bytes."""
+        """The number of replies of the server up to these bytes."""
 
 
 @dataclass(slots=True)
 class RawWire:
-    """Any protocol: what one read brings is a request or an answer."""
+    """Any protocol: the bytes of one read are a request or a reply."""
 
     asked_before: set[bytes] = field(default_factory=set)
     _answers: int = 0
 
-    def asked(self, data: bytes) -> list[Asked]:
+    def asked(self, data: bytes) -> list[Request]:
         """The bytes as one request."""
-        if len(self.asked_before) < ASKED_KEPT_MAX:
+        if len(self.asked_before) < REQUESTS_KEPT_MAX:
             self.asked_before.add(data)
-        return [Asked(data, self._answers + 1)]
+        return [Request(data, self._answers + 1)]
 
     def answers(self, data: bytes) -> int:
-        """One more with each read."""
+        """The number of reads with data."""
         self._answers += bool(data)
         return self._answers
 
 
 @dataclass(slots=True)
 class PostgresWire:
-    """PostgreSQL: a request is a statement that begins to run, an answer a ReadyForQuery."""
+    """PostgreSQL: a request is a statement that starts to run, a reply is ReadyForQuery."""
 
     asked_before: set[bytes] = field(default_factory=set)
     _is_started: bool = False
     _from_client: bytearray = field(default_factory=bytearray)
     _from_server: bytearray = field(default_factory=bytearray)
     _single_bytes: int = 0
-    """Answers of one byte that the server still owes: to a question about encryption."""
+    """Pending replies of one byte, to requests for encryption."""
     _texts: dict[bytes, bytes] = field(default_factory=dict)
     """Prepared statements by name."""
     _syncs: int = 1
-    """Answers that the server owes for what was sent so far; the first follows the login."""
+    """Replies expected for the requests so far; the first follows the login."""
     _answers: int = 0
 
-    def asked(self, data: bytes) -> list[Asked]:
+    def asked(self, data: bytes) -> list[Request]:
         """The statements whose last byte is among these bytes."""
         self._from_client += data
-        found: list[Asked] = []
+        found: list[Request] = []
         while (message := self._next_message()) is not None:
             kind, body = message
             text = self._text_of(kind, body)
             if text is not None:
-                found.append(Asked(text, self._syncs + 1))
+                found.append(Request(text, self._syncs + 1))
             self._syncs += kind in b"QS"
         return found
 
     def answers(self, data: bytes) -> int:
-        """ReadyForQuery messages so far, the one after the login included."""
+        """The number of ReadyForQuery messages so far, including the one after the login."""
         buffer = self._from_server
         buffer += data
         while self._single_bytes and buffer:
@@ -121,7 +121,7 @@ class PostgresWire:
         return kind, body
 
     def _text_of(self, kind: int, body: bytes) -> bytes | None:
-        """The statement that a message runs, with its arguments; None: it runs none."""
+        """The statement that a message runs, with its arguments, or None."""
         if kind == ord("P"):
             name, text, _ = body.split(b"\0", 2)
             self._texts[name] = text
@@ -133,6 +133,6 @@ class PostgresWire:
             text, arguments = body.rstrip(b"\0"), b""
         else:
             return None
-        if len(self.asked_before) < ASKED_KEPT_MAX:
+        if len(self.asked_before) < REQUESTS_KEPT_MAX:
             self.asked_before.add(text)
         return text + b"\0" + arguments

@@ -52,7 +52,7 @@ async def test_what_passes_is_unchanged(proxy, attribute):
     assert await pool.value(ASK, word=long) == long
     assert proxy.connections() == 1
     assert proxy.connections(asked=b"SELECT $1::text") == 1
-    assert proxy.connections(asked=b"never asked") == 0
+    assert proxy.connections(asked=b"not requested") == 0
     await pool.close()
     await wait_true(lambda: proxy.connections() == 0)
 
@@ -136,7 +136,7 @@ async def test_a_black_hole_answers_never_and_keeps_what_it_swallowed(proxy, beh
     assert not done
     proxy.set(PASS)
     done, _ = await asyncio.wait([asking], timeout=0.1)
-    assert not done, "that connection lost bytes: it must not go on as if nothing was"
+    assert not done, "a connection that lost bytes must not continue"
     assert await behind.value(ASK, word="on a new one") == "on a new one"
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -15,7 +15,7 @@ from tests.kit.history import Event, History
 
 
 def history(*rows):
-    """Rows `(ms, kind, what, call, facts)`, all of process 1 unless a fact `pid` says another."""
+    """Rows `(ms, kind, what, call, facts)`, of process 1 unless a fact `pid` differs."""
     return History(
         tuple(
             Event(

@@ -27,5 +27,5 @@ def test_a_process_that_forgot_an_error_fails_its_test(tmp_path):
     (tmp_path / "forgets.py").write_text(textwrap.dedent(FORGETS))
     process = HeadraceProcess(["work", "forgets:app"], folder=tmp_path)
     process.wait_exit()
-    with pytest.raises(AssertionError, match="nobody looked"):
+    with pytest.raises(AssertionError, match="never read"):
         process.end()

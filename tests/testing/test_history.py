@@ -115,7 +115,9 @@ def test_what_several_processes_noted_survives_their_kill_and_is_merged_by_time(
     for process, file in zip(processes, told, strict=True):
         noted = [e.facts["number"] for e in history.events if e.pid == process.pid]
         printed = file.read_text().split("\n")[:-1]
-        assert noted[: len(printed)] == [int(word) for word in printed], "noted before it is told"
+        assert noted[: len(printed)] == [int(word) for word in printed], (
+            "recorded before it is printed"
+        )
 
 
 def test_a_line_cut_short_is_counted_and_one_that_is_no_event_is_refused(recorder, tmp_path):

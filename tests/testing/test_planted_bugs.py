@@ -1,4 +1,4 @@
-"""Each checker can fail: a client with one bug on a real PostgreSQL is named, the same without it is not."""
+"""Each checker can fail: it reports a client with one planted bug, and no correct client."""
 
 from __future__ import annotations
 

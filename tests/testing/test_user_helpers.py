@@ -1,4 +1,4 @@
-"""What users' tests stand on: drain runs real jobs, and what is (not) enqueued is told with what is."""
+"""Helpers for users' tests: drain runs real jobs, and failed checks list waiting jobs."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def make_house(postgres):
 
 @pytest.fixture
 async def house(make_house):
-    """The house that `api` serves."""
+    """The application that `api` serves."""
     return make_house()
 
 
@@ -96,7 +96,7 @@ async def root(postgres):
 
 
 async def converse(at, *pieces: bytes, wait_s: float = 5.0) -> bytes:
-    """Send raw bytes and read until the server closes, or says nothing for `wait_s`."""
+    """Send raw bytes and read until the server closes, or is silent for `wait_s`."""
     reader, writer = await asyncio.open_connection(at.host, at.port)
     answer = b""
     try:

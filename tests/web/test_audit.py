@@ -1,4 +1,4 @@
-"""The audit and the sessions of the console: lines before and after the deed, sessions that end with their token."""
+"""The audit log and console sessions: lines before and after an action, ends of sessions."""
 
 from __future__ import annotations
 

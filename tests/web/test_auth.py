@@ -1,4 +1,4 @@
-"""Tokens and scopes: one answer to every wrong token, and a revoked one stops within five seconds."""
+"""Tokens and scopes: one response to any invalid token; a revoked one stops within 5 s."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_the_root_token_is_made_once_and_mended(postgres, tmp_path):
     assert await tokens.state_of(first.strip()) == "unknown"
     await ensure_root_token(tmp_path, tokens)
     assert await tokens.find_caller(first.strip())
-    # revoked on purpose: stays revoked, and that is told
+    # revoked on purpose: stays revoked, and the state shows it
     await tokens.revoke(root_name(first.strip()))
     root = await ensure_root_token(tmp_path, tokens)
     assert root.state == "revoked"

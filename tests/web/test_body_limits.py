@@ -1,4 +1,4 @@
-"""Bodies: refused by route and kind of key before they are read, counted before they are parsed, parsed off the loop."""
+"""Bodies: limited before they are read, counted before they are parsed, parsed in a thread."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def body_of(count: int, *, ids: str = "an-id-of-some-length") -> bytes:
 async def test_a_long_body_with_a_publishable_key_is_refused_unread(
     house, serving, talk, key, asked
 ):
-    """The sender never gets to send the rest: 413 comes after the head, or at 64 KiB of a chunked body."""
+    """The response is 413 after the head, or at 64 KiB of a chunked body."""
     path, framing = asked
     head = (
         f"POST {path}?k={key} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

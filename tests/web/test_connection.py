@@ -18,12 +18,14 @@ DOUBTFUL = {
     b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "chunked and length": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n"
     b"Content-Length: 5\r\n\r\n0\r\n\r\n",
-    "two lengths": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+    "two lengths": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 5\r\n"
+    b"Content-Length: 6\r\n\r\nhello",
     "length +5": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: +5\r\n\r\nhello",
     "length 5,5": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 5,5\r\n\r\nhello",
     "length 0x5": b"POST /v1/things HTTP/1.1\r\n%bContent-Length: 0x5\r\n\r\nhello",
     "unknown coding": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "two codings": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "two codings": b"POST /v1/things HTTP/1.1\r\n%bTransfer-Encoding: gzip, chunked\r\n\r\n"
+    b"0\r\n\r\n",
     "another version": b"GET /healthz HTTP/2.0\r\n%b\r\n",
     "space before colon": b"GET /healthz HTTP/1.1\r\n%bX-A : b\r\n\r\n",
     "folded line": b"GET /healthz HTTP/1.1\r\n%bX-A: b\r\n c\r\n\r\n",
@@ -198,7 +200,7 @@ async def wait_refused(at):
 async def test_an_address_that_is_taken_is_named(make_house):
     taken = bind(("127.0.0.1", 0))
     port = taken.getsockname()[1]
-    with pytest.raises(AddressInUse, match=rf"127.0.0.1:{port} is taken.*web.listen"):
+    with pytest.raises(AddressInUse, match=rf"127.0.0.1:{port} is in use by.*web.listen"):
         await run_api(
             make_house_at(make_house, port), asyncio.Event(), lambda *_: pytest.fail("ready")
         )

@@ -1,4 +1,4 @@
-"""Hot routes answer as any other route does: the fast path and Litestar's are told apart by nothing."""
+"""Fast paths give the same responses as Litestar's routes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def show_all(request: Request, shop: NamedDependency[Shop]) -> dict[str, s
 
 @pytest.fixture
 def house(make_house):
-    """The house whose routes are hot."""
+    """The application with fast paths."""
     return make_house(routes=[look_at, show_all])
 
 

@@ -1,4 +1,4 @@
-"""The short way of reads with a known head: told apart from the long way by nothing but its CPU, and left for whatever differs."""
+"""Reads with a cached head get the same response as on the full path."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TARGET = "/v1/shelf?q=a,b"
 
 
 async def shelf_fast(shop, asked):
-    """Tells the way by the task that it runs in."""
+    """Reports the path by the task that it runs in."""
     what = asked.query.get("q", "")
     if what == "unknown":
         return None
     if what == "limited" and _way() == SHORT:
-        raise LimitExceeded("seen on the short way", retry_after_s=2)
+        raise LimitExceeded("seen on the fast path", retry_after_s=2)
     if what == "limited":
         raise LimitExceeded("too many calls: wait", retry_after_s=2.4)
     if what == "slow":
@@ -40,18 +40,18 @@ async def shelf_fast(shop, asked):
 
 def _way():
     name = asyncio.current_task().get_coro().__qualname__
-    return SHORT if name == "Connection._answer_short" else LONG
+    return SHORT if name == "Connection._answer_fast" else LONG
 
 
 @get("/v1/shelf", operation_id="shelf", opt={"scope": "jobs:read", FAST_PATH: shelf_fast})
 async def show_shelf(request: Request, shop: NamedDependency[Shop]) -> dict[str, str]:
-    """Show what is asked for."""
+    """Return the request."""
     return {"way": LITESTAR}
 
 
 @pytest.fixture
 def house(make_house):
-    """The house with a hot read."""
+    """The application with a fast read."""
     return make_house(routes=[show_shelf])
 
 
@@ -95,7 +95,7 @@ async def open_line(token):
 
 @pytest.fixture
 async def at(house, serving):
-    """Where the house is served."""
+    """The address of the application."""
     async with serving(house) as where:
         yield where
 
@@ -133,8 +133,8 @@ async def test_another_target_needs_no_other_head(at, open_line):
     ("how", "way"),
     [
         ({"more": 'If-None-Match: "2"\r\n'}, LONG),
-        ({"more": "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"}, LONG),
-        ({"more": "Content-Length: 0\r\n"}, LONG),
+        ({"more": "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"},
+        LONG), ({"more": "Content-Length: 0\r\n"}, LONG),
         ({"more": "Accept: */*\r\nAccept: a/b\r\n"}, LONG),
         ({"more": "Origin: https://elsewhere.example\r\n"}, LONG),
         ({"more": "Idempotency-Key: 1\r\n"}, LITESTAR),
@@ -153,7 +153,7 @@ async def test_what_differs_goes_the_long_way_each_time(at, open_line, how, way)
     for _ in range(2):
         status, _, told = await line.ask(how.get("target", TARGET), more=how.get("more", ""))
         assert (status, told.get("way")) == (expected, way), told
-    assert "seen on the short way" not in str(told)
+    assert "seen on the fast path" not in str(told)
     assert (await line.ask())[2]["way"] == SHORT
 
 

@@ -1,4 +1,4 @@
-"""A request with an `Idempotency-Key` is done once, however often, by whomever at once, and is answered alike."""
+"""A request with an `Idempotency-Key` runs once, and its repeats get the same response."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def add_order(
     shop: NamedDependency[Shop],
     data: JSONBody[NewThings],
 ) -> dict[str, int]:
-    """Write an order; a payload says what else is to happen."""
+    """Write an order; the payload selects what else happens."""
 
     async def order(tx) -> dict[str, int]:
         number = await (tx or shop.postgres).value(ADD_ORDER, things=len(data.things))
@@ -284,7 +284,8 @@ async def test_keys_are_forgotten_after_their_time(send, orders, keys, sql):
 async def test_old_keys_are_swept_by_those_who_come(send, keys, sql):
     await sql(
         "INSERT INTO headrace.idempotency_key (caller, key, sha256, created_at)"
-        " SELECT 1, 'old ' || n, sha256('x'), now() - interval '2 hours' FROM generate_series(1, 30) n"
+        " SELECT 1, 'old ' || n, sha256('x'), now() - interval '2 hours' FROM generate_series(1,"
+        " 30) n"
     )
     await send("a")
     assert len(await keys()) == 11

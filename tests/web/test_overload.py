@@ -1,4 +1,4 @@
-"""One process under too many connections and requests: idle ones give way, and no address or token takes all."""
+"""One process under overload: idle connections close, and no address or token uses all."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def lines(at, count, *, local=None):
 
 
 async def test_idle_connections_give_way_to_new_ones(make_house, serving):
-    """As many as 1,024 kept alive lock nobody out; the longest idle is closed first, also one that never asked."""
+    """1,024 idle connections lock no client out; the longest idle one closes first."""
     async with (
         serving(make_house(connections_max=20, connections_per_address=20)) as at,
         lines(at, 20) as held,
@@ -186,7 +186,7 @@ def test_a_request_is_charged_once_and_open_until_it_ends():
 
 @get("/v1/wait", operation_id="wait", opt={"scope": "jobs:read"})
 async def wait(shop: NamedDependency[Shop]) -> dict[str, bool]:
-    """Wait until the test says go on."""
+    """Wait until the test continues."""
     shop.reached.set()
     await shop.go_on.wait()
     return {"done": True}

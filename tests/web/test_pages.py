@@ -115,7 +115,7 @@ async def test_other_preflights_grant_nothing(api, key, place, method):
     ],
 )
 async def test_a_key_opens_nothing_else(api, key, postgres, request_line, status):
-    """Without a valid key on a route for pages nothing may be read across origins, not even a refusal."""
+    """Without a valid key on a page route other origins can read nothing, not even an error."""
     token = (await Tokens(postgres).create("secret", ("views:hit",))).text
     unknown = make_token(KEY_PREFIX)
     method, place = request_line.format(key=key, token=token, unknown=unknown).split()

@@ -70,7 +70,7 @@ async def test_an_idempotency_key_is_refused_and_not_ignored(api, token):
     headers = {**token, "idempotency-key": "8e03978e"}
     answer = await api.post("/v1/things", headers=headers, json={"things": []})
     assert (answer.status_code, answer.json()["code"]) == (422, "web.idempotency_unsupported")
-    assert "leave the header out" in answer.json()["detail"]
+    assert "remove the header" in answer.json()["detail"]
     assert (await api.get("/v1/things/7", headers=headers)).status_code == 200
 
 
