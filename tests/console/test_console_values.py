@@ -251,7 +251,7 @@ def test_a_payload_is_the_same_in_the_command(payload, word):
     [
         (r'"\u0000"', "/payload: expected text without NUL characters"),
         (r'{"a": ["\u0000"]}', "/payload/a/0: expected text without NUL characters"),
-        ('{"a": 1, "a": 2}', "an object has a key twice"),
+        ('{"a": 1, "a": 2}', "an object has a repeated key"),
         ("9" * 19, "/payload: expected an integer of 64 bits"),
         ("[" * 40 + "]" * 40, "not nested as deep"),
         ("[" * 30_000, "expected JSON"),
