@@ -94,7 +94,7 @@ async def test_a_second_put_replaces_in_one_step(store):
     assert await store.get("a.bin") == b"newer"
 
 
-async def test_what_is_missing_is_told_and_deleting_it_is_no_error(store):
+async def test_a_missing_object_is_an_error_and_its_deletion_is_not(store):
     with pytest.raises(BlobMissing, match=r"no object 'gone\.bin'"):
         await store.get("gone.bin")
     with pytest.raises(BlobMissing):
@@ -120,7 +120,7 @@ async def test_keys_that_are_no_plain_path_are_refused(store, key):
         await store.get(key)
 
 
-async def test_a_full_or_forbidden_disk_is_told_and_nothing_half_is_seen(tmp_path):
+async def test_a_full_or_forbidden_disk_raises_and_leaves_no_partial_object(tmp_path):
     store = Blobs((tmp_path / "store").as_uri())
     (tmp_path / "store" / "a").write_text("a file where a folder is needed")
     with pytest.raises(BlobsDown, match="headrace doctor"):
@@ -152,7 +152,7 @@ async def test_what_stands_in_the_folder_and_no_put_made_is_no_object(tmp_path):
     await store.close()
 
 
-async def test_a_store_whose_folder_is_gone_is_down_and_misses_nothing(tmp_path):
+async def test_a_store_without_its_folder_is_down_and_reports_no_miss(tmp_path):
     store = Blobs((tmp_path / "store").as_uri())
     await store.put("a.bin", b"x")
     (tmp_path / "store").rename(tmp_path / "away")

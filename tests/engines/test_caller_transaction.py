@@ -149,7 +149,7 @@ async def test_a_broken_rule_names_its_constraint_and_then_the_transaction_has_f
         await runner.run(ADD, id=2)
 
 
-async def test_a_database_without_our_schema_is_told_with_the_remedy(runner):
+async def test_a_database_without_our_schema_raises_with_the_remedy(runner):
     with pytest.raises(SchemaBehind, match="headrace migrate"):
         await runner.value(JOBS)
 
@@ -162,7 +162,7 @@ async def test_a_database_without_our_schema_is_told_with_the_remedy(runner):
         ("SET TRANSACTION READ ONLY", TransactionUnfit, "read-only"),
     ],
 )
-async def test_what_the_server_refuses_is_told_in_our_words(runner, state, error, text):
+async def test_refusals_of_the_server_are_translated(runner, state, error, text):
     await runner.run(compile_query("state", f"-- Change what the caller may.\n{state}"))
     with pytest.raises(error, match=text):
         await runner.value(
@@ -171,7 +171,7 @@ async def test_what_the_server_refuses_is_told_in_our_words(runner, state, error
         )
 
 
-async def test_a_lost_connection_is_told_as_such(runner, postgres):
+async def test_a_lost_connection_is_translated(runner, postgres):
     pid = await runner.value(compile_query("pid", "-- Who am I.\nSELECT pg_backend_pid()"))
     kill = compile_query("kill", "-- Cut it.\nSELECT pg_terminate_backend(:pid::int, 5000)")
     assert await postgres.value(kill, pid=pid)

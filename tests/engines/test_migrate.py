@@ -77,7 +77,7 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(empty, room):
     assert [m.number for m in await plan_migrations(empty, ("roomfortests",))] == [2]
 
 
-async def test_post_waits_until_it_is_asked_for(empty, room):
+async def test_post_migrations_wait_for_their_phase(empty, room):
     room("0001_pre_add.sql", "CREATE TABLE headrace.new_way (id int);")
     room("0002_post_drop.sql", "-- oldest-code: 0.3.0\nDROP TABLE headrace.new_way;")
     await apply_migrations(empty, ("roomfortests",), phases=("pre",))

@@ -100,7 +100,7 @@ async def test_the_first_use_makes_the_folder_and_marks_and_records_it(place):
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("is_running", [True, False], ids=["while it runs", "before it starts"])
-async def test_a_disk_that_is_not_mounted_is_told_and_nothing_is_made(place, use, is_running):
+async def test_an_unmounted_disk_raises_and_nothing_is_created(place, use, is_running):
     first = place.open()
     await first.put("t/old.bin", b"x")
     place.unmount()
@@ -114,7 +114,7 @@ async def test_a_disk_that_is_not_mounted_is_told_and_nothing_is_made(place, use
 
 
 @pytest.mark.parametrize("use", USES)
-async def test_a_folder_that_is_removed_is_told_and_not_made_anew(place, use):
+async def test_a_removed_folder_raises_and_is_not_created_again(place, use):
     await place.open().put("t/old.bin", b"x")
     place.folder.parent.rename(place.away)
     with pytest.raises(StoreMismatch, match=r"it does not exist, expected store [0-9a-f]{32}"):
@@ -174,7 +174,7 @@ async def test_objects_of_an_older_version_are_adopted(place):
     assert read_mark(place.folder) == read_record(place.record_file())
 
 
-async def test_a_folder_nobody_may_write_to_is_used_without_a_mark(tmp_path):
+async def test_a_read_only_folder_is_used_without_a_marker(tmp_path):
     """Nobody makes files in a folder of /proc, not even root."""
     record = StoreRecord(tmp_path / "object-store")
     blobs = Blobs("file:///proc/sys/kernel", record=record)
@@ -314,7 +314,7 @@ async def test_doctor_says_which_store_is_expected_and_what_to_do(place):
     assert "headrace blobs adopt" in finding.mend
 
 
-async def test_callers_over_the_network_are_not_told_the_folder(place):
+async def test_public_errors_omit_the_folder(place):
     await place.open().put("t/old.bin", b"x")
     place.unmount()
     with pytest.raises(BlobsDown) as caught:

@@ -124,7 +124,7 @@ async def test_a_caller_that_goes_away_leaves_its_place_behind(connect):
         assert len(peer.writers) == 1
 
 
-async def test_a_reply_nobody_asked_for_ends_the_connection(connect):
+async def test_an_unexpected_reply_ends_the_connection(connect):
     async with hostile_peer(lambda _, words: bulk(words[-1]) * 2) as peer:
         mux = connect(peer.url)
         assert await ask(mux, b"one") == [b"one"]
@@ -157,7 +157,7 @@ async def test_bytes_out_of_order_are_never_an_answer(connect, told):
         await wait_true(is_well)
 
 
-async def test_a_silent_server_is_cut_and_its_callers_are_told(connect):
+async def test_a_silent_server_is_disconnected_and_its_callers_fail(connect):
     async with hostile_peer(lambda _, words: None) as peer:
         mux = connect(peer.url)
         await mux.open()
@@ -188,7 +188,7 @@ async def test_a_slow_server_keeps_its_connection(connect):
         assert len(peer.writers) == 1
 
 
-async def test_more_callers_than_may_wait_are_told_at_once(connect):
+async def test_callers_over_the_limit_fail_at_once(connect):
     go_on = asyncio.Event()
 
     async def late(_peer, words):
@@ -224,7 +224,7 @@ async def test_what_was_held_back_was_never_sent(connect):
         assert [outcome(one) for one in told] == [ValkeyLost] * 16 + [ValkeyDown] * 20
 
 
-async def test_nobody_waits_for_a_server_that_is_not_there(connect):
+async def test_callers_of_an_absent_server_fail_at_once(connect):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -249,7 +249,7 @@ async def _answer_pings(reader, writer):
     writer.close()
 
 
-async def test_a_lost_connection_is_made_anew_and_callers_wait_for_the_first_attempt(connect):
+async def test_a_lost_connection_reopens_and_callers_wait_for_the_first_attempt(connect):
     async with hostile_peer() as peer:
         mux = connect(peer.url)
         assert await ask(mux, b"a") == [b"a"]
@@ -310,7 +310,7 @@ async def test_a_primary_that_became_a_replica_is_left(connect):
         await wait_true(lambda: len(peer.writers) == 2)
 
 
-async def test_password_and_database_are_said_first(connect):
+async def test_password_and_database_are_sent_first(connect):
     async with hostile_peer() as peer:
         mux = connect(peer.url.replace("//", "//me:se%20cret@") + "/3")
         assert await ask(mux, b"a") == [b"a"]
@@ -392,7 +392,7 @@ async def test_no_reply_ever_reaches_another_caller(real, valkey):
     assert counts[ValkeyLost] + counts[ValkeyDown] > 0, counts
 
 
-async def test_callers_that_are_cancelled_disturb_nobody(real):
+async def test_cancelled_callers_do_not_affect_others(real):
     dice = random.Random(7)
     texts = [b"%d" % n for n in range(2_000)]
     tasks = [asyncio.create_task(real.command("ECHO", text)) for text in texts]

@@ -164,7 +164,7 @@ async def test_the_pool_heals_after_its_connections_were_cut(postgres, database_
         ("postgresql://headrace@/none?host=/nowhere", "/nowhere/.s.PGSQL.5432"),
     ],
 )
-async def test_a_server_that_is_not_there_is_told_with_the_way_to_mend_it(url, server):
+async def test_an_absent_server_raises_with_the_remedy(url, server):
     postgres = Postgres(url, PostgresConfig(connect_timeout_s=1))
     with pytest.raises(PostgresDown, match="headrace doctor") as told:
         await postgres.open()
@@ -175,7 +175,7 @@ async def test_a_server_that_is_not_there_is_told_with_the_way_to_mend_it(url, s
     assert server not in told.value.public_text
 
 
-async def test_a_database_that_does_not_exist_is_told_as_a_fault_of_the_url(running_engines):
+async def test_a_missing_database_raises_a_fault_of_the_url(running_engines):
     postgres = Postgres(running_engines.database_url("no_such_site"), PostgresConfig())
     with pytest.raises(PostgresRefused, match=r"postgres\.url"):
         await postgres.open()
@@ -195,7 +195,7 @@ async def test_a_session_leaves_nothing_of_itself_to_the_next_caller(database_ur
     await postgres.close()
 
 
-async def test_connections_are_kept_between_statements_until_nobody_needs_them(
+async def test_connections_are_kept_between_statements_until_they_are_unused(
     database_url, monkeypatch
 ):
     monkeypatch.setattr(postgres_pool, "KEPT_S", 0.05)
@@ -215,7 +215,7 @@ async def test_connections_are_kept_between_statements_until_nobody_needs_them(
     await postgres.close()
 
 
-async def test_whoever_waits_for_a_busy_connection_is_not_told_of_a_dead_server(database_url):
+async def test_waiting_for_a_busy_connection_is_no_dead_server(database_url):
     postgres = Postgres(database_url, PostgresConfig(connections_max=1))
     nap = compile_query("nap", "-- Take a moment.\nSELECT pg_sleep(0.1) IS NULL")
     async with postgres.session() as session:

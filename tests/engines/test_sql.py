@@ -35,7 +35,7 @@ def test_a_block_without_a_purpose_is_refused():
         compile_query("q", "SELECT 1")
 
 
-def test_a_wrong_argument_is_our_mistake_and_told():
+def test_a_wrong_argument_is_an_assertion_error():
     query = compile_query("q", "-- Purpose.\nSELECT :a")
     with pytest.raises(AssertionError, match=r"takes \['a'\], got \['b'\]"):
         query.arguments({"b": 1})

@@ -25,7 +25,7 @@ async def test_a_command_answers(valkey):
     assert await valkey.command("GET", key) == b"\x00\xff"
 
 
-async def test_a_server_that_is_not_there_is_told_with_the_way_to_mend_it():
+async def test_an_absent_server_raises_with_the_remedy():
     valkey = Valkey("valkey://127.0.0.1:1", ValkeyConfig(timeout_s=0.5))
     with pytest.raises(ValkeyDown, match="headrace doctor"):
         await valkey.open()

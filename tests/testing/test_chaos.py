@@ -143,7 +143,7 @@ async def test_a_black_hole_answers_never_and_keeps_what_it_swallowed(proxy, beh
         await asking
 
 
-async def test_a_connection_that_was_idle_in_a_black_hole_goes_on(proxy, behind):
+async def test_a_connection_that_was_idle_in_a_black_hole_continues(proxy, behind):
     pid = await behind.value(PID)
     proxy.set(BLACK_HOLE)
     proxy.set(PASS)
@@ -165,7 +165,7 @@ async def test_a_mode_can_be_for_the_next_connection_alone(proxy, behind):
     assert await behind.value(PID)
 
 
-async def test_a_mode_can_be_for_those_that_asked_alone(proxy, behind):
+async def test_a_mode_can_apply_to_matching_connections(proxy, behind):
     listener = await behind.connect_unpooled()
     await listener.add_listener("a_channel", lambda *_: None)
     pid = await behind.value(PID)

@@ -47,7 +47,7 @@ async def test_lines_are_kept_so_long_and_go_a_few_at_a_time(postgres):
     assert [line.id for line in await kept.lines()] == [last, newest, ids[-1]]
 
 
-async def test_the_command_shows_what_nobody_would_see(postgres):
+async def test_the_command_shows_invisible_characters(postgres):
     kept = Audit(postgres, kept_s=KEPT_S)
     await kept.begin(actor="ann", place="-", action="a.b", command="do a\u202eb")
     lines, shown = await kept.lines(), []

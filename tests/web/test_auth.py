@@ -61,7 +61,7 @@ async def test_names_are_unique_until_revoked(postgres):
         await tokens.create("other", ())
 
 
-async def test_a_missing_scope_is_told_by_name(api, postgres):
+async def test_a_missing_scope_is_named(api, postgres):
     made = await Tokens(postgres).create("reader", ("jobs:read",))
     headers = {"authorization": f"bearer {made.text}"}
     assert (await api.get("/v1/things/7", headers=headers)).json() == {"id": 7, "limit": 10}
@@ -124,7 +124,7 @@ async def test_a_database_that_is_down_is_no_wrong_token(make_house, serve, toke
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_the_root_token_is_made_once_and_mended(postgres, tmp_path):
+async def test_the_root_token_is_created_once_and_repaired(postgres, tmp_path):
     tokens = Tokens(postgres)
     root = await ensure_root_token(tmp_path, tokens)
     first = root.file.read_text()
@@ -166,7 +166,7 @@ async def test_two_data_folders_on_one_database_keep_a_root_token_each(postgres,
     assert all(name.startswith("root-") for name in names)
 
 
-async def test_a_file_without_a_token_is_told_and_not_stored(postgres, tmp_path):
+async def test_a_file_without_a_token_is_reported_and_not_stored(postgres, tmp_path):
     (tmp_path / "token").write_text("changeme")
     root = await ensure_root_token(tmp_path, Tokens(postgres))
     assert root.state == "no token"
@@ -182,9 +182,7 @@ async def test_a_root_token_that_ran_out_is_expired(postgres, tmp_path):
     assert await tokens.state_of(root.file.read_text().strip()) == "expired"
 
 
-async def test_while_postgres_is_away_known_callers_stay_and_unknown_ones_are_told(
-    postgres, database_url
-):
+async def test_while_postgres_is_down_cached_callers_stay_valid(postgres, database_url):
     known, other = [
         f"Bearer {(await Tokens(postgres).create(name, ('jobs:read',))).text}" for name in "ab"
     ]
@@ -221,7 +219,7 @@ async def test_while_postgres_is_away_known_callers_stay_and_unknown_ones_are_to
         await through.close()
 
 
-async def test_a_silent_postgres_holds_known_callers_up_once(postgres, database_url):
+async def test_a_silent_postgres_delays_cached_callers_once(postgres, database_url):
     header = f"Bearer {(await Tokens(postgres).create('a', ('jobs:read',))).text}"
     with ChaosProxy(database_url) as proxy:
         through = Postgres(proxy.url, PostgresConfig(connect_timeout_s=0.5))

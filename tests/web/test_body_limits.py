@@ -188,7 +188,7 @@ async def test_a_long_body_is_decoded_while_others_are_answered(api, secret):
     assert threading.current_thread().name not in decoded
 
 
-async def test_faults_of_a_long_body_are_told_as_of_a_short_one(api, secret):
+async def test_faults_of_large_and_small_bodies_are_reported_alike(api, secret):
     headers = {**secret, "content-type": "application/json"}
     items = [*json.loads(body_of(MANY - 2, ids="x" * 100)), {"id": 5}, {"id": "\x00"}]
     answer = await api.post("/v1/seen", headers=headers, content=json.dumps(items))

@@ -140,7 +140,7 @@ async def reader_is_silent(reader, for_s):
         return True
 
 
-async def test_one_connection_too_many_is_told_so(make_house, serving, talk):
+async def test_a_connection_over_the_limit_gets_a_response(make_house, serving, talk):
     house = make_house(connections_max=2)
     async with serving(house) as at:
         held = [await asyncio.open_connection(at.host, at.port) for _ in range(2)]

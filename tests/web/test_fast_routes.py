@@ -115,12 +115,12 @@ async def test_what_is_not_plain_is_litestars(api, token, path, more):
         ("/v1/things/chair", 404, "web.not_found"),
     ],
 )
-async def test_what_no_fast_path_knows_is_judged_by_litestar(api, token, path, status, code):
+async def test_requests_without_a_fast_answer_go_to_litestar(api, token, path, status, code):
     answer = await api.post(path, headers=token)
     assert (answer.status_code, answer.json().get("code")) == (status, code)
 
 
-async def test_an_answered_request_is_gone_without_the_collector(api, token):
+async def test_an_answered_request_is_freed_without_the_collector(api, token):
     """Those that waited for it held up all others for tens of milliseconds."""
     gc.collect()
     gc.disable()
@@ -134,14 +134,14 @@ async def test_an_answered_request_is_gone_without_the_collector(api, token):
         gc.enable()
 
 
-async def test_a_key_that_would_be_ignored_is_refused_on_hot_routes_too(api, token):
+async def test_an_unsupported_key_is_refused_on_fast_routes_too(api, token):
     headers = {**token, "idempotency-key": "8e03978e"}
     answer = await api.post("/v1/things/chair/look", headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (422, "web.idempotency_unsupported")
 
 
 @pytest.mark.parametrize("name", ["limited", "broken"])
-async def test_errors_are_told_alike_on_both_ways(api, token, name, capfd):
+async def test_errors_are_equal_on_both_paths(api, token, name, capfd):
     answers = [
         await api.post(f"/v1/things/{name}/look?{query}", headers=token)
         for query in ("n=1", "n=%31")
@@ -158,7 +158,7 @@ async def test_errors_are_told_alike_on_both_ways(api, token, name, capfd):
     capfd.readouterr()
 
 
-async def test_tokens_and_scopes_are_asked_for(api, postgres):
+async def test_tokens_and_scopes_are_required(api, postgres):
     reader = await Tokens(postgres).create("reader", ("jobs:read",))
     for header, status in ((None, 401), ("Bearer hrt_x", 401), (f"Bearer {reader.text}", 403)):
         headers = {} if header is None else {"authorization": header}
@@ -187,7 +187,7 @@ async def test_head_trace_headers_and_metrics_are_the_same(api, token, root):
     assert any('route="/v1/all"' in line for line in asked)
 
 
-async def test_a_database_that_is_away_is_told(house, serve):
+async def test_a_database_that_is_down_is_reported(house, serve):
     house.engines.postgres = Postgres(
         "postgresql://127.0.0.1:1/x", PostgresConfig(connect_timeout_s=0.5)
     )
@@ -198,7 +198,7 @@ async def test_a_database_that_is_away_is_told(house, serve):
     assert answer.headers["retry-after"] == "2"
 
 
-async def test_hot_routes_are_described(house):
+async def test_fast_routes_are_described(house):
     document = describe_api(house)
     operation = document["paths"]["/v1/things/{name}/look"]["post"]
     assert operation["security"] == [{"bearer": ["jobs:write"]}]

@@ -107,7 +107,7 @@ async def known(line):
     return line
 
 
-async def test_a_known_head_takes_the_short_way_and_nothing_else_differs(at, open_line):
+async def test_a_cached_head_takes_the_fast_path_and_nothing_else_differs(at, open_line):
     line = await open_line(at)
     first = await line.ask()
     second = await line.ask()
@@ -226,7 +226,7 @@ def _counted():
     ]
 
 
-async def test_who_leaves_before_the_answer_disturbs_nobody(at, open_line, house):
+async def test_a_client_that_disconnects_early_does_not_affect_others(at, open_line, house):
     line = await known(await open_line(at))
     line.send("/v1/shelf?q=slow")
     await house.shop.reached.wait()

@@ -169,7 +169,7 @@ async def test_requests_that_meet_are_one(send, orders):
     assert await orders() == 1
 
 
-async def test_the_second_waits_for_the_first_and_is_told_its_answer(house, send, orders):
+async def test_a_repeat_waits_for_the_first_and_gets_its_response(house, send, orders):
     first = asyncio.create_task(send("k", payload="wait"))
     await house.shop.reached.wait()
     second = asyncio.create_task(send("k", payload="wait"))
@@ -182,7 +182,7 @@ async def test_the_second_waits_for_the_first_and_is_told_its_answer(house, send
 
 
 @pytest.mark.slow
-async def test_a_key_that_stays_in_flight_is_told_and_may_be_asked_again(house, send, orders):
+async def test_a_key_in_flight_is_a_conflict_that_can_be_retried(house, send, orders):
     first = asyncio.create_task(send("k", payload="wait"))
     await house.shop.reached.wait()
     async with asyncio.timeout(LOCK_WAIT_S + 5):
@@ -195,9 +195,7 @@ async def test_a_key_that_stays_in_flight_is_told_and_may_be_asked_again(house, 
 
 
 @pytest.mark.slow
-async def test_an_effect_that_waits_too_long_is_not_told_as_a_key_in_flight(
-    send, postgres, orders, keys
-):
+async def test_a_slow_effect_is_not_reported_as_a_key_in_flight(send, postgres, orders, keys):
     async with postgres.transaction() as tx:
         await tx.run(compile_query("lock", "-- In the way.\nLOCK TABLE orders"))
         answer = await send("k")
@@ -293,7 +291,7 @@ async def test_old_keys_are_swept_by_those_who_come(send, keys, sql):
     assert sorted(await keys()) == ["a", "b"]
 
 
-async def test_an_answer_that_nobody_heard_is_heard_the_second_time(house, serve, token, orders):
+async def test_a_lost_response_is_returned_to_the_repeat(house, serve, token, orders):
     body = json.dumps({"things": [], "payload": "wait"}).encode()
     headers = {**token, "idempotency-key": "k", "content-type": "application/json"}
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

@@ -48,7 +48,7 @@ async def key(postgres):
     return made.text
 
 
-def test_keys_and_tokens_are_told_apart():
+def test_keys_and_tokens_are_distinguished():
     key = make_token(KEY_PREFIX)
     assert key.startswith("hrk_")
     assert is_token(key)

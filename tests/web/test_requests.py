@@ -38,7 +38,7 @@ async def test_unknown_routes_and_methods_are_problems(api):
     assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
 
 
-async def test_a_wrong_parameter_is_told(api, token):
+async def test_a_wrong_parameter_is_reported(api, token):
     answer = await api.get("/v1/things/7?limit=many", headers=token)
     assert answer.status_code == 422
     assert [fault["pointer"] for fault in answer.json()["errors"]] == ["query: limit"]
@@ -129,7 +129,7 @@ async def test_every_answer_carries_the_security_headers(api):
         assert "server" not in answer.headers
 
 
-async def test_the_trace_goes_on(api):
+async def test_the_trace_continues(api):
     sent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     answer = await api.get("/healthz", headers={"traceparent": sent})
     assert trace_id(answer.headers["traceparent"]) == trace_id(sent)

@@ -77,7 +77,7 @@ class StoreMismatch(BlobsDown):
 
 
 class BlobChanged(Conflict):
-    """The stored object is not the one that was to be replaced."""
+    """The stored object has changed since it was read."""
 
     code = "blobs.changed"
 

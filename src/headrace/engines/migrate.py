@@ -137,7 +137,7 @@ def find_migrations(packages: tuple[str, ...]) -> list[Migration]:
 
 
 async def plan_migrations(postgres: Postgres, packages: tuple[str, ...]) -> list[Migration]:
-    """The migrations not applied yet. Raises: MigrationEdited."""
+    """The migrations that are not applied. Raises: MigrationEdited."""
     async with postgres.session() as session:
         return await _missing(session, find_migrations(packages))
 

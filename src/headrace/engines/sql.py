@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 _BLOCK: Final = re.compile(r"^-- name: *(\w+) *$", re.MULTILINE)
-# Strings and comments are skipped whole, casts (`::int`) are left alone, `:name` is a parameter.
+# Skips strings, comments and casts (`::int`); `:name` is a parameter.
 _TOKEN: Final = re.compile(r"'(?:[^']|'')*'|--[^\n]*|::\w+|:=|:([a-z_][a-z0-9_]*)")
 _NUMBERED: Final = re.compile(r"'(?:[^']|'')*'|--[^\n]*|%|\$(\d+)")
 

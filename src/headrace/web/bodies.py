@@ -117,7 +117,7 @@ class BodyGuard:
     async def __call__(
         self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
     ) -> None:
-        """Raises: BodyTooLarge, BodyMalformed, BodyInvalid, the error of the route's `ItemsMax`."""
+        """Check one request. Raises: BodyTooLarge, BodyMalformed, BodyInvalid, `ItemsMax` errors."""
         request: Any = connection
         field = handler.parsed_data_field
         bytes_max = None if field is None else self._bound_of(handler)
@@ -304,7 +304,7 @@ def _is_struct(kind: Any) -> bool:
 
 
 def _fault_of(message: str, pointer: str) -> FieldProblem:
-    """`Expected `str`, got `int` - at `$.jobs[0].url`` below `pointer`."""
+    """The fault in msgspec's message, such as `Expected `str` - at `$.jobs[0].url``."""
     text, _, path = message.partition(" - at `$")
     steps = re.findall(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]", path)
     inner = "".join(f"/{_escaped(name or index)}" for name, index in steps)

@@ -15,7 +15,7 @@ from headrace.web.tokens import NewToken, Token, Tokens
 
 
 class Duration(click.ParamType[float]):
-    """`30d`, `12h`, as in settings."""
+    """A duration such as `30d` or `12h`, as in settings."""
 
     name = "duration"
 

@@ -49,7 +49,7 @@ LINGER_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with deadlines and bounds."""
+    """uvicorn's protocol with deadlines and limits."""
 
     def __init__(
         self,

@@ -122,7 +122,7 @@ UNMATCHED: Final = "unmatched"
 SINGLE_HEADERS: Final = frozenset({b"authorization", b"content-type", b"idempotency-key"})
 """Headers that are refused when they occur twice, because servers read that differently."""
 HOSTS_KEPT_MAX: Final = 100
-"""A route's failures of one status have a line so often; `web_requests_total` counts them all."""
+"""Most Host headers whose check is cached."""
 SLASH_IN_NAME: Final = "\udc2f"
 RESPONSE_STARTS: Final = frozenset({"http.response.start", WHOLE_RESPONSE})
 SECURITY_HEADERS: Final = (

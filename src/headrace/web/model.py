@@ -185,13 +185,13 @@ class IdempotencyUnsupported(InvalidInput):
 
 
 class IdempotencyKeyInvalid(InvalidInput):
-    """An `Idempotency-Key` that is empty, too long or not printable."""
+    """The `Idempotency-Key` is empty, too long or not printable."""
 
     code = "web.idempotency_key_invalid"
 
 
 class IdempotencyMismatch(InvalidInput):
-    """An `Idempotency-Key` that was used for another request."""
+    """The `Idempotency-Key` was used for another request."""
 
     code = "web.idempotency_mismatch"
 
@@ -297,37 +297,37 @@ class MediaTypeRefused(Malformed):
 
 
 class Overloaded(Unavailable):
-    """As many connections as allowed are in use, in all or from one address."""
+    """The maximum of connections is in use, in total or from one address."""
 
     code = "web.overloaded"
 
 
 class RateLimited(LimitExceeded):
-    """A token sends more requests a second than one API process takes from it."""
+    """The token is over its rate limit at one API process."""
 
     code = "web.rate_limited"
 
 
 class TooManyRequestsOpen(LimitExceeded):
-    """A token has as many requests under way at one API process as it may."""
+    """The token has its maximum of open requests at one API process."""
 
     code = "web.too_many_requests_open"
 
 
 class Stopping(Unavailable):
-    """The server stops; a request outlived the time it leaves."""
+    """The server stops and the request did not finish in time."""
 
     code = "web.stopping"
 
 
 class AddressInUse(Conflict):
-    """Another program listens where the API should."""
+    """Another program uses the address of `web.listen`."""
 
     code = "web.address_in_use"
 
 
 class AddressRefused(InvalidInput):
-    """The machine does not let us listen at the address of `web.listen`."""
+    """The machine does not permit listening at the address of `web.listen`."""
 
     code = "web.address_refused"
 

@@ -68,7 +68,7 @@ class UnexpectedError(HeadraceError):
 
 
 def title_of(code: str) -> str:
-    """`jobs.lease_lost` -> `Lease lost`."""
+    """The title of a code: `Lease lost` for `jobs.lease_lost`."""
     return code.rpartition(".")[2].replace("_", " ").capitalize()
 
 

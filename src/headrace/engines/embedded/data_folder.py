@@ -28,7 +28,7 @@ class FolderInUse(Conflict):
 
 
 class FolderUnusable(InvalidInput):
-    """The data folder is not a folder, not ours, not writable, or its path cannot be used."""
+    """The data folder is not a folder, not ours, not writable, or has an unusable path."""
 
     code = "engines.folder_unusable"
 
@@ -213,7 +213,7 @@ class FolderLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock and write our pid into it. Raises: FolderInUse."""
+        """Take the lock and write this process's pid into it. Raises: FolderInUse."""
         descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(fcntl.F_WRLCK))

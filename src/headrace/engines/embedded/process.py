@@ -77,7 +77,7 @@ class EngineProcess:
         log: Path,
         environment: Mapping[str, str] = ENGINE_ENVIRONMENT,
     ) -> EngineProcess:
-        """Start `command` with `folder` as its working directory, its output appended to `log`."""
+        """Start `command` in `folder` and append its output to `log`."""
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *command,
