@@ -64,8 +64,7 @@ class StoreMismatch(BlobsDown):
     def __init__(self, folder: Path, fault: str) -> None:
         super().__init__(
             f"the object store in folder {folder} is not the one in use ({fault}): mount its disk"
-            " or restore"
-            " the folder; to accept the folder as it is, run `headrace blobs adopt`",
+            " or restore the folder; to accept the folder as it is, run `headrace blobs adopt`",
             retry_after_s=5,
         )
         self.fault = fault
@@ -118,8 +117,7 @@ def require_key(key: str) -> str:
     if not valid:
         raise InvalidBlobKey(
             f"blob key {key[:60]!r} is not valid: use segments of A-Z a-z 0-9 . _ @ ~ - joined by"
-            " /,"
-            " none empty or starting with a dot"
+            " /, none empty or starting with a dot"
         )
     return key
 
@@ -358,8 +356,7 @@ class Blobs:
                 raise _down(key, error) from error
             raise BlobsDown(
                 f"the object store did not respond within {longest_s:.0f} s for {key!r}: check it"
-                " with"
-                " `headrace doctor`, then try again; blobs.timeout is the limit",
+                " with `headrace doctor`, then try again; blobs.timeout is the limit",
                 retry_after_s=5,
             ) from error
         except (OSError, obstore.exceptions.BaseError) as error:

@@ -95,8 +95,7 @@ def _translated(errors: list[BaseException]) -> HeadraceError | None:
     if state.startswith("08") or state in _DOWN or (not state and _is_lost(errors, kinds)):
         return PostgresDown(
             "tx: the connection and its transaction are lost: check that PostgreSQL runs, then"
-            " repeat"
-            " the whole transaction",
+            " repeat the whole transaction",
             retry_after_s=2,
         )
     return _unusable_transaction(state, kinds)
@@ -116,8 +115,7 @@ def _unusable_transaction(state: str, kinds: set[str]) -> HeadraceError | None:
     if state == "42501":
         return SchemaDenied(
             "the database user of this connection may not use the schema headrace: grant it USAGE"
-            " on"
-            " the schema and its sequences, and SELECT, INSERT, UPDATE and DELETE on its tables"
+            " on the schema and its sequences, and SELECT, INSERT, UPDATE and DELETE on its tables"
         )
     return None
 

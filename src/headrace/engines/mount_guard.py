@@ -77,7 +77,7 @@ class MountGuard:
         self._folder = folder
         self._record = record
         self._mark: str | None = None
-        self._may_make = record.may_create
+        self._may_create = record.may_create
         self._create_lock = threading.Lock()
         self.is_verified = False
         """Whether the last check of the folder succeeded."""
@@ -129,7 +129,7 @@ class MountGuard:
     async def _verify_first_use(self, mark: str | None, *, is_known: bool) -> str | None:
         """Use or create the folder while no id is recorded, or the record is unavailable."""
         has_content = await asyncio.to_thread(_has_content, self._folder)
-        if not self._may_make or not is_known:
+        if not self._may_create or not is_known:
             is_usable = mark is not None or has_content
             return self._compare(mark, mark) if is_usable else _fault(self._folder, None, None)
         if mark is None:
@@ -165,7 +165,7 @@ class MountGuard:
     def _compare(self, mark: str | None, expected: str | None) -> str | None:
         if mark != expected:
             return _fault(self._folder, mark, expected)
-        self._mark, self._may_make, self.is_verified = mark, False, True
+        self._mark, self._may_create, self.is_verified = mark, False, True
         return None
 
     def _read_both(self) -> tuple[str | None, str | None]:

@@ -383,8 +383,7 @@ def translated_errors(server: str = "") -> Iterator[None]:
     except _REFUSED as error:
         raise PostgresRefused(
             f"PostgreSQL{at} refuses the connection ({type(error).__name__}): correct user,"
-            " password and"
-            " database in postgres.url (HEADRACE_POSTGRES_URL)",
+            " password and database in postgres.url (HEADRACE_POSTGRES_URL)",
             retry_after_s=5,
         ) from error
     except _ELSEWHERE as error:

@@ -112,8 +112,7 @@ class ValkeyMoved(ValkeyDown):
     def __init__(self, slot: int, address: str, *, is_ask: bool) -> None:
         super().__init__(
             f"hash slot {slot} is at {address or 'another node'} of the cluster in valkey.url: if"
-            " this"
-            " persists, check `CLUSTER SLOTS` there",
+            " this persists, check `CLUSTER SLOTS` there",
             retry_after_s=1,
         )
         self.slot, self.address, self.is_ask = slot, address, is_ask

@@ -101,8 +101,7 @@ def usable_folder(folder: Path) -> Path:
     if MARKER not in names and not names <= _NAMES_BEFORE_MARKER:
         raise FolderUnusable(
             f"data folder {path} contains other files ({', '.join(sorted(names)[:3])}) and no"
-            " Headrace data:"
-            " choose an empty or a new folder"
+            " Headrace data: choose an empty or a new folder"
         )
     if not os.access(path, os.W_OK | os.X_OK):
         raise _not_writable(path, PermissionError("permission denied"))
@@ -125,8 +124,7 @@ def require_owner(path: Path) -> None:
             f"data folder {path} belongs to uid {uid}{_name_of(uid)} and this is root: run as that"
             " user"
             f" (`setpriv --reuid {uid} --clear-groups headrace ...`, or su), or make the folder"
-            " root's"
-            f" with `chown -R root: {shlex.quote(str(path))}`"
+            f" root's with `chown -R root: {shlex.quote(str(path))}`"
         )
 
 
@@ -192,8 +190,7 @@ def _not_writable(path: Path, error: OSError) -> FolderUnusable:
     reason = (error.strerror or str(error)).lower()
     return FolderUnusable(
         f"data folder {path} cannot be written ({reason}): grant this user write permission, or"
-        " choose"
-        " another folder"
+        " choose another folder"
     )
 
 
@@ -221,8 +218,7 @@ class FolderLock:
             os.close(descriptor)
             raise FolderInUse(
                 f"data folder {self._folder} is in use by process {holder_pid(self._folder)}: stop"
-                " that"
-                " process first, or choose another folder"
+                " that process first, or choose another folder"
             ) from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())

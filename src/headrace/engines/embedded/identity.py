@@ -68,8 +68,7 @@ async def choose_identity(folder: Path, program: Path) -> Identity:
         f"PostgreSQL does not run as {who} on data folder {folder}: {'; '.join(reasons)}. Run"
         " Headrace as"
         " an ordinary user, permit user namespaces, or install Headrace and the folder where that"
-        " user"
-        " can read them"
+        " user can read them"
     )
 
 

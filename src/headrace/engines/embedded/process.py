@@ -181,8 +181,7 @@ async def end_orphans(folder: Path, *, timeout_s: float = ENDING_S) -> None:
     if not await _wait_none(folder, KILLED_S):
         raise OrphanAlive(
             f"data folder {folder}: processes {processes_in(folder)} of an earlier run survive"
-            " SIGKILL,"
-            " which points to a hanging disk: repair it, or restart the machine"
+            " SIGKILL, which points to a hanging disk: repair it, or restart the machine"
         )
 
 

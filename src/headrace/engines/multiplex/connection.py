@@ -54,8 +54,7 @@ class ValkeyLost(ValkeyDown):
         """The text without details."""
         return (
             "Valkey did not respond in time, and the outcome is unknown: try again if running this"
-            " twice"
-            " is safe"
+            " twice is safe"
         )
 
 

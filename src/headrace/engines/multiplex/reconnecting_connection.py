@@ -108,8 +108,7 @@ class ReconnectingConnection:
                 count_failure("busy")
                 raise ValkeyBusy(
                     f"{self._waiting} commands wait for a connection to Valkey at {self._server}:"
-                    " try again"
-                    " in a moment",
+                    " try again in a moment",
                     retry_after_s=1,
                 )
             self._waiting += 1
