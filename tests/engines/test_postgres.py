@@ -1,4 +1,4 @@
-"""PostgreSQL: transactions, errors in our words, and life through the loss of connections."""
+"""PostgreSQL through a pool: transactions, errors, time limits, lost servers and connection limits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.kit.chaos import BLACK_HOLE, PASS, RESET, ChaosProxy
 from tests.kit.processes import descendants
 from tests.kit.waiting import wait_true
 
+from headrace import Headrace
 from headrace.engines import postgres_pool
 from headrace.engines.embedded import EmbeddedEngines
 from headrace.engines.migrate import UrlsDiffer, require_sessions
@@ -276,3 +277,27 @@ async def test_urls_to_different_databases_are_refused(running_engines, database
     postgres = Postgres(database_url, PostgresConfig(direct_url=database_url))
     await require_sessions(postgres)
     await postgres.close()
+
+
+PID = compile_query(
+    "pid", "-- Who am I, after a while.\nSELECT pg_backend_pid() FROM pg_sleep(0.05)"
+)
+
+
+@pytest.mark.parametrize(("is_slot", "connections"), [(True, 3), (False, 10)])
+async def test_many_handlers_at_once_share_them(
+    is_slot, connections, running_engines, database_url, tmp_path
+):
+    app = Headrace(
+        flags={
+            "data.folder": str(tmp_path),
+            "postgres.url": database_url,
+            "valkey.url": running_engines.endpoints.valkey_url,
+        }
+    )
+    if is_slot:
+        app.use_as_slot()
+    postgres = app.engines.postgres
+    pids = await asyncio.gather(*[postgres.value(PID) for _ in range(30)])
+    assert len(set(pids)) == connections
+    await app.close()
