@@ -26,7 +26,7 @@ from headrace.kernel.clock import Clock, SystemClock
 from headrace.kernel.errors import Unavailable
 from headrace.web.limits import Quotas
 from headrace.web.model import ANY_SCOPE, ScopeMissing, TokenRefused
-from headrace.web.tokens import KEY_PREFIX, Caller, Tokens, hash_of
+from headrace.web.tokens import KEY_PREFIX, Caller, Tokens, hash_of, refused
 
 CACHED_S: Final = 5.0
 CACHED_MAX: Final = 10_000
@@ -120,14 +120,6 @@ class _Known:
 
     checked_s: float
     caller: Caller
-
-
-def refused() -> TokenRefused:
-    """The same error for every request without a valid token."""
-    return TokenRefused(
-        "this route needs a valid token: send the header `Authorization: Bearer hrt_...`;"
-        " `headrace tokens create` makes one"
-    )
 
 
 class ScopeGuard:

@@ -15,8 +15,7 @@ from headrace.engines.sql import load_queries
 from headrace.kernel.clock import Clock, SystemClock
 from headrace.kernel.errors import Unavailable
 from headrace.kernel.routes import PAGE_ROWS_MAX
-from headrace.web.auth import refused
-from headrace.web.tokens import KEY_PREFIX, Caller, hash_of, is_token
+from headrace.web.tokens import KEY_PREFIX, Caller, hash_of, is_token, refused
 
 SQL: Final = load_queries("headrace.web")
 LINK_LASTS_S: Final = 600.0

@@ -34,6 +34,7 @@ from headrace.web.model import (
     ScopeNotPublishable,
     ScopeUnknown,
     TokenNameTaken,
+    TokenRefused,
     TokenUnknown,
 )
 
@@ -97,6 +98,14 @@ def is_token(text: str) -> bool:
 def hash_of(token: str) -> bytes:
     """The SHA-256 of a token."""
     return hashlib.sha256(token.encode()).digest()
+
+
+def refused() -> TokenRefused:
+    """The same error for every request without a valid token."""
+    return TokenRefused(
+        "this route needs a valid token: send the header `Authorization: Bearer hrt_...`;"
+        " `headrace tokens create` makes one"
+    )
 
 
 class Tokens:
