@@ -111,11 +111,11 @@ async def test_a_cancellation_is_kept_at_every_await(running_engines, work, is_w
             return "ended as if nobody had cancelled it"
 
         task = asyncio.create_task(run())
-        [told] = await asyncio.gather(task, return_exceptions=True)
+        [ended] = await asyncio.gather(task, return_exceptions=True)
         if not step.is_reached:
-            assert isinstance(told, str)
+            assert isinstance(ended, str)
             break
-        assert isinstance(told, asyncio.CancelledError), f"await {number}: {told!r}"
+        assert isinstance(ended, asyncio.CancelledError), f"await {number}: {ended!r}"
         assert await valkey.command("PING"), "a connection that was cut off is not used again"
         await valkey.close()
     await valkey.close()

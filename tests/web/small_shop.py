@@ -1,4 +1,4 @@
-"""Routes and a service of a small room, for tests of the floor that serves them."""
+"""Routes and a service of a small room, for tests of the web server."""
 
 from __future__ import annotations
 

@@ -113,9 +113,9 @@ async def test_use_is_noted_once_a_minute(postgres):
     assert (await tokens.list())[0].last_used_at == first
 
 
-async def test_a_database_that_is_down_is_no_wrong_token(make_house, serve, token):
+async def test_a_database_that_is_down_is_no_wrong_token(make_app, serve, token):
     down = Postgres("postgresql://headrace@127.0.0.1:9/headrace", PostgresConfig())
-    async with serve(make_house(), postgres=down) as client:
+    async with serve(make_app(), postgres=down) as client:
         answer = await client.get("/v1/things/7", headers=token)
     assert answer.status_code == 503
     assert answer.json()["code"] == "postgres.unavailable"

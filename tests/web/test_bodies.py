@@ -127,9 +127,9 @@ async def test_the_token_is_checked_before_the_body(api):
     assert answer.status_code == 401
 
 
-async def test_a_body_over_its_bound_is_refused_and_the_answer_arrives(make_house, serve, token):
+async def test_a_body_over_its_bound_is_refused_and_the_answer_arrives(make_app, serve, token):
     headers = {**token, "content-type": "application/json"}
-    async with serve(make_house(body_max_bytes=1000)) as client:
+    async with serve(make_app(body_max_bytes=1000)) as client:
         answer = await client.post("/v1/things", headers=headers, content=b"x" * 8_000_000)
         assert answer.status_code == 413
         assert answer.json()["code"] == "web.body_too_large"

@@ -71,10 +71,10 @@ async def put_document(data: JSONBody[dict[str, str]]) -> dict[str, int]:
 
 
 @pytest.fixture
-def house(make_house):
+def app(make_app):
     decoded.clear()
     may_end.clear()
-    return make_house(routes=[see, ping, put_document])
+    return make_app(routes=[see, ping, put_document])
 
 
 @pytest.fixture
@@ -103,9 +103,7 @@ def body_of(count: int, *, ids: str = "an-id-of-some-length") -> bytes:
         ("/v1/ping", "Content-Length: 11000000"),
     ],
 )
-async def test_a_long_body_with_a_publishable_key_is_refused_unread(
-    house, serving, talk, key, asked
-):
+async def test_a_long_body_with_a_publishable_key_is_refused_unread(app, serving, talk, key, asked):
     """The response is 413 after the head, or at 64 KiB of a chunked body."""
     path, framing = asked
     head = (
@@ -116,7 +114,7 @@ async def test_a_long_body_with_a_publishable_key_is_refused_unread(
     pieces = [head]
     if "chunked" in framing:
         pieces.append(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-    async with serving(house) as at:
+    async with serving(app) as at:
         answer = await talk(at, *pieces, wait_s=60)
         assert answer.startswith(b"HTTP/1.1 413 ")
         assert b"web.body_too_large" in answer

@@ -72,11 +72,11 @@ async def sql(postgres):
 
 
 @pytest.fixture
-def house(make_house, postgres, sql):
-    """A house whose routes write orders."""
-    house = make_house(routes=[*ROUTES, add_order, add_other_order], idempotency_kept_s=3600.0)
-    house.shop.postgres, house.shop.refused_next = postgres, False
-    return house
+def app(make_app, postgres, sql):
+    """An app whose routes write orders."""
+    app = make_app(routes=[*ROUTES, add_order, add_other_order], idempotency_kept_s=3600.0)
+    app.shop.postgres, app.shop.refused_next = postgres, False
+    return app
 
 
 @pytest.fixture
@@ -169,27 +169,27 @@ async def test_requests_that_meet_are_one(send, orders):
     assert await orders() == 1
 
 
-async def test_a_repeat_waits_for_the_first_and_gets_its_response(house, send, orders):
+async def test_a_repeat_waits_for_the_first_and_gets_its_response(app, send, orders):
     first = asyncio.create_task(send("k", payload="wait"))
-    await house.shop.reached.wait()
+    await app.shop.reached.wait()
     second = asyncio.create_task(send("k", payload="wait"))
     other = await send("other")
     assert other.status_code == 202, "a key at work holds up nobody else"
-    house.shop.go_on.set()
+    app.shop.go_on.set()
     assert (await first).json() == (await second).json()
     assert (await second).headers["idempotency-replayed"] == "true"
     assert await orders() == 2
 
 
 @pytest.mark.slow
-async def test_a_key_in_flight_is_a_conflict_that_can_be_retried(house, send, orders):
+async def test_a_key_in_flight_is_a_conflict_that_can_be_retried(app, send, orders):
     first = asyncio.create_task(send("k", payload="wait"))
-    await house.shop.reached.wait()
+    await app.shop.reached.wait()
     async with asyncio.timeout(LOCK_WAIT_S + 5):
         second = await send("k", payload="wait")
     assert code_of(second) == (409, "web.idempotency_in_flight")
     assert (second.headers["retry-after"], second.json()["retryable"]) == ("1", True)
-    house.shop.go_on.set()
+    app.shop.go_on.set()
     assert (await first).json() == (await send("k", payload="wait")).json()
     assert await orders() == 1
 
@@ -214,12 +214,12 @@ async def test_what_was_refused_left_nothing_and_keeps_no_key(send, orders, keys
     assert (corrected.status_code, "idempotency-replayed" in corrected.headers) == (202, False)
 
 
-async def test_who_waited_for_a_refused_one_is_done(house, send, orders):
+async def test_who_waited_for_a_refused_one_is_done(app, send, orders):
     first = asyncio.create_task(send("k", payload="wait"))
-    await house.shop.reached.wait()
+    await app.shop.reached.wait()
     second = asyncio.create_task(send("k", payload="wait"))
-    house.shop.refused_next = True
-    house.shop.go_on.set()
+    app.shop.refused_next = True
+    app.shop.go_on.set()
     assert sorted([(await first).status_code, (await second).status_code]) == [202, 429]
     assert await orders() == 1
 
@@ -291,28 +291,28 @@ async def test_old_keys_are_swept_by_those_who_come(send, keys, sql):
     assert sorted(await keys()) == ["a", "b"]
 
 
-async def test_a_lost_response_is_returned_to_the_repeat(house, serve, token, orders):
+async def test_a_lost_response_is_returned_to_the_repeat(app, serve, token, orders):
     body = json.dumps({"things": [], "payload": "wait"}).encode()
     headers = {**token, "idempotency-key": "k", "content-type": "application/json"}
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    async with serve(house) as api:
+    async with serve(app) as api:
         request = f"POST /v1/orders HTTP/1.1\r\nhost: {api.at.host}\r\n{head}"
         request += f"content-length: {len(body)}\r\n\r\n"
         _, writer = await asyncio.open_connection(api.at.host, api.at.port)
         writer.write(request.encode() + body)
-        await house.shop.reached.wait()
+        await app.shop.reached.wait()
         writer.close()
-        house.shop.go_on.set()
+        app.shop.go_on.set()
         answer = await api.post("/v1/orders", content=body, headers=headers)
         assert answer.status_code == 202
         assert await orders() == 1
 
 
-async def test_a_key_lives_through_another_process_of_the_api(house, make_house, serve, token, sql):
-    other = make_house(routes=[add_order])
-    vars(other.shop).update(vars(house.shop))
+async def test_a_key_lives_through_another_process_of_the_api(app, make_app, serve, token, sql):
+    other = make_app(routes=[add_order])
+    vars(other.shop).update(vars(app.shop))
     headers, body = {**token, "idempotency-key": "k"}, {"things": []}
-    async with serve(house) as one, serve(other) as two:
+    async with serve(app) as one, serve(other) as two:
         answers: list[httpx.Response] = await asyncio.gather(
             *(api.post("/v1/orders", headers=headers, json=body) for api in (one, two) * 3)
         )

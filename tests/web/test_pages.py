@@ -36,9 +36,9 @@ async def hide() -> dict[str, int]:
 
 
 @pytest.fixture
-def house(make_house):
-    """A house with a route for pages."""
-    return make_house(routes=[see, get_seen, hide])
+def app(make_app):
+    """An app with a route for pages."""
+    return make_app(routes=[see, get_seen, hide])
 
 
 @pytest.fixture
@@ -147,8 +147,8 @@ async def test_text_is_read_as_json_on_routes_for_pages_alone(api, key):
     assert answer.status_code == 415
 
 
-async def test_the_description_says_which_routes_take_a_key(house):
-    document = describe_api(house)
+async def test_the_description_says_which_routes_take_a_key(app):
+    document = describe_api(app)
     operation = document["paths"]["/v1/seen"]["post"]
     assert operation["security"] == [{"bearer": ["views:hit"]}, {"publishable": ["views:hit"]}]
     assert document["components"]["securitySchemes"]["publishable"]["name"] == "k"

@@ -74,9 +74,9 @@ async def show_all(request: Request, shop: NamedDependency[Shop]) -> dict[str, s
 
 
 @pytest.fixture
-def house(make_house):
+def app(make_app):
     """The application with fast paths."""
-    return make_house(routes=[look_at, show_all])
+    return make_app(routes=[look_at, show_all])
 
 
 async def test_a_plain_request_takes_the_fast_path(api, token):
@@ -187,26 +187,26 @@ async def test_head_trace_headers_and_metrics_are_the_same(api, token, root):
     assert any('route="/v1/all"' in line for line in asked)
 
 
-async def test_a_database_that_is_down_is_reported(house, serve):
-    house.engines.postgres = Postgres(
+async def test_a_database_that_is_down_is_reported(app, serve):
+    app.engines.postgres = Postgres(
         "postgresql://127.0.0.1:1/x", PostgresConfig(connect_timeout_s=0.5)
     )
     token = {"authorization": f"Bearer {make_token()}"}
-    async with serve(house) as client:
+    async with serve(app) as client:
         answer = await client.get("/v1/all", headers=token)
     assert (answer.status_code, answer.json()["code"]) == (503, "postgres.unavailable")
     assert answer.headers["retry-after"] == "2"
 
 
-async def test_fast_routes_are_described(house):
-    document = describe_api(house)
+async def test_fast_routes_are_described(app):
+    document = describe_api(app)
     operation = document["paths"]["/v1/things/{name}/look"]["post"]
     assert operation["security"] == [{"bearer": ["jobs:write"]}]
     assert {one["name"] for one in operation["parameters"]} == {"name", "n"}
 
 
-async def test_a_pipelined_second_request_is_answered(serving, house, talk):
-    async with serving(house) as at:
+async def test_a_pipelined_second_request_is_answered(serving, app, talk):
+    async with serving(app) as at:
         ask = b"GET /v1/all HTTP/1.1\r\nHost: localhost\r\n\r\n"
         told = await talk(at, ask + ask.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
     assert told.count(b" 401 ") == 2

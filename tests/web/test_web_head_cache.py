@@ -50,9 +50,9 @@ async def show_shelf(request: Request, shop: NamedDependency[Shop]) -> dict[str,
 
 
 @pytest.fixture
-def house(make_house):
+def app(make_app):
     """The application with a fast read."""
-    return make_house(routes=[show_shelf])
+    return make_app(routes=[show_shelf])
 
 
 class Line:
@@ -94,9 +94,9 @@ async def open_line(token):
 
 
 @pytest.fixture
-async def at(house, serving):
+async def at(app, serving):
     """The address of the application."""
-    async with serving(house) as where:
+    async with serving(app) as where:
         yield where
 
 
@@ -170,13 +170,13 @@ async def test_a_connection_that_is_to_be_closed_is_closed(at, open_line):
         assert await line.reader.read() == b""
 
 
-async def test_requests_behind_one_another_are_answered_in_order(at, open_line, house):
+async def test_requests_behind_one_another_are_answered_in_order(at, open_line, app):
     line = await known(await open_line(at))
     line.send("/v1/shelf?q=slow")
-    await house.shop.reached.wait()
+    await app.shop.reached.wait()
     for number in range(3):
         line.send(f"/v1/shelf?q={number}")
-    house.shop.go_on.set()
+    app.shop.go_on.set()
     answers = [await line.answer() for _ in range(4)]
     assert [told["q"] for _, _, told in answers] == ["slow", "0", "1", "2"]
     assert (await line.ask())[2]["way"] == SHORT
@@ -226,24 +226,24 @@ def _counted():
     ]
 
 
-async def test_a_client_that_disconnects_early_does_not_affect_others(at, open_line, house):
+async def test_a_client_that_disconnects_early_does_not_affect_others(at, open_line, app):
     line = await known(await open_line(at))
     line.send("/v1/shelf?q=slow")
-    await house.shop.reached.wait()
+    await app.shop.reached.wait()
     line.writer.close()
-    house.shop.go_on.set()
+    app.shop.go_on.set()
     other = await open_line(at)
     assert (await other.ask())[2]["way"] == SHORT
 
 
-async def test_a_stop_lets_the_answer_come_and_says_that_it_is_the_last(house, serving, open_line):
-    async with serving(house) as at:
+async def test_a_stop_lets_the_answer_come_and_says_that_it_is_the_last(app, serving, open_line):
+    async with serving(app) as at:
         line = await known(await open_line(at))
         line.send("/v1/shelf?q=slow")
-        await house.shop.reached.wait()
+        await app.shop.reached.wait()
         at.stop.set()
         await wait_true(lambda: _refuses(at))
-        house.shop.go_on.set()
+        app.shop.go_on.set()
         status, fields, told = await line.answer()
         assert (status, fields["connection"], told["way"]) == (200, "close", SHORT)
         assert await line.reader.read() == b""
@@ -259,21 +259,21 @@ async def _refuses(at):
 
 
 @pytest.mark.slow
-async def test_a_stop_does_not_wait_for_ever(make_house, serving, open_line):
-    house = make_house(routes=[show_shelf], graceful_stop_s=1)
-    async with serving(house) as at:
+async def test_a_stop_does_not_wait_for_ever(make_app, serving, open_line):
+    app = make_app(routes=[show_shelf], graceful_stop_s=1)
+    async with serving(app) as at:
         line = await known(await open_line(at))
         line.send("/v1/shelf?q=slow")
-        await house.shop.reached.wait()
+        await app.shop.reached.wait()
         at.stop.set()
         status, _, problem = await line.answer()
         assert (status, problem["code"]) == (503, "web.stopping")
 
 
 @pytest.mark.slow
-async def test_an_idle_connection_is_closed_after_its_time(make_house, serving, open_line):
-    house = make_house(routes=[show_shelf], keep_alive_s=1)
-    async with serving(house) as at:
+async def test_an_idle_connection_is_closed_after_its_time(make_app, serving, open_line):
+    app = make_app(routes=[show_shelf], keep_alive_s=1)
+    async with serving(app) as at:
         line = await known(await open_line(at))
         began_s = asyncio.get_running_loop().time()
         assert (await line.ask())[2]["way"] == SHORT
