@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Final, get_args, get_origin
+from typing import Any, Final, get_args, get_origin
 
 import msgspec
 from litestar.connection import ASGIConnection
@@ -53,17 +53,14 @@ _DECODERS: Final = ThreadPoolExecutor(2, thread_name_prefix="json")
 class JsonBody(AbstractDTO[Any]):
     """Decodes the `data` of every handler; a Litestar data transfer object."""
 
-    _types: ClassVar[dict[str, Any]] = {}
-
     @classmethod
     def create_for_field_definition(
         cls,
         field_definition: FieldDefinition,
         handler_id: str,
-        backend_cls: Any = None,  # noqa: ARG003  (Litestar's signature)
+        backend_cls: Any = None,
     ) -> None:
-        """Store the type of the handler's `data`."""
-        cls._types[handler_id] = field_definition.annotation
+        """Create nothing: each handler has the type of its `data`."""
 
     @classmethod
     def create_openapi_schema(
@@ -81,7 +78,7 @@ class JsonBody(AbstractDTO[Any]):
         scope: Any = self.asgi_connection.scope
         if DECODED in scope:
             return scope.pop(DECODED)
-        return decode_body(value, self._types[scope["route_handler"].handler_id])
+        return decode_body(value, scope["route_handler"].parsed_data_field.annotation)
 
 
 async def require_json(
