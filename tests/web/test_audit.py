@@ -20,7 +20,7 @@ KEPT_S = 3600.0
 
 async def test_lines_tell_what_was_begun_and_what_became_of_it(postgres):
     kept = Audit(postgres, kept_s=KEPT_S)
-    given = {"actor": "ann", "place": "10.0.0.1", "action": "jobs.pause_queue"}
+    given = {"actor": "ann", "address": "10.0.0.1", "action": "jobs.pause_queue"}
     ids = [await kept.begin(**given, command=f"do {n}\0" + "x" * 9_000) for n in range(3)]
     await kept.end(ids[0], "done", "it is paused")
     await kept.end(ids[1], "refused", "no such queue")
@@ -35,7 +35,7 @@ async def test_lines_tell_what_was_begun_and_what_became_of_it(postgres):
 
 async def test_lines_are_kept_so_long_and_go_a_few_at_a_time(postgres):
     kept = Audit(postgres, kept_s=KEPT_S)
-    given = {"actor": "ann", "place": "-", "action": "a.b", "command": "do"}
+    given = {"actor": "ann", "address": "-", "action": "a.b", "command": "do"}
     ids = [await kept.begin(**given) for _ in range(30)]
     async with postgres.session() as session:
         await session.connection.execute(
@@ -49,7 +49,7 @@ async def test_lines_are_kept_so_long_and_go_a_few_at_a_time(postgres):
 
 async def test_the_command_shows_invisible_characters(postgres):
     kept = Audit(postgres, kept_s=KEPT_S)
-    await kept.begin(actor="ann", place="-", action="a.b", command="do a\u202eb")
+    await kept.begin(actor="ann", address="-", action="a.b", command="do a\u202eb")
     lines, shown = await kept.lines(), []
     terminal = SimpleNamespace(
         run=lambda kind, verb: lines, show=lambda value, text: shown.append(text)
@@ -60,7 +60,7 @@ async def test_the_command_shows_invisible_characters(postgres):
 
 
 async def test_the_audit_is_for_those_who_may_everything(api, postgres, token):
-    await Audit(postgres, kept_s=KEPT_S).begin(actor="ann", place="-", action="a.b", command="do")
+    await Audit(postgres, kept_s=KEPT_S).begin(actor="ann", address="-", action="a.b", command="do")
     refused = await api.get("/v1/audit", headers=token)
     assert (refused.status_code, refused.json()["code"]) == (403, "web.insufficient_scope")
     root = await Tokens(postgres).create("root", ("*",))

@@ -150,7 +150,7 @@ def test_a_token_has_a_bucket_of_one_second():
         assert told(scope)["ratelimit-policy"] == '"second";q=10;w=1'
         end_charge(scope)
     scope = {}
-    with pytest.raises(RateLimited, match="10 requests a second") as refused:
+    with pytest.raises(RateLimited, match="10 requests per second") as refused:
         quotas.charge(server, scope)
     assert refused.value.retry_after_s == pytest.approx(0.1)
     assert told(scope)["ratelimit"] == '"second";r=0;t=1'
@@ -174,7 +174,7 @@ def test_a_request_is_charged_once_and_open_until_it_ends():
     caller, first, second, third = Caller(1, "server", frozenset()), {}, {}, {}
     for scope in (first, first, second):
         quotas.charge(caller, scope)
-    with pytest.raises(TooManyRequestsOpen, match="2 requests open"):
+    with pytest.raises(TooManyRequestsOpen, match="2 open requests"):
         quotas.charge(caller, third)
     end_charge(third)
     with pytest.raises(TooManyRequestsOpen):
