@@ -129,5 +129,5 @@ def test_a_line_cut_short_is_counted_and_one_that_is_no_event_is_refused(recorde
     assert (len(history.events), history.torn) == (1, 1)
     with file.open("a") as cut:
         cut.write("\n")
-    with pytest.raises(ValueError, match=r"jsonl:2 is no event"):
+    with pytest.raises(ValueError, match=r"jsonl:2 is not an event"):
         read_history(tmp_path / "history")
