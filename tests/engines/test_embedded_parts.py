@@ -71,7 +71,7 @@ def test_the_limit_of_a_cgroup_above_ours_counts(tmp_path):
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(FolderUnusable, match=r"thesis.tex.*empty folder"):
+    with pytest.raises(FolderUnusable, match=r"thesis.tex.*choose an empty"):
         usable_folder(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
